@@ -71,10 +71,10 @@ class _TakesOtherWords(CommandGroup):
         if not ctx.resilient_parsing and (
             command is None or _has_unknown(args[1:], options := _options_of(command, args[1:]))
         ):
-            from gym_fed.interop.commands import reworded
+            from gym_fed.interop.commands import translate_command
 
             ctx.meta.setdefault("gym.typed", args)
-            ours = reworded(args, {} if command is None else options, command is not None)
+            ours = translate_command(args, {} if command is None else options, command is not None)
             if command is None and ours != args:  # its flags may be called otherwise, too
                 return self.resolve_command(ctx, ours)
             args = ours

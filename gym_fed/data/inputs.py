@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import copy_hashed
-from gym_fed.data.locations import DataFile, find_files
+from gym_fed.data.files import DataFile, find_files
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.sources import source_rows
 from gym_fed.data.steps import row_digest

@@ -11,7 +11,7 @@ from typing import IO, Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file, copy_hashed, file_sha256, fsync_folder, make_folder
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK
-from gym_fed.data.locations import filesystem
+from gym_fed.data.files import filesystem
 
 _BLOCK_BYTES = 1 << 20
 _MAX_READ_BYTES = 32 << 20

@@ -15,9 +15,8 @@ from gym_fed.core.text import plain
 from gym_fed.data.bounded import columns_of
 from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.columns import renaming
-from gym_fed.data.files import Placed, read_raw
+from gym_fed.data.files import DataFile, Placed, find_files, read_raw
 from gym_fed.data.formats.base import BadRow, EmptyCell, Format, MediaRow, as_object, unread_noted
-from gym_fed.data.locations import DataFile, find_files
 from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 
 PlacedRow = tuple[str, Row]

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from gym_fed.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.delta_error import LayerError as LayerError
-    from gym_fed.evaluation.delta_error import layer_errors as layer_errors
     from gym_fed.evaluation.evaluator import Evaluator as Evaluator
     from gym_fed.evaluation.generation import Grades as Grades
     from gym_fed.evaluation.generation import answer as answer
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Sample as Sample
     from gym_fed.evaluation.graders.remote import reward_server as reward_server
     from gym_fed.evaluation.loss import heldout_loss as heldout_loss
+    from gym_fed.evaluation.merge_statistics import LayerError as LayerError
+    from gym_fed.evaluation.merge_statistics import layer_errors as layer_errors
     from gym_fed.evaluation.results import EvalResults as EvalResults
 
 __all__, __getattr__ = lazy(__name__)

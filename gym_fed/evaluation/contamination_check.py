@@ -368,7 +368,7 @@ def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -
     Raises:
         GymError: As ``tasks_of``.
     """
-    from gym_fed.evaluation.suites.listing import listing
+    from gym_fed.evaluation.suites.store import listing
 
     filters = []
     for name in listing().suites if names is None else names:

@@ -27,8 +27,10 @@ from gym_fed.evaluation.harness.sources import (
     RequestKey,
     TaskSource,
     applies_template,
+    is_own,
+    own_rows,
+    require_answers,
 )
-from gym_fed.evaluation.own_rows import is_own, own_rows, require_answers
 from gym_fed.evaluation.records.document import paths_of, record_id
 from gym_fed.evaluation.results import EvalResults
 from gym_fed.evaluation.running import RunningFile, evaluation_lock

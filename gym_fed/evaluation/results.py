@@ -152,7 +152,7 @@ def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResult
 def groups_of(names: Iterable[str]) -> dict[str, str]:
     """Return the group of each task, for groups of several tasks."""
     from gym_fed.evaluation.suites.definitions import members
-    from gym_fed.evaluation.suites.listing import listing
+    from gym_fed.evaluation.suites.store import listing
 
     chosen, groups = set(names), {}
     for entry_name, entry in listing().tasks.items():

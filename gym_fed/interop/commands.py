@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from gym_fed.core.aliases import note
 from gym_fed.interop import evaluation
+from gym_fed.interop.draft import Alias
 from gym_fed.interop.flags import as_settings, split_flags
-from gym_fed.interop.row import BroughtWord
 
 RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
 """Our commands by theirs."""
@@ -52,35 +52,35 @@ FLAGS: dict[str, dict[str, str]] = {
 """Our options by their flags, by command; ``MODEL`` is an argument."""
 
 COMMANDS = [
-    *(BroughtWord("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
-    BroughtWord("command", "gym serve MODEL", "`gym api --base MODEL`"),
-    BroughtWord("command", "gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`"),
-    BroughtWord(
+    *(Alias("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
+    Alias("command", "gym serve MODEL", "`gym api --base MODEL`"),
+    Alias("command", "gym run MODEL PROMPT", "`gym chat MODEL --prompt PROMPT`"),
+    Alias(
         "command",
         "gym train --model_name_or_path X --template qwen3 --dataset alpaca_en_demo "
         "--finetuning_type lora --output_dir D",
         "a LLaMA-Factory file with these keys; `alpaca_en_demo` lies in its repository: run it where "
         "`data/dataset_info.json` is, or with a set of `gym data catalogue`",
     ),
-    BroughtWord(
+    Alias(
         "command", "gym train --model X --data my.jsonl", "`gym train` of a file with these keys, or `--set`"
     ),
-    BroughtWord(
+    Alias(
         "command",
         "gym train run.yaml --lora.r 8 --learning-rate 1e-4",
         "`--set lora.r=8 --set learning_rate=1e-4`",
     ),
     *(
-        BroughtWord("command", f"gym {command} --{theirs}", f"`{ours}`")
+        Alias("command", f"gym {command} --{theirs}", f"`{ours}`")
         for command, flags in FLAGS.items()
         for theirs, ours in flags.items()
     ),
-    *(BroughtWord("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
+    *(Alias("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
     *evaluation.COMMANDS,
 ]
 
 
-def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> list[str]:
+def translate_command(words: Sequence[str], options: Mapping[str, bool], known: bool) -> list[str]:
     """The command line in our words.
 
     Args:
@@ -102,7 +102,7 @@ def reworded(words: Sequence[str], options: Mapping[str, bool], known: bool) -> 
     if command == "configs" and rest[:1] == ["validate"]:
         return [command, "validate", *as_settings(rest[1:], options)]
     if command == "eval" and "--tasks" in options:
-        return [command, *evaluation.reworded_evaluation(rest, options)]
+        return [command, *evaluation.translate_eval_flags(rest, options)]
     return [command, *_flags(command, rest, options)]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.interop.draft import Alias, Refusal
 from gym_fed.interop.flags import split_flags
-from gym_fed.interop.row import BroughtWord, RefusedWord
 
 RENAMED = {"output_path": "--output"}
 """Our options by their flags."""
@@ -25,40 +25,40 @@ NOT_NEEDED = {
 """What the engine and the records do by themselves."""
 
 REFUSED = {
-    "gen_kwargs": RefusedWord(
+    "gen_kwargs": Refusal(
         "a task says how it generates, so that figures repeat",
         (
             "gym eval MODEL --tasks my.yaml",
             "generation_kwargs: {max_gen_toks: 64, until: [stop]}  # in my.yaml",
         ),
     ),
-    "system_instruction": RefusedWord(
+    "system_instruction": Refusal(
         "the task has the text that stands before its rows",
         ("gym eval MODEL --tasks my.yaml", 'description: "Answer with one word.\\n"  # in my.yaml'),
     ),
-    "include_path": RefusedWord(
+    "include_path": Refusal(
         "a task of your own is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
     ),
-    "samples": RefusedWord(
+    "samples": Refusal(
         "rows are the first of each task; one row is run again from its record",
         ("gym eval MODEL --tasks T --limit 20", "gym eval replay ID --task T --sample 17"),
     ),
-    "predict_only": RefusedWord(
+    "predict_only": Refusal(
         "answers are graded as they come; every record has them",
         ("gym eval MODEL --tasks T", "gym eval show ID --samples 20"),
     ),
-    "wandb_args": RefusedWord(
+    "wandb_args": Refusal(
         "records are files; nothing is sent anywhere",
         ("gym eval MODEL --tasks T --json > figures.json", "gym leaderboard html board.html"),
     ),
-    "seed": RefusedWord(
+    "seed": Refusal(
         "examples and samples are drawn with one fixed seed, so that figures repeat",
         ("gym eval MODEL --tasks T", "gym eval MODEL --tasks T --num-fewshot 5"),
     ),
 }
 """Flags without a counterpart."""
 
-_ENGINES = RefusedWord(
+_ENGINES = Refusal(
     "a folder is evaluated by our own engine, a model behind a server over its API",
     ("gym eval FOLDER --tasks T", "gym eval NAME --tasks T --api http://127.0.0.1:8000"),
 )
@@ -70,24 +70,24 @@ _SILENT = ("parallelize", "trust_remote_code", "batch_size", "max_batch_size", "
 _OPTIONS = {"peft": "--adapter", "dtype": "--dtype"}
 
 COMMANDS = [
-    BroughtWord(
+    Alias(
         "command",
         "gym eval --model hf --model_args pretrained=X,peft=A,dtype=D",
         "`gym eval X --adapter A --dtype D`",
     ),
-    BroughtWord(
+    Alias(
         "command",
         "gym eval --model local-completions --model_args model=X,base_url=http://host/v1/completions",
         "`gym eval X --api http://host/v1`",
     ),
-    BroughtWord("command", "gym eval --model vllm", _ENGINES.why, _ENGINES.instead),
-    *(BroughtWord("command", f"gym eval --{theirs}", f"`{ours}`") for theirs, ours in RENAMED.items()),
-    *(BroughtWord("command", f"gym eval --{flag}", what) for flag, what in NOT_NEEDED.items()),
-    *(BroughtWord("command", f"gym eval --{flag}", what.why, what.instead) for flag, what in REFUSED.items()),
+    Alias("command", "gym eval --model vllm", _ENGINES.why, _ENGINES.instead),
+    *(Alias("command", f"gym eval --{theirs}", f"`{ours}`") for theirs, ours in RENAMED.items()),
+    *(Alias("command", f"gym eval --{flag}", what) for flag, what in NOT_NEEDED.items()),
+    *(Alias("command", f"gym eval --{flag}", what.why, what.instead) for flag, what in REFUSED.items()),
 ]
 
 
-def reworded_evaluation(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+def translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Translate the words after `gym eval` to ours.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.core.errors import ErrorCode
-from gym_fed.interop.row import BroughtWord, RefusedWord
+from gym_fed.interop.draft import Alias, Refusal
 
 FORMATS = {
     "hf": "huggingface", "safetensors": "huggingface", "transformers": "huggingface", "merged": "huggingface",
@@ -19,14 +19,14 @@ FORMATS = {
 """Ours by theirs."""
 
 REFUSED_FORMATS = {
-    "merged_16bit": RefusedWord(
+    "merged_16bit": Refusal(
         "the type of a merged folder is --dtype's",
         (
             "gym export MODEL --format huggingface --dtype bfloat16 -o FOLDER",
             "gym export MODEL --format huggingface --dtype float16 -o FOLDER",
         ),
     ),
-    "merged_4bit": RefusedWord(
+    "merged_4bit": Refusal(
         "4 bits are one of two layouts, or a GGUF file's",
         (
             "gym export MODEL --format gptq -o FOLDER",
@@ -37,12 +37,12 @@ REFUSED_FORMATS = {
 """What says more than a format."""
 
 _INT4 = {"int4": "", "4bit": "", "4": "", "w4": "", "w4a16": ""}
-_NO_ONE_BIT = RefusedWord(
+_NO_ONE_BIT = Refusal(
     "GGUF holds a model's weights, and no one-bit difference to a base",
     ('trainer.export("model.gguf", quantization="q4_k_m")', 'trainer.export("mine.gymdelta")'),
 )
 
-QUANTIZATIONS: dict[str, dict[str, str | RefusedWord]] = {
+QUANTIZATIONS: dict[str, dict[str, str | Refusal]] = {
     "gguf": {
         "fp32": "f32", "float32": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16",
         "int8": "q8_0", "8bit": "q8_0", "q8": "q8_0", "q6": "q6_k", "q5": "q5_k_m", "q5_k": "q5_k_m",
@@ -57,27 +57,27 @@ QUANTIZATIONS: dict[str, dict[str, str | RefusedWord]] = {
 """Ours by theirs, for each format; empty is the format's own default."""
 
 ROWS = [
-    BroughtWord(
+    Alias(
         "Python",
         'trainer.export("model.gguf", quantization="bitdelta")',
         _NO_ONE_BIT.why,
         _NO_ONE_BIT.instead,
     ),
-    BroughtWord(
+    Alias(
         "command",
         "gym export --model saves/model --format gguf",
         "the same; without `--output` it writes `model.gguf`",
     ),
     *(
-        BroughtWord("command", f"gym export MODEL --format {theirs}", f"`--format {ours}`")
+        Alias("command", f"gym export MODEL --format {theirs}", f"`--format {ours}`")
         for theirs, ours in FORMATS.items()
     ),
     *(
-        BroughtWord("command", f"gym export MODEL --format {theirs}", what.why, what.instead)
+        Alias("command", f"gym export MODEL --format {theirs}", what.why, what.instead)
         for theirs, what in REFUSED_FORMATS.items()
     ),
     *(
-        BroughtWord(
+        Alias(
             "command",
             f"gym export MODEL --format {form} --quantization {theirs}",
             f"`--quantization {ours}`" if ours else "not needed (it is the default)",
@@ -97,6 +97,6 @@ def member(kind: str, name: str) -> str | None:
         return FORMATS.get(name)
     form = kind.removeprefix("quantization of ")
     quantization = QUANTIZATIONS.get(form, {}).get(name) if form != kind else None
-    if isinstance(quantization, RefusedWord):
+    if isinstance(quantization, Refusal):
         raise quantization.error(f"quantization {name}", code=ErrorCode.USAGE)
     return quantization

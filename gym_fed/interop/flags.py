@@ -210,7 +210,7 @@ def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str
 def _value(key: str, values: list[str], schema: Any) -> Any:
     """Parse the value of one of our flags by the type of its key."""
     if key in _SOURCES:
-        from gym_fed.interop.keys.training import sources
+        from gym_fed.interop.training_keys import sources
 
         if not values:
             raise GymError(ErrorCode.USAGE, f"--{key}: no value", f"for example --{key} my.jsonl")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode
-from gym_fed.interop.row import BroughtWord, RefusedWord
+from gym_fed.interop.draft import Alias, Refusal
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
 
 
-_NO_SOUPS = RefusedWord(
+_NO_SOUPS = Refusal(
     "no soup of a hub is on this machine; a contributor gets them with its tasks",
     (
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',
@@ -95,51 +95,47 @@ ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
 """Attributes of our modules and classes under the names that other tools use."""
 
 NAMES = [
-    BroughtWord("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
-    BroughtWord(
+    Alias("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),
+    Alias(
         "Python",
         'trainer.train(dataset="name")',
         "the same: a path, `data/dataset_info.json`, catalogue, registry",
     ),
-    BroughtWord(
-        "Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"
-    ),
-    BroughtWord("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
-    BroughtWord("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
-    BroughtWord("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
-    BroughtWord("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
-    BroughtWord("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
-    BroughtWord(
+    Alias("Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"),
+    Alias("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
+    Alias("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
+    Alias("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
+    Alias("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
+    Alias("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
+    Alias(
         "Python",
         'Evaluator(benchmarks=["exact-match tasks"], model=)',
         "the same; `gym_fed.evaluation.exact_match`",
     ),
-    BroughtWord(
+    Alias(
         "Python",
         'Evaluator(benchmarks=["mmlu", "hellaswag", ...])',
         "the same; rows that are not here: `gym eval fetch mmlu hellaswag`",
     ),
-    BroughtWord(
+    Alias(
         "Python",
         "Evaluator(...).submit_to_leaderboard(model_name=, organization=)",
         "the same; a signed line of `leaderboard.jsonl`",
     ),
-    BroughtWord(
+    Alias(
         "Python",
         "from gym_fed.registry import ModelRegistry",
         "the same",
     ),
-    BroughtWord(
+    Alias(
         "Python",
         'DatasetRegistry.push(name, dataset, license="cc-by-4.0")',
         "`DatasetRegistry(store).push(...)`",
     ),
-    BroughtWord(
-        "Python", 'DatasetRegistry.pull("org/corpus")', "`DatasetRegistry(store).pull(name, folder)`"
-    ),
-    BroughtWord(
+    Alias("Python", 'DatasetRegistry.pull("org/corpus")', "`DatasetRegistry(store).pull(name, folder)`"),
+    Alias(
         "Python", 'DataPipeline(sources=[("s3://...", 0.3)], tokenizer="name").build()', "the pipeline itself"
     ),
-    BroughtWord("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
+    Alias("Python", "from gym_fed.data import MixedDataset", "`DataPipeline`"),
 ]
 """The rows of the table for Python names."""

@@ -6,30 +6,28 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gym_fed.core.aliases import MISSING, Place, Reading
-from gym_fed.interop import exports
+from gym_fed.interop import exports, serving_keys, training_keys
 from gym_fed.interop.commands import COMMANDS
-from gym_fed.interop.keys import serving, training
-from gym_fed.interop.keys.draft import Draft, KeyWord
+from gym_fed.interop.draft import Alias, Draft, KeyAlias
 from gym_fed.interop.names import ATTRIBUTES, NAMES
-from gym_fed.interop.row import BroughtWord
 
-KEYS: dict[str, list[KeyWord]] = {
-    "TrainingConfig": training.WORDS,
-    "ServingConfig": serving.WORDS,
-    "BitDeltaConfig": training.BITDELTA,
-    "DeltaSoupConfig": training.DELTA_SOUP,
+KEYS: dict[str, list[KeyAlias]] = {
+    "TrainingConfig": training_keys.WORDS,
+    "ServingConfig": serving_keys.WORDS,
+    "BitDeltaConfig": training_keys.BITDELTA,
+    "DeltaSoupConfig": training_keys.DELTA_SOUP,
 }
 """Keys by the schema that is asked for them, in the order in which they are read."""
 
-NEAR_MEMBERS = training.NEAR_MEMBERS
+NEAR_MEMBERS = training_keys.NEAR_MEMBERS
 NEAR: dict[str, Mapping[str, str]] = {
-    "TrainingConfig": training.NEAR,
-    "SearchConfig": training.NEAR,
-    "ServingConfig": serving.NEAR,
+    "TrainingConfig": training_keys.NEAR,
+    "SearchConfig": training_keys.NEAR,
+    "ServingConfig": serving_keys.NEAR,
 }
 
 
-def rows() -> Iterator[BroughtWord]:
+def rows() -> Iterator[Alias]:
     """The whole table."""
     yield from NAMES
     yield from exports.ROWS

@@ -15,7 +15,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.catalogue import catalogue
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.locations import SUFFIXES
+from gym_fed.data.files import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.web.app import Changing, Looking

@@ -12,7 +12,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.columns import parse_columns
 from gym_fed.evaluation.leaderboard.board import Leaderboard
-from gym_fed.evaluation.suites.listing import listing
+from gym_fed.evaluation.suites.store import listing
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of

@@ -14,7 +14,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pymdownx.slugs import slugify
 
-from gym_fed.cli.reference import BUILT_PAGES, built_page
+from gym_fed.cli.docs import BUILT_PAGES, built_page
 
 FROM_THE_ROOT = ("CONTRIBUTING.md", "SECURITY.md")
 """Pages outside docs/ that repository hosts look for, and that readers of the site want too."""

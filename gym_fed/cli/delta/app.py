@@ -21,7 +21,7 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.evaluation.delta_error import LayerError
+    from gym_fed.evaluation.merge_statistics import LayerError
 
 app = App(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
@@ -60,7 +60,7 @@ def compare(
     from gym_fed.data.reading import load_rows
     from gym_fed.delta.base import BaseSpec, model_tensors
     from gym_fed.delta.file import DeltaFile
-    from gym_fed.evaluation.delta_error import layer_errors
+    from gym_fed.evaluation.merge_statistics import layer_errors
 
     if plot is not None:
         require_matplotlib()

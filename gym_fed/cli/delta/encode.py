@@ -19,9 +19,10 @@ from gym_fed.core.help import AllowDifferences
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-    from gym_fed.evaluation.delta_error import LayerError
+    from gym_fed.evaluation.merge_statistics import LayerError
     from gym_fed.quantization.config import CalibratedPolicy
     from gym_fed.quantization.report import QuantReport
+
 
 _RENAMED = {
     "method": "--codec",
@@ -149,7 +150,7 @@ def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> C
 
 
 def _errors(report: QuantReport) -> list[Any]:
-    from gym_fed.evaluation.delta_error import LayerError
+    from gym_fed.evaluation.merge_statistics import LayerError
 
     return [
         LayerError(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.suites.fetch import DatasetOffer
     from gym_fed.evaluation.suites.store import Places
 
+
 SetsOption = Annotated[
     Path | None,
     typer.Option(
@@ -38,8 +39,7 @@ DataOption = Annotated[
 
 def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJson = False) -> None:
     """List the suites and their tasks: what each measures, rows, licence, and whether its rows are here."""
-    from gym_fed.evaluation.suites.listing import listing
-    from gym_fed.evaluation.suites.store import Places, evals_home, read_lock, require_folder
+    from gym_fed.evaluation.suites.store import Places, evals_home, listing, read_lock, require_folder
 
     if data is not None:
         require_folder(data)
@@ -121,7 +121,7 @@ def _agree(offers: list[DatasetOffer], yes: bool) -> None:
 
 def _facts(name: str, places: Places) -> dict[str, Any]:
     from gym_fed.evaluation.suites.definitions import has_harness
-    from gym_fed.evaluation.suites.listing import listing
+    from gym_fed.evaluation.suites.store import listing
     from gym_fed.evaluation.suites.tasks import is_here, missing_needs
 
     entry = listing().tasks[name]

@@ -1,9 +1,9 @@
-"""`gym eval show`, `compare` and `replay`: what earlier runs found, how two differ, and one sample again."""
+"""`gym eval show`, `compare` and `replay` of records, and the output of `gym eval MODEL`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,7 @@ from gym_fed.core.text import counted
 if TYPE_CHECKING:
     from gym_fed.evaluation.compare import RunComparison
     from gym_fed.evaluation.records.document import RecordDocument
-    from gym_fed.evaluation.results import EvalResults, SampleResult
+    from gym_fed.evaluation.results import EvalResults, Figure, SampleResult
 
 
 RecordArgument = Annotated[
@@ -146,7 +146,7 @@ def replay_sample(
 
 
 def print_comparison(compared: RunComparison) -> None:
-    """Two runs as a table: means, difference with interval, p, and what was not compared."""
+    """Print the comparison of two runs: means, differences with intervals, p-values, and what was not compared."""
     from gym_fed.core.console import TextTable
 
     level = f"{compared.confidence:.0%}"
@@ -216,10 +216,8 @@ def _figures_of(document: RecordDocument) -> str:
     from gym_fed.evaluation.records.reader import brief_figures_of
     from gym_fed.evaluation.results import listed
 
-    return listed(
-        [f"{figure.task}/{figure.metric} {figure.value:.4f}" for figure in brief_figures_of(document)],
-        MAX_CELL,
-    )
+    figures = brief_figures_of(document)
+    return listed([f"{each.task}/{each.metric} {each.value:.4f}" for each in figures], MAX_CELL)
 
 
 def _print_figures(results: EvalResults) -> None:
@@ -229,8 +227,8 @@ def _print_figures(results: EvalResults) -> None:
     for task in results.tasks.values():
         for metric, figure in task.figures.items():
             error = "" if figure.stderr is None else f"{figure.stderr:.4f}"
-            n, shots = str(figure.num_samples), str(task.num_fewshot)
-            table.add_row(task.task, metric, f"{figure.value:.4f}", error, n, shots)
+            counts = str(figure.num_samples), str(task.num_fewshot)
+            table.add_row(task.task, metric, f"{figure.value:.4f}", error, *counts)
     print_table(table)
 
 
@@ -266,18 +264,16 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
         raise GymError(
             ErrorCode.USAGE, f"the record has no task {name}", f"one of {', '.join(results.tasks)}"
         )
-    for sample in results.tasks[name].samples:
-        if sample.number == number:
-            return name, sample
+    samples = results.tasks[name].samples
+    if (sample := next((each for each in samples if each.number == number), None)) is not None:
+        return name, sample
     raise GymError(
-        ErrorCode.USAGE,
-        f"{name} has no sample {number}",
-        f"it has {counted(len(results.tasks[name].samples), 'sample')}",
+        ErrorCode.USAGE, f"{name} has no sample {number}", f"it has {counted(len(samples), 'sample')}"
     )
 
 
 def results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
-    """Figures with all that they depend on, and the first samples of each task."""
+    """Return the figures, the facts that they depend on, and the first samples of each task."""
     tasks = {
         name: {
             "version": task.version,
@@ -295,3 +291,107 @@ def results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
         "facts": dict(results.facts),
         "tasks": tasks,
     }
+
+
+@dataclass(frozen=True)
+class EvaluationRun:
+    """One model's results.
+
+    Attributes:
+        results: The computed or cached results.
+        record: The record's path.
+        is_cached: True if the results were read from the record.
+        group_of: The group of each task.
+    """
+
+    results: EvalResults
+    record: Path
+    is_cached: bool
+    group_of: Mapping[str, str]
+
+    @property
+    def with_groups(self) -> EvalResults:
+        """The results with an entry for each group of several tasks."""
+        from gym_fed.evaluation import results
+
+        return results.with_groups(self.results, self.group_of)
+
+
+def print_runs(runs: Sequence[EvaluationRun], others: Sequence[EvaluationRun], as_json: bool) -> None:
+    """Print the results of models, and the comparison of each with the first of ``others``."""
+    from gym_fed.evaluation.compare import compare_results
+
+    comparisons = [compare_results(run.with_groups, others[0].with_groups) for run in runs if others]
+    if as_json:
+        runs_as_json = [_as_json(run) for run in (*runs, *others)]
+        print_json({"runs": runs_as_json, "comparisons": [asdict(compared) for compared in comparisons]})
+        return
+    _print_table([*runs, *others])
+    for compared in comparisons:
+        print_comparison(compared)
+    _print_notes([*runs, *others])
+
+
+def _as_json(run: EvaluationRun) -> dict[str, Any]:
+    tasks = results_as_json(run.with_groups, 0)["tasks"]
+    return {
+        "groups": {name: tasks[name] for name in tasks if name not in run.results.tasks},
+        "id": run.record.stem,
+        "file": str(run.record),
+        "cached": run.is_cached,
+        **results_as_json(run.results, 0),
+    }
+
+
+def _print_table(runs: Sequence[EvaluationRun]) -> None:
+    """Print a row for each figure of each model."""
+    from gym_fed.core.console import TextTable
+
+    several = len(runs) > 1
+    table = TextTable("task", "metric", *(["model"] if several else []), "value", "n")
+    all_results = [run.with_groups for run in runs]
+    figures = dict.fromkeys(
+        (task, metric)
+        for results in all_results
+        for task, result in results.tasks.items()
+        for metric in result.figures
+    )
+    for task, metric in figures:
+        for results in all_results:
+            result = results.tasks.get(task)
+            if result is not None and metric in result.figures:
+                figure = result.figures[metric]
+                model = [results.model] if several else []
+                table.add_row(task, metric, *model, _figure_text(figure), str(figure.num_samples))
+    print_table(table)
+
+
+def _figure_text(figure: Figure) -> str:
+    """Format a value with its standard error, such as ``0.267 ± 0.058``."""
+    return f"{figure.value:.3f}" + ("" if figure.stderr is None else f" ± {figure.stderr:.3f}")
+
+
+def _print_notes(runs: Sequence[EvaluationRun]) -> None:
+    err.print(f"chat template: {_template(runs[0])}")
+    for run in runs:
+        if run.is_cached:
+            err.print(f"cached: {run.results.model} was not run again: {run.record}")
+            continue
+        models = run.results.facts.get("models_in_pass", 1)
+        passed = f" for {models} models in one pass" if models != 1 else ""
+        err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
+
+
+def _template(run: EvaluationRun) -> str:
+    """Describe how the prompts were made."""
+    tasks = run.results.tasks
+    plain = [name for name, task in tasks.items() if not task.chat_template]
+    if len(plain) == len(tasks):
+        return "not applied, prompts are plain"
+    if not plain:
+        return "applied"
+    applied, others = (
+        ", ".join(dict.fromkeys(run.group_of.get(name, name) for name in names))
+        for names in ([name for name in tasks if name not in plain], plain)
+    )
+    return f"applied to {applied}; not to {others}"

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gym_fed.cli.completion import models, suites, variants
-from gym_fed.cli.evaluation.figures import EvaluationRun, print_runs
 from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
+from gym_fed.cli.evaluation.records import EvaluationRun, print_runs
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.cli.next_command import after_eval, print_next
 from gym_fed.core.console import AsJson, err

@@ -175,7 +175,7 @@ def _source(
     task: str, limit: int, tokenizer: Any, data: Path | None, own: Sequence[str], shots: int | None = None
 ) -> Any:
     """Return the task by name, or from one of the own files."""
-    from gym_fed.evaluation.own_rows import is_own, own_rows
+    from gym_fed.evaluation.harness.sources import is_own, own_rows
     from gym_fed.evaluation.suites.tasks import tasks_of
 
     for benchmark in own:

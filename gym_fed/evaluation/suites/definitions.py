@@ -18,10 +18,9 @@ import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
-from gym_fed.evaluation.suites.listing import ASSETS, TaskEntry, listing
 from gym_fed.evaluation.suites.own_file import read_task_file
 from gym_fed.evaluation.suites.row_files import Row, read_rows
-from gym_fed.evaluation.suites.store import split_path
+from gym_fed.evaluation.suites.store import ASSETS, TaskEntry, listing, split_path
 
 _DROPPED = ("include", "tag", "group", "task_list")
 _MAX_INCLUDES = 8

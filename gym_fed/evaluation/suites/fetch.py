@@ -22,15 +22,16 @@ from gym_fed.base.downloads.offer import DownloadOffer, RepoFile, offer_dataset_
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.evaluation.suites.definitions import members
-from gym_fed.evaluation.suites.listing import listing, unknown_task
 from gym_fed.evaluation.suites.row_files import SUFFIXES, rows_bytes
 from gym_fed.evaluation.suites.store import (
     LockedDataset,
     LockedFile,
+    listing,
     locked_file,
     read_lock,
     row_files_of,
     split_path,
+    unknown_task,
     write_lock,
 )
 

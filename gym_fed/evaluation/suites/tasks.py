@@ -20,11 +20,20 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.definitions import members
 from gym_fed.evaluation.suites.eval_task import EvalTask, eval_task, used_splits
-from gym_fed.evaluation.suites.listing import MetricNeeds, TaskEntry, listing, unknown_task
 from gym_fed.evaluation.suites.own_file import TaskFile, read_task_file, read_task_rows
 from gym_fed.evaluation.suites.rendering import TEMPLATES
 from gym_fed.evaluation.suites.row_files import Row
-from gym_fed.evaluation.suites.store import Places, TaskRows, evals_home, read_lock, require_folder
+from gym_fed.evaluation.suites.store import (
+    MetricNeeds,
+    Places,
+    TaskEntry,
+    TaskRows,
+    evals_home,
+    listing,
+    read_lock,
+    require_folder,
+    unknown_task,
+)
 
 _LANGUAGES = {
     "eng_Latn": "English",

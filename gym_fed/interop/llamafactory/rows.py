@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gym_fed.core.errors import GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.data.chat_templates.named import NAMED
+from gym_fed.data.chat_templates.choice import NAMED
 from gym_fed.interop.llamafactory.translation import Translator, names
 
 _REMOTE = "REMOTE:"

@@ -349,8 +349,7 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
 
 def _first_is_a_pair(path: Path) -> bool:
     """Judge by the first row of a local file; False for a missing file, which is refused when it is read."""
-    from gym_fed.data.files import read_raw
-    from gym_fed.data.locations import find_files
+    from gym_fed.data.files import find_files, read_raw
 
     if not path.is_file():
         return False

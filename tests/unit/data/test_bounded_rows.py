@@ -20,8 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import bounded
 from gym_fed.data.bounded import MAX_ROW_BYTES, JsonItems
-from gym_fed.data.files import read_raw
-from gym_fed.data.locations import find_files
+from gym_fed.data.files import find_files, read_raw
 from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
 from gym_fed.training.rows.run_rows import rows_of_run

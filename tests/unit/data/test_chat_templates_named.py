@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.chat_templates.choice import use_chat_template
-from gym_fed.data.chat_templates.named import NAMED
+from gym_fed.data.chat_templates.choice import NAMED, use_chat_template
 from gym_fed.data.encoding import IGNORED, encode_one
 from gym_fed.interop.llamafactory.translate import translate
 from tests.support.conversations import answer, byte_tokenizer, system, user

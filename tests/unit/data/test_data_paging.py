@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.files import read_raw
-from gym_fed.data.locations import find_files
+from gym_fed.data.files import find_files, read_raw
 from gym_fed.data.page_layouts import MAX_ROW_BYTES
 from gym_fed.data.paging import PagedFile, is_data_file
 

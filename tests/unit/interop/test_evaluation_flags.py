@@ -9,7 +9,7 @@ from gym_fed.cli.main import _options_of
 from gym_fed.core import aliases as other_words
 from gym_fed.core.aliases import OtherWordNote
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.interop.commands import reworded
+from gym_fed.interop.commands import translate_command
 from gym_fed.interop.evaluation import REFUSED
 
 
@@ -22,7 +22,7 @@ def ours(line: str) -> str:
     from typer.main import get_command
 
     words = line.split()
-    return " ".join(reworded(words, _options_of(get_command(app), words[1:]), known=True))
+    return " ".join(translate_command(words, _options_of(get_command(app), words[1:]), known=True))
 
 
 @pytest.mark.parametrize(

@@ -793,7 +793,7 @@ def test_a_word_and_ours_with_another_value_are_refused() -> None:
 def test_a_global_batch_is_shared_out_evenly_or_not_at_all(
     total: int, processes: int, at_once: int | None, found: tuple[int, int] | None
 ) -> None:
-    from gym_fed.interop.keys.sections import split_batch
+    from gym_fed.interop.training_sections import split_batch
 
     assert split_batch(total, processes, at_once) == found
 

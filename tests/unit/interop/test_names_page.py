@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.cli.reference import aliases_page
+from gym_fed.cli.docs import aliases_page
 from gym_fed.interop.words import rows
 
 

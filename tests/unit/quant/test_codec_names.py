@@ -15,7 +15,7 @@ CLASSES = frozenset({CODECS.type_of(name).__name__ for name in NAMES} | {"LevelC
 TUNING = ("finetuning", "finetuning_type", "method", "reward_model_type")
 """`lora` is also a tuning method's name: what is compared there is a tuning method, in configs of ours and others."""
 ALLOWED = {
-    'gym_fed/interop/keys/training.py: return value == "bitdelta" or (isinstance(value, dict) '
+    'gym_fed/interop/training_keys.py: return value == "bitdelta" or (isinstance(value, dict) '
     'and value.get("method") == "bitdelta")': "the word that others write for a one-bit delta",
     'gym_fed/export/formats/onnx.py: return self.quantization(options) == "int8"': "a quantization of onnxruntime",
     'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gym_fed.cli.reference import (
+from gym_fed.cli.docs import (
     CONFIG_FILES,
     PUBLIC_PACKAGES,
     api_page,

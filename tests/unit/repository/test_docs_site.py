@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gym_fed.cli.reference import BUILT_PAGES
+from gym_fed.cli.docs import BUILT_PAGES
 from tests.support.guides_site import build_site
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from gym_fed.cli.reference import members_page
+from gym_fed.cli.docs import members_page
 from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.registries import ALGORITHMS, ALL, CHECKS, FORMATS, GRADERS, TRACKERS, TUNING
 from gym_fed.training.algorithms.sft import Sft

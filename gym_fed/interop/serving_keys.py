@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from gym_fed.interop.keys.draft import Draft, KeyWord
-from gym_fed.interop.row import RefusedWord
+from gym_fed.interop.draft import Draft, KeyAlias, Refusal
 
-_FORMAT = RefusedWord(
+_FORMAT = Refusal(
     "no base is read from this format; a model folder and a GGUF file are",
     ("base: path/to/model-folder", "base: path/to/model.gguf"),
 )
-_FEW_BITS = RefusedWord(
+_FEW_BITS = Refusal(
     "the base is served in 16 or 32 bits; variants are what is held in few bits",
     ("dtype: bfloat16", "cache_size: 10GB"),
 )
@@ -86,35 +85,35 @@ def _tool_format(draft: Draft) -> None:
 
 
 WORDS = [
-    KeyWord(
+    KeyAlias(
         "serving",
         "its keys at the top level of serving.yaml",
         _level,
         lambda value: isinstance(value, dict),
         "serving: {max_concurrent, cache_size}",
     ),
-    KeyWord("model_format", "", _format, shown="serving.model_format: onnx", refusal=_FORMAT),
-    KeyWord("quantization", "", _quantization, shown="serving.quantization: int4", refusal=_FEW_BITS),
-    KeyWord("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
-    KeyWord(
+    KeyAlias("model_format", "", _format, shown="serving.model_format: onnx", refusal=_FORMAT),
+    KeyAlias("quantization", "", _quantization, shown="serving.quantization: int4", refusal=_FEW_BITS),
+    KeyAlias("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
+    KeyAlias(
         "max_concurrent",
         "`engine.max_concurrent`; beside batch_size `engine.max_queued`",
         _requests,
         shown="serving.max_concurrent",
     ),
-    KeyWord("model", "base", shown="serving.model"),
-    KeyWord("model_name_or_path", "base", shown="serving.model_name_or_path"),
-    KeyWord("template", "chat_template", shown="serving.template"),
-    KeyWord("max_model_len", "engine.max_context", shown="serving.max_model_len"),
-    KeyWord("ctx_size", "engine.max_context"),
-    KeyWord("max_num_seqs", "engine.max_concurrent"),
-    KeyWord("served_model_name", "`served_name`", _served_name),
-    *(KeyWord(name, f"sampling.{name}") for name in _SAMPLING),
-    KeyWord("kv_cache_dtype", "engine.kv_dtype"),
-    KeyWord("enable_prefix_caching", "engine.prefix_cache"),
-    KeyWord("tool_call_parser", "`tool_format`", _tool_format),
-    KeyWord("ssl_certfile", "tls.certificate"),
-    KeyWord("ssl_keyfile", "tls.key"),
+    KeyAlias("model", "base", shown="serving.model"),
+    KeyAlias("model_name_or_path", "base", shown="serving.model_name_or_path"),
+    KeyAlias("template", "chat_template", shown="serving.template"),
+    KeyAlias("max_model_len", "engine.max_context", shown="serving.max_model_len"),
+    KeyAlias("ctx_size", "engine.max_context"),
+    KeyAlias("max_num_seqs", "engine.max_concurrent"),
+    KeyAlias("served_model_name", "`served_name`", _served_name),
+    *(KeyAlias(name, f"sampling.{name}") for name in _SAMPLING),
+    KeyAlias("kv_cache_dtype", "engine.kv_dtype"),
+    KeyAlias("enable_prefix_caching", "engine.prefix_cache"),
+    KeyAlias("tool_call_parser", "`tool_format`", _tool_format),
+    KeyAlias("ssl_certfile", "tls.certificate"),
+    KeyAlias("ssl_keyfile", "tls.key"),
 ]
 
 NEAR = {"model_path": "base", "api_key": "api_keys"}

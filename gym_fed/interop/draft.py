@@ -1,14 +1,52 @@
-"""The values of one file while aliases are replaced by our keys, with their places in the file."""
+"""Rows of the alias table, and the values of a file while aliases are replaced by our keys."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from gym_fed.core.aliases import Place, Reading
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.interop.row import BroughtWord, RefusedWord
+
+Where = Literal["Python", "command", "YAML"]
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A word of another tool.
+
+    Attributes:
+        where: What it is typed into.
+        theirs: As it is typed.
+        ours: What it is here; for one that is refused, why.
+        instead: The lines to write instead of one that is refused.
+    """
+
+    where: Where
+    theirs: str
+    ours: str
+    instead: tuple[str, ...] = ()
+
+    @property
+    def refused(self) -> bool:
+        """True if it has no counterpart."""
+        return bool(self.instead)
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why something has no counterpart, and the two lines to write instead."""
+
+    why: str
+    instead: tuple[str, str]
+
+    def error(self, theirs: str, place: str = "", code: ErrorCode = ErrorCode.CONFIG_INVALID) -> GymError:
+        """The refusal of ``theirs``."""
+        where = f"{place}: " if place else ""
+        lines = "\n".join(f"  {line}" for line in self.instead)
+        return GymError(code, f"{where}{theirs}: {self.why}", f"write instead:\n{lines}")
+
 
 ValueT = TypeVar("ValueT")
 
@@ -75,7 +113,7 @@ class Draft:
             ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
         )
 
-    def refuse(self, path: str, refusal: RefusedWord, theirs: str = "") -> GymError:
+    def refuse(self, path: str, refusal: Refusal, theirs: str = "") -> GymError:
         """An error about one that has no counterpart."""
         return refusal.error(theirs or path, self._place(self._written_at(path)))
 
@@ -89,7 +127,7 @@ class Draft:
 
 
 @dataclass(frozen=True)
-class KeyWord:
+class KeyAlias:
     """A key of another tool.
 
     Attributes:
@@ -109,7 +147,7 @@ class KeyWord:
     meant: Callable[[Any], bool] | None = None
     shown: str = ""
     where: str = "YAML"
-    refusal: RefusedWord | None = None
+    refusal: Refusal | None = None
     near_only: Callable[[Any], str] | None = None
 
     def apply(self, draft: Draft) -> None:
@@ -128,13 +166,13 @@ class KeyWord:
             draft.note(self.theirs, f"`{self.ours}`")
 
     @property
-    def row(self) -> BroughtWord:
+    def row(self) -> Alias:
         """Its line in the table."""
         shown = self.shown or self.theirs
         if self.refusal is not None:
-            return BroughtWord(self.where, shown, self.refusal.why, self.refusal.instead)  # type: ignore[arg-type]
+            return Alias(self.where, shown, self.refusal.why, self.refusal.instead)  # type: ignore[arg-type]
         plain = self.read is None
-        return BroughtWord(self.where, shown, f"`{self.ours}`" if plain else self.ours)  # type: ignore[arg-type]
+        return Alias(self.where, shown, f"`{self.ours}`" if plain else self.ours)  # type: ignore[arg-type]
 
 
 def _path(text: str) -> Place:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from gym_fed.interop.keys.draft import Draft, KeyWord
-from gym_fed.interop.row import RefusedWord
+from gym_fed.interop.draft import Draft, KeyAlias, Refusal
 
 _MOST_AT_ONCE = 8
 """Rows of a device at once where the config does not say: the default of ``per_device_train_batch_size``."""
@@ -177,37 +176,37 @@ def _cublas(draft: Draft) -> None:
 
 
 SECTIONS = [
-    KeyWord(
+    KeyAlias(
         "training",
         "its keys at the top level",
         _training,
         lambda value: isinstance(value, dict),
         "training: {batch_size, learning_rate, max_steps}",
     ),
-    KeyWord(
+    KeyAlias(
         "model",
         "`model_init`",
         _model,
         lambda value: isinstance(value, dict),
         "model: {architecture: llama, hidden_size, num_layers, num_heads, vocab_size}",
     ),
-    KeyWord(
+    KeyAlias(
         "distributed.strategy",
         "`fsdp2`",
         _strategy,
         lambda value: value == "fsdp",
         "distributed.strategy: fsdp",
     ),
-    KeyWord("distributed.sharding_strategy", "`strategy: fsdp2` (full_shard)", _sharding),
-    KeyWord("distributed.mixed_precision", "mixed_precision"),
-    KeyWord("distributed.gradient_checkpointing", "gradient_checkpointing"),
-    KeyWord("reproducibility.seed", "seed"),
-    KeyWord("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`", _deterministic),
-    KeyWord("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`", _cublas),
-    KeyWord(
+    KeyAlias("distributed.sharding_strategy", "`strategy: fsdp2` (full_shard)", _sharding),
+    KeyAlias("distributed.mixed_precision", "mixed_precision"),
+    KeyAlias("distributed.gradient_checkpointing", "gradient_checkpointing"),
+    KeyAlias("reproducibility.seed", "seed"),
+    KeyAlias("reproducibility.deterministic_algorithms", "`reproducibility.deterministic`", _deterministic),
+    KeyAlias("reproducibility.cublas_workspace_config", "`reproducibility.cublas_workspace`", _cublas),
+    KeyAlias(
         "serving",
         "",
-        refusal=RefusedWord(
+        refusal=Refusal(
             "a training config serves nothing; what is served stands in a file of its own",
             ("gym api serving.yaml", "cache_size: 10GB"),
         ),

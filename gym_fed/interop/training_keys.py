@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.interop.keys.draft import Draft, KeyWord
-from gym_fed.interop.keys.sections import SECTIONS, batch_size, near_batch
-from gym_fed.interop.row import RefusedWord
+from gym_fed.interop.draft import Draft, KeyAlias, Refusal
+from gym_fed.interop.training_sections import SECTIONS, batch_size, near_batch
 
 
 def _bitdelta(draft: Draft) -> None:
@@ -70,11 +69,11 @@ def _is_named(value: Any) -> bool:
     return isinstance(value, str | Path)
 
 
-def _data(key: str) -> KeyWord:
+def _data(key: str) -> KeyAlias:
     def read(draft: Draft) -> None:
         draft.put(key, sources(draft.take(key)), key)
 
-    return KeyWord(
+    return KeyAlias(
         key,
         f"`{key}: [{{path: my.jsonl}}]`, or `name:` of the catalogue",
         read,
@@ -83,7 +82,7 @@ def _data(key: str) -> KeyWord:
     )
 
 
-_SEQUENCES = RefusedWord(
+_SEQUENCES = Refusal(
     "rows are not split over processes here",
     ("gradient_checkpointing: true", "distributed: {strategy: fsdp2}"),
 )
@@ -97,7 +96,7 @@ def _sequences(draft: Draft) -> None:
 
 WORDS = [
     *SECTIONS,
-    KeyWord(
+    KeyAlias(
         "batch_size",
         "`per_device_train_batch_size` x `gradient_accumulation_steps` x processes",
         batch_size,
@@ -105,16 +104,16 @@ WORDS = [
         shown="TrainingConfig(batch_size=2048)",
         near_only=near_batch,
     ),
-    KeyWord("use_unsloth", "unsloth"),
-    KeyWord(
+    KeyAlias("use_unsloth", "unsloth"),
+    KeyAlias(
         "quantization",
         "`save_delta: {codec: bitdelta}`",
         _bitdelta,
         _is_bitdelta,
         "quantization: {method: bitdelta, bits: 1, enable_deltasoup: true}",
     ),
-    KeyWord("group_size", "`grpo.num_generations`, or that of the algorithm in use", _group_size),
-    KeyWord("sequence_parallel", "", _sequences, shown="sequence_parallel: true", refusal=_SEQUENCES),
+    KeyAlias("group_size", "`grpo.num_generations`, or that of the algorithm in use", _group_size),
+    KeyAlias("sequence_parallel", "", _sequences, shown="sequence_parallel: true", refusal=_SEQUENCES),
     _data("data"),
     _data("eval_data"),
 ]
@@ -162,7 +161,7 @@ def _soup_switch(draft: Draft) -> None:
 
 
 BITDELTA = [
-    KeyWord(
+    KeyAlias(
         "enable_deltasoup",
         "not needed: every delta can go into a soup",
         _soup_switch,
@@ -172,7 +171,7 @@ BITDELTA = [
 ]
 
 
-_PRIVACY = RefusedWord(
+_PRIVACY = Refusal(
     "the noise and the clipping norm must be set; True sets neither",
     (
         "from gym_fed.config.hub.privacy import ReleasePrivacy",
@@ -182,7 +181,7 @@ _PRIVACY = RefusedWord(
 
 
 DELTA_SOUP = [
-    KeyWord(
+    KeyAlias(
         "differential_privacy",
         "",
         meant=lambda value: value is True,

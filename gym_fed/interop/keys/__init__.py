@@ -1,1 +1,0 @@
-"""Aliases of config keys and values in other tools, one file per schema."""
