@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,39 @@ def test_every_tolerance_limits_a_distance(name: str) -> None:
             "same_token_ids": True, "same_greedy_tokens": True, "max": 1e9, "largest": 1.0, "kl": 1e9, "top1": 0.0,
         }  # fmt: skip
         assert limits.problem(figures) is not None, which
+
+
+_STRICT = (1e-5, None, None, True)
+_LIMITS = {
+    "delta": {"plain": (0.0, None, None, True)},
+    "executorch": {"plain": (1e-3, None, None, True)},
+    "openvino": {"plain": (1e-3, None, None, True)},
+    "onnx": {"float32": (1e-4, None, None, True), "int8": (None, None, 0.95, False)},
+    "awq": {"w4": (None, None, 0.9, False), "w4g32_rtn": (None, None, 0.9, False)},
+    "gptq": {"w4": (None, None, 0.9, False), "w8g32_rtn": (None, None, 0.9, False)},
+    "gguf": {
+        "f32": (5e-4, 1e-6, None, True),
+        "f16": (None, 1e-4, None, False),
+        "bf16": (None, 1e-3, None, False),
+        "q8_0": (None, 1e-2, None, False),
+        "q6_k": (None, 3e-2, 0.9, False),
+        "q5_k_m": (None, 5e-2, 0.85, False),
+        "q4_k_m": (None, 0.1, 0.8, False),
+        "q4_0": (None, 0.2, 0.7, False),
+    },
+    "adapter": {"plain": _STRICT},
+    "huggingface": {"plain": _STRICT},
+    "torch_export": {"plain": _STRICT},
+    "torchscript": {"plain": _STRICT},
+}
+
+
+@pytest.mark.parametrize("name", _LIMITS)
+def test_an_export_must_be_as_close_to_its_source_as_this_release_promises(name: str) -> None:
+    """A looser limit lets a broken writer pass, and no other test notices."""
+    kind = FORMATS[name]
+    limits = {"plain": kind.tolerance, **kind.quantizations}
+    assert {key: astuple(limits[key]) for key in _LIMITS[name]} == _LIMITS[name]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,6 +13,7 @@ from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation import answer, exact_match, heldout_loss
+from gym_fed.evaluation.own_rows import own_rows
 
 ROWS = generate("copy", 20, split="heldout") + generate("words", 20, split="heldout")
 
@@ -74,3 +75,13 @@ def test_rows_without_an_answer_are_refused(nano: LoadedModel) -> None:
         with pytest.raises(GymError) as caught:
             exact_match(nano.model, nano.tokenizer, rows)
         assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+def test_a_generated_task_is_evaluated_on_rows_that_training_never_generates(tiny: LoadedModel) -> None:
+    answers = [row["answer"] for row in own_rows("copy", tiny.tokenizer, 20).rows]
+    held_out, trained = (
+        [row["messages"][-1]["content"] for row in generate("copy", 20, split=split)]
+        for split in ("heldout", "train")
+    )
+    assert answers == held_out
+    assert not set(answers) & set(trained)

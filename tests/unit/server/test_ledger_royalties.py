@@ -266,3 +266,14 @@ def test_royalties_cannot_be_moved_before_their_hold_is_over(
     young, old = balance_at(hold - 60), balance_at(hold + 60)
     assert (young["held"], young["available"]) == (53, before["available"])
     assert (old["held"], old["available"]) == (0, before["available"] + 53)
+
+
+def test_credits_of_a_round_that_is_still_open_cannot_be_moved(hub: Federation) -> None:
+    long_ago = time.time() - 2 * hub.config.rewards.hold_seconds
+    with hub.database.transaction() as tx:
+        tx.execute(rounds.update().values(closed_at=long_ago))
+        tx.execute(rounds.update().where(rounds.c.server_round == 1).values(closed_at=None))
+    with hub.database.reading() as tx:
+        earned = hub.payouts.balance_of(tx, ANN)
+    assert earned["held"] == CHAIN[0].credits[ANN] > 0
+    assert earned["available"] == earned["balance"] - earned["held"]
