@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gym_client.cli.join import enter
+from gym_client.hub.stream import WorkStream
 from gym_client.hub.traffic import DownloadPace, Rates, TokenBucket
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
@@ -21,6 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.agent_scene import Scene
 from tests.support.tiny_hub import TinyHub
+from tests.support.wait import SECONDS
 from tests.unit.client.test_client_waiting import Clock
 
 MIB = 1 << 20
@@ -57,6 +59,14 @@ def stored(hub: TinyHub, data: bytes) -> str:
     name = hashlib.sha256(data).hexdigest()
     hub.objects[name] = data
     return name
+
+
+def test_a_work_stream_logs_in_again_where_its_session_has_ended(hub: TinyHub, client: HubClient) -> None:
+    client.authenticate()
+    hub.sessions.clear()
+    hub.events.put(pb.WorkEvent(keep_alive=pb.KeepAlive()))
+    with WorkStream(client) as stream:
+        assert isinstance(stream.next(SECONDS), pb.WorkEvent)
 
 
 def test_a_refusal_arrives_as_the_error_that_the_hub_raised(hub: TinyHub, client: HubClient) -> None:

@@ -485,6 +485,15 @@ def test_the_template_of_a_hub_names_every_key_that_a_promise_wants(tmp_path: Pa
         assert key.rpartition(".")[2] in comment + head, key
 
 
+@pytest.mark.parametrize(("base", "finetuning"), [("gym-nano", "full"), ("nobody/absent", "lora")])
+def test_the_template_of_a_hub_takes_an_absent_base_for_a_large_one(base: str, finetuning: str) -> None:
+    import yaml
+    from gym_server.cli.setup import HubChoices
+
+    recipe = yaml.safe_load(HubChoices(base_model=base).config_text())["recipe"]
+    assert recipe["finetuning"] == finetuning
+
+
 def test_words_that_yaml_reads_as_truth_are_words_where_a_key_takes_words(write) -> None:  # type: ignore[no-untyped-def]
     class Choices(StrictModel):
         precision: Literal["no", "bf16"] | None = None

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.checking import compared
+from gym_fed.export.checking import compared, effect_kept
 from gym_fed.export.formats.base import Options, Tolerance
 from gym_fed.export.readers.reading import PROMPTS, answers
 from gym_fed.export.readers.transformers import load, loaded
@@ -218,6 +218,14 @@ def test_a_merged_folder_holds_the_bits_of_pefts_own_merge_and_what_its_base_had
     ]
     assert all(item in generation[1] for item in generation[0])
     assert (out / "LICENSE").read_text() == "Apache-2.0"
+
+
+def test_the_share_of_a_deltas_effect_that_is_left_is_computed_where_the_same_positions_were_answered() -> (
+    None
+):
+    base, tuned, written = ({"logits.0": torch.full((2, 3), value)} for value in (0.0, 2.0, 1.5))
+    assert effect_kept(base, tuned, written) == pytest.approx(0.75)
+    assert effect_kept(base, tuned, {"logits.0": torch.zeros(1, 3)}) is None
 
 
 EQUAL = {

@@ -259,3 +259,9 @@ def test_invites_are_made_by_the_dozen_listed_and_cancelled(hub: Federation) -> 
             cancel_invites(hub.database, hub.clock, [made[3]["id"], taken])
         assert caught.value.code is ErrorCode.NOT_FOUND
     assert {one["id"]: one["state"] for one in invites_of(hub.database, hub.clock)} == states, "all or none"
+
+
+def test_a_private_hub_runs_no_strategy_that_adds_no_noise(tmp_path: Path, tiny_base: Path) -> None:
+    folder = private_hub(tmp_path / "hub", tiny_base)
+    with pytest.raises(GymError, match="other than DeltaSoup neither clips nor adds noise"):
+        run_hub(folder, exit_when_done=True, insecure=True, server_app=lambda grid: None)
