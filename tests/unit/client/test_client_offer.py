@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
-from gym_client.cli.announced import announced
+from gym_client.cli.announced import announced, rounds_to_come
 from gym_client.cli.costs import RoundTime, update_bytes
 from gym_client.cli.offer import Offer
 from gym_client.hub.traffic import Bandwidth
@@ -163,3 +164,14 @@ def test_a_task_that_gives_the_hub_more_than_the_sum_that_was_shown_is_refused()
             require_sums(promised, less)
         assert caught.value.code is ErrorCode.POLICY_REFUSED
     require_sums(Promises.parse(""), None)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "limit", "rounds"),
+    [({}, None, 6), ({"rounds_left": 0}, None, 0), ({"rounds_left": 5}, 3, 3), ({"rounds_left": -1}, 7, 6)],
+)
+def test_the_rounds_to_come_are_those_that_the_hub_announces_or_fewer(
+    recipe: dict[str, int], limit: int | None, rounds: int
+) -> None:
+    status = pb.StatusReply(num_rounds=10, version_height=4, recipe_json=json.dumps(recipe))
+    assert rounds_to_come(status, limit) == rounds

@@ -246,7 +246,9 @@ def test_a_round_pays_by_the_terms_of_its_task_whatever_the_config_says_by_then(
     assert (
         new_task(here.fed.state, here.fed.config, here.fed.max_update_bytes, number + 1).pay == less.terms()
     )
-    assert Hub(here.fed, Wakeups())._status().recipe_json.count('"pool": 10') == 1
+    announced = json.loads(Hub(here.fed, Wakeups())._status().recipe_json)
+    assert announced["pay"]["pool"] == 10
+    assert announced["rounds_left"] == here.fed.config.rounds.num_rounds - 1
 
 
 @pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from gym_server.federation import Federation
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.versions import Version
+from gym_server.web.dashboard import Dashboard
 from gym_server.web.newest_answers import MAX_CHARACTERS
 from gym_server.web.newest_model import FOLDER_NAME, NewestModel
 from pydantic import ValidationError
@@ -109,6 +111,18 @@ def test_a_hub_answers_nothing_unless_its_operator_says_so(tmp_path: Path) -> No
         assert "ask: true" in error["hint"]
     hub.close()
     assert not (tmp_path / "hub" / FOLDER_NAME).exists()
+
+
+def test_a_dashboard_answers_where_its_operator_says_so(
+    tmp_path: Path, head: list[Version], model: FakeModel
+) -> None:
+    with (
+        Federation.open(hub_folder(tmp_path, PROMPTS)) as fed,
+        Dashboard(fed, "127.0.0.1:0", public=True, is_running=True) as dashboard,
+    ):
+        dashboard.start()
+        facts = httpx.get(f"{dashboard.url.partition('/login')[0]}/api/v1/model/newest").json()
+    assert [row["prompt"] for row in facts["prompts"]] == PROMPTS
 
 
 def test_prompts_are_answered_after_every_round_beside_the_version_before(

@@ -176,6 +176,22 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
     assert not +source.pins
 
 
+def test_a_variant_for_which_there_is_no_room_is_passed_until_it_has_waited_long_enough(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_fed.serving.engine.admission._BYPASS_TIMEOUT_SECONDS", 60.0)
+    toy, source = ToyModel(), ToySource("first", "second")
+    source.no_room.add("second")
+    toy.gate.clear()
+    with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=2)) as engine:
+        requested = [engine.submit(ask("a", "first", tokens=20))]
+        assert toy.entered.acquire(timeout=20)
+        requested += [engine.submit(ask("b", "second")), engine.submit(ask("a", "first", tokens=2))]
+        toy.gate.set()
+        assert all(generation.result(20).token_ids for generation in requested)
+    assert any(len(step) == 2 for step in toy.steps[:20])
+
+
 def test_requests_beyond_the_kv_cache_wait_and_one_that_never_fits_is_refused(tokenizer: Any) -> None:
     toy = ToyModel()
     config = EngineConfig(kv_cache_size=toy.bytes_per_token * 100, max_concurrent=8)  # 6 blocks: 96 tokens
