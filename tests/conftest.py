@@ -18,7 +18,6 @@ import pytest
 from demo.end_together import end_together
 from tests.support import postgres as _postgres
 from tests.support.rooms import seconds_by_room
-from tests.support.wait import BUSY
 
 end_together()  # a suite that is killed leaves no hub and no contributor behind
 
@@ -27,13 +26,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A busy machine gets longer before a test counts as hung; see ``tests.support.wait``."""
-    for item in items:
-        if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(float(config.getini("timeout")) * BUSY))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

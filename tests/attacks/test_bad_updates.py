@@ -74,7 +74,7 @@ def test_nan_infinity_wrong_shapes_and_a_broken_file_are_refused_and_the_round_g
         assert receipt["reason"]
     for contributor, task, delta in list(zip(contributors, tasks, deltas, strict=True))[BAD:]:
         assert contributor.contribute(delta, task)["verdict"] == "admitted"
-    rounds = hub.wait_for("commit", lambda: [r for r in hub.ask("rounds") if r["state"] == "committed"], 120)
+    rounds = hub.wait_for("commit", lambda: [r for r in hub.ask("rounds") if r["state"] == "committed"])
     verdicts = [update["verdict"] for update in rounds[0]["updates"]]
     assert (verdicts.count("merged"), verdicts.count("refused")) == (HONEST, BAD)
     for contributor in contributors:

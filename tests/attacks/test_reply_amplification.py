@@ -90,7 +90,7 @@ def commit_with(hub: HubProcess, honest: list[RawContributor], folder: Path, bas
     for seed, one in enumerate(honest):
         delta = random_delta(folder, hub.ask("status")["version_digest"], 10 * before + seed, base)
         assert one.contribute(delta)["verdict"] == "admitted"
-    hub.wait_for("a commit", lambda: hub.ask("status")["version"] == before + 1, 120)
+    hub.wait_for("a commit", lambda: hub.ask("status")["version"] == before + 1)
 
 
 @pytest.mark.parametrize("count", quick([500, 1_400], 1_400))
@@ -135,7 +135,7 @@ def test_a_poisonous_reply_in_the_database_is_set_aside_and_the_round_commits_wi
     for seed, one in enumerate(honest):
         delta = random_delta(tmp_path, digest, seed, str(tiny_base))
         assert one.contribute(delta, one.held)["verdict"] == "admitted"  # type: ignore[attr-defined]
-    rounds = hub.wait_for("commit", lambda: [r for r in hub.ask("rounds") if r["state"] == "committed"], 120)
+    rounds = hub.wait_for("commit", lambda: [r for r in hub.ask("rounds") if r["state"] == "committed"])
     assert {u["name"] for u in rounds[0]["updates"] if u["verdict"] == "merged"} == {"c0", "c1"}
     (aside,) = rounds[0]["set_aside"]
     assert (aside["name"], aside["verdict"]) == ("attacker", "set-aside")

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from filelock import FileLock
 
 from tests.support import chromium
+from tests.support.made_once import made_once
+from tests.support.wait import SECONDS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -66,6 +67,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., tuple[Page, chromium.W
 
     def make(**options: Any) -> tuple[Page, chromium.Watch]:
         context = browser.new_context(viewport={"width": 1440, "height": 900}, **options)
+        context.set_default_timeout(1000 * SECONDS)
         page = context.new_page()
         opened.append((page, chromium.Watch(page)))
         return opened[-1]
@@ -100,19 +102,16 @@ def played(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """The folder of a hub whose rounds are committed; made once for all workers."""
     from tests.support.community import ROUNDS, Community
 
-    root = tmp_path_factory.getbasetemp()
-    folder = (root if worker_id == "master" else root.parent) / "community"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "done").exists():
-            community = Community(folder)
-            try:
-                community.start().join()
-                for _ in range(ROUNDS):
-                    community.play()
-            finally:
-                community.close()
-            (folder / "done").touch()
-    return folder / "hub"
+    def play(folder: Path) -> None:
+        community = Community(folder)
+        try:
+            community.start().join()
+            for _ in range(ROUNDS):
+                community.play()
+        finally:
+            community.close()
+
+    return made_once(tmp_path_factory, worker_id, "community", play) / "hub"
 
 
 @pytest.fixture(scope="module")
@@ -143,19 +142,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     from gym_fed.data.generated import generate
     from tests.support.warm import run
 
-    root = tmp_path_factory.getbasetemp()
-    folder = (root if worker_id == "master" else root.parent) / "bench"
-    with FileLock(f"{folder}.lock"):
-        if not (folder / "runs" / "again").exists():
-            shutil.copytree(REPOSITORY / "configs", folder / "configs")
-            rows = [*generate("double", 40, seed=1), *generate("copy", 40, seed=2)]
-            (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in rows))
-            small = ("max_steps=24", "per_device_train_batch_size=8", "logging_steps=2", "device=cpu")
-            sets = [word for one in small for word in ("--set", one)]
-            done = run(["gym", "train", "configs/nano-sft.yaml", *sets], cwd=folder, env=_quiet())
-            assert done.returncode == 0, done.stderr[-2000:]
-            shutil.copytree(folder / "runs" / RUN, folder / "runs" / "again")
-    return folder
+    def train(folder: Path) -> None:
+        shutil.copytree(REPOSITORY / "configs", folder / "configs")
+        rows = [*generate("double", 40, seed=1), *generate("copy", 40, seed=2)]
+        (folder / DATA).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        small = ("max_steps=24", "per_device_train_batch_size=8", "logging_steps=2", "device=cpu")
+        sets = [word for one in small for word in ("--set", one)]
+        done = run(["gym", "train", "configs/nano-sft.yaml", *sets], cwd=folder, env=_quiet())
+        assert done.returncode == 0, done.stderr[-2000:]
+        shutil.copytree(folder / "runs" / RUN, folder / "runs" / "again")
+
+    return made_once(tmp_path_factory, worker_id, "bench", train)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from tests.support import chromium
 from tests.support.community import HONEST, MALICIOUS, ROUNDS, Community
 from tests.support.ports import free_port
-from tests.support.wait import SECONDS, until
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -123,12 +123,12 @@ def test_a_page_of_a_killed_hub_resumes_where_it_was_when_the_hub_is_back(
     began = last_sequence(played.hub.folder)
     played.join()
     played.play()
-    page.wait_for_function("() => window.noted.some(([kind]) => kind === 'version')", timeout=1000 * SECONDS)
+    page.wait_for_function("() => window.noted.some(([kind]) => kind === 'version')")
     played.hub.kill()
-    page.wait_for_selector("#connection[data-state=lost]", timeout=1000 * SECONDS)
+    page.wait_for_selector("#connection[data-state=lost]")
     played.start()
     played.join(("dora",))  # an entry that the page may miss while it is away
-    page.wait_for_selector("#connection[data-state=live]", timeout=1000 * SECONDS)
+    page.wait_for_selector("#connection[data-state=live]")
     until(lambda: noted(page, *BY_ID)[-1][1] == last_sequence(played.hub.folder), "the missed entries")
     assert [one[1] for one in noted(page, *BY_ID)] == [
         *range(began + 1, last_sequence(played.hub.folder) + 1)
@@ -144,9 +144,9 @@ def test_a_page_whose_login_ended_with_the_hub_shows_the_login(
     chromium.settled(page)
     page.wait_for_selector("#connection[data-state=live]")
     played.hub.kill()
-    page.wait_for_selector("#connection[data-state=lost]", timeout=1000 * SECONDS)
+    page.wait_for_selector("#connection[data-state=lost]")
     played.start()
-    page.wait_for_selector("form.login", timeout=1000 * SECONDS)
+    page.wait_for_selector("form.login")
 
 
 BY_ID = ("verdict", "version", "ledger")

@@ -60,7 +60,6 @@ def space(tmp_path: Path, played: Path) -> Iterator[str]:
 @needs_gradio
 @pytest.mark.slow  # Gradio and the engine as a process of their own, and an evaluation
 def test_the_space_answers_shows_the_federation_and_evaluates(space: str, page: Page) -> None:
-    page.set_default_timeout(1000 * SECONDS)
     page.goto(space)
     page.get_by_role("textbox", name="Message").fill("reverse: hello")
     page.keyboard.press("Enter")

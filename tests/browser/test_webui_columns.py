@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.conftest import Served
 from tests.support import chromium
-from tests.support.wait import SECONDS, until
+from tests.support.wait import until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -37,7 +37,6 @@ def bench(tmp_path: Path) -> Iterator[Served]:
 
 def test_question_and_answer_are_chosen_above_the_rows_and_trained_on(bench: Served, open_page: Open) -> None:
     page, _ = open_page()
-    page.set_default_timeout(1000 * SECONDS)
     page.goto(bench.url)
     page.goto(f"{bench.address}/data/tickets.csv")
     question, answer = page.get_by_label("Question", exact=True), page.get_by_label("Answer", exact=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.browser.conftest import RUN, Served
 from tests.support import chromium
 from tests.support.wait import SECONDS, until
@@ -35,10 +33,8 @@ def test_a_run_shows_the_same_curve_in_a_tab_that_is_opened_later(webui: Served,
     assert seen[0] == seen[1]
 
 
-@pytest.mark.timeout(1200)
 def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_page: Open) -> None:
     page, _ = open_page()
-    page.set_default_timeout(1000 * SECONDS)
     page.goto(webui.url)
     page.goto(f"{webui.address}/train")
     recipe = page.get_by_label("Begin with a recipe")
@@ -59,7 +55,6 @@ def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_pa
     page.close()
 
     page, _ = open_page()
-    page.set_default_timeout(1000 * SECONDS)
     page.goto(webui.url)
     page.goto(f"{webui.address}/runs/evening")
     page.get_by_text("finished").first.wait_for()

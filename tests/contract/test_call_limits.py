@@ -97,7 +97,7 @@ def test_forged_tokens_of_an_account_use_up_the_forger_s_share_and_not_the_accou
     def forged(number: int) -> ErrorCode | None:
         stub, metadata = ann._stub, (("gym-session", f"{session[:-8]}{number:08d}"),)
         with ann.errors():
-            stub.Account(pb.AccountRequest(), timeout=30, metadata=metadata)
+            stub.Account(pb.AccountRequest(), timeout=SECONDS, metadata=metadata)
         return None
 
     with ThreadPoolExecutor(4) as threads:

@@ -32,7 +32,6 @@ def manifests(place: Path) -> list[Path]:
 
 
 @pytest.mark.slow  # some thirty processes one after the other
-@pytest.mark.timeout(900)
 def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -89,7 +88,7 @@ def test_a_hub_that_lost_a_round_is_restored_and_its_contributors_go_on(
 
     hub.start("--exit-when-done")
     refused = federation.join("ann")
-    assert refused.wait(timeout=60) == 95, federation.log("ann")[-2000:]
+    assert refused.wait(SECONDS) == 95, federation.log("ann")[-2000:]
     assert "receipts of yours" in federation.log("ann")
     for name in names:
         accepting(federation, name)

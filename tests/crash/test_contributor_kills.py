@@ -38,7 +38,7 @@ def test_a_contributor_killed_while_training_resumes_from_its_checkpoint(
         federation.hub.start("--exit-when-done")
         federation.join("bob")
         ann = federation.join("ann")
-        federation.hub.wait_for("ann at step 120", lambda: "training 120/400" in federation.log("ann"), 120)
+        federation.hub.wait_for("ann at step 120", lambda: "training 120/400" in federation.log("ann"))
         ann.kill()
         ann.wait()
         federation.join("ann")
@@ -64,7 +64,7 @@ def test_who_leaves_for_good_is_not_waited_for(federation: Federation) -> None:
 def test_who_joins_late_is_in_the_same_round(federation: Federation) -> None:
     federation.hub.start("--exit-when-done")
     federation.join("ann")
-    federation.hub.wait_for("ann's first receipt", lambda: "receipt: admitted" in federation.log("ann"), 90)
+    federation.hub.wait_for("ann's first receipt", lambda: "receipt: admitted" in federation.log("ann"))
     federation.join("bob")
     federation.finish()
     assert_every_contributor_counts_once_a_round(federation.hub, {"ann", "bob"})

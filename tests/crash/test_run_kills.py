@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.support.adapters import run
+from tests.support.wait import SECONDS
 
 _GYM = [sys.executable, "-c", "from gym_fed.cli.main import main; main()"]
 
@@ -40,11 +41,11 @@ def test_a_killed_run_from_an_adapter_ends_with_the_same_bits(tiny_base: Path, t
     while begun.poll() is None and not list((tmp_path / "killed/checkpoints").glob("checkpoint-*")):
         time.sleep(0.01)
     begun.send_signal(signal.SIGKILL)
-    assert begun.wait(60) == -signal.SIGKILL, "it was killed before its end"
+    assert begun.wait(SECONDS) == -signal.SIGKILL, "it was killed before its end"
     assert not (tmp_path / "killed/adapter_model.safetensors").exists()
     for name, more in (("killed", ["--resume"]), ("whole", [])):
         done = [*_GYM, "train", str(tmp_path / f"{name}.yaml"), *more]
-        subprocess.run(done, check=True, timeout=300, capture_output=True)
+        subprocess.run(done, check=True, capture_output=True)
     whole, killed, start = (
         load_file(tmp_path / name / "adapter_model.safetensors") for name in ("whole", "killed", "sft")
     )

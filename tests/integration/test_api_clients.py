@@ -16,6 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 pytestmark = pytest.mark.slow  # a server of its own, and whole answers of many requests
@@ -64,7 +65,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS)
 
 
 def test_parse_of_the_openai_client_returns_the_model_that_was_given(client: openai.OpenAI) -> None:
@@ -158,7 +159,7 @@ def test_guided_output_of_vllm_s_clients(client: openai.OpenAI) -> None:
 def test_open_webui_s_requests_get_what_it_reads(url: str, asked: dict[str, Any]) -> None:
     headers = {"Authorization": "Bearer none", "Content-Type": "application/json"}
     body = {**asked["body"], "model": "gym-nano"} if "body" in asked else None
-    answer = httpx.request(asked["method"], url + asked["url"], json=body, headers=headers, timeout=120)
+    answer = httpx.request(asked["method"], url + asked["url"], json=body, headers=headers, timeout=SECONDS)
     assert answer.status_code == 200, answer.text
     if asked["url"] == "/models":
         assert [model["id"] for model in answer.json()["data"]] == ["gym-nano"]

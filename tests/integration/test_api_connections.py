@@ -17,6 +17,7 @@ from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.connections import MAX_HEADER_BYTES, LimitedServer
 from gym_fed.serving.http.server import listen
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wait import SECONDS
 from tests.unit.serving.test_api_app import gateway_over
 
 LIMITS = ConnectionsConfig(max_connections=200, max_per_address=100, header_seconds=1.0, body_seconds=3.0)
@@ -42,7 +43,9 @@ class Api:
 
     def ask(self) -> int:
         body = {"model": "nano", "prompt": "x"}
-        return httpx.post(f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=30).status_code
+        return httpx.post(
+            f"http://127.0.0.1:{self.port}/v1/completions", json=body, timeout=SECONDS
+        ).status_code
 
     def connect(self, stack: ExitStack, sent: bytes = b"") -> socket.socket:
         connection = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), 30))
@@ -55,12 +58,12 @@ def api() -> Iterator[Api]:
     found = Api()
     yield found
     found.server.should_exit = True
-    found.thread.join(30)
+    found.thread.join(SECONDS)
 
 
 def is_closed(connection: socket.socket) -> bool:
     """Waits for the other end to hang up."""
-    connection.settimeout(30)
+    connection.settimeout(SECONDS)
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:

@@ -14,6 +14,7 @@ import pytest
 
 from gym_fed.base.models import load_tokenizer
 from tests.support.vision_models import data_url, drawn, expected, image_part, vision_model
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 pytestmark = pytest.mark.slow  # a server of its own
@@ -43,7 +44,7 @@ def client(folder: Path) -> Iterator[openai.OpenAI]:
         line = process.stdout.readline()
         assert line, (folder.parent / "said").read_text()
         url = json.loads(line)["url"]
-        yield openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=120)
+        yield openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS)
     finally:
         process.kill()
 

@@ -16,6 +16,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 GYM = Path(sys.executable).parent / "gym"
@@ -49,8 +50,10 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         line = process.stdout.readline()
         assert line, (folder / "said").read_text()
         url = json.loads(line)["url"]
-        with httpx.Client(timeout=60, verify=False) as http:
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60, http_client=http)
+        with httpx.Client(timeout=SECONDS, verify=False) as http:
+            client = openai.OpenAI(
+                base_url=url, api_key="none", max_retries=0, timeout=SECONDS, http_client=http
+            )
             yield SimpleNamespace(client=client, http=http, url=url, said=folder / "said")
     finally:
         process.kill()

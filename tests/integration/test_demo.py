@@ -15,7 +15,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow  # three rounds of four contributors that train
-@pytest.mark.timeout(600)
 def test_the_demo_teaches_three_tasks_and_keeps_the_malicious_client_out(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "demo.run", str(tmp_path / "demo")],

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN
-from tests.support.wait import BUSY, SECONDS
+from tests.support.wait import SECONDS
 from tests.support.warm import shims
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -146,7 +146,7 @@ def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=240 * BUSY,
+        timeout=4 * SECONDS,
     )
     return done.returncode, done.stdout
 
@@ -171,7 +171,7 @@ def at_a_terminal(command: str, folder: Path, environment: dict[str, str]) -> tu
             os.write(master, b"y\n")
             answered += 1
     os.close(master)
-    return process.wait(timeout=60), shown.decode(errors="replace")
+    return process.wait(SECONDS), shown.decode(errors="replace")
 
 
 def running_hub(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -71,7 +71,7 @@ def test_a_killed_evaluation_goes_on_and_has_the_samples_of_an_unbroken_one(
     killed = warm.run(
         [BIN / "gym", "eval", *WORDS, "--output", "broken"],
         env={**os.environ, "GYM_FAILPOINTS": f"evaluated-request:{kill_after}"},
-        timeout=120,
+        timeout=SECONDS,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not list(Path("broken").rglob("*.json"))

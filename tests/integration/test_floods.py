@@ -26,6 +26,7 @@ from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.hub import HubProcess
 from tests.support.quick import quick
+from tests.support.wait import SECONDS
 
 FLOOD_HOST = "[::1]"
 """Another address than the honest ones' 127.0.0.1."""
@@ -118,8 +119,8 @@ def test_eleven_hundred_mute_connections_of_one_address_are_cut_to_its_share_and
             stack.enter_context(socket.create_connection(("::1", hub.port), 30))
         assert_served(hub, honest, tmp_path)
         share = LIMITS["connections_per_address"]
-        hub.wait_for("the share", lambda: flooding(hub) <= share, 30)
-        hub.wait_for("the end of all", lambda: flooding(hub) == 0, 30)
+        hub.wait_for("the share", lambda: flooding(hub) <= share)
+        hub.wait_for("the end of all", lambda: flooding(hub) == 0)
     assert_served(hub, honest, tmp_path)
 
 
@@ -132,7 +133,7 @@ def test_a_thousand_work_streams_of_one_account_leave_one(
         for number in range(1_000):
             call = flood[number % 40].Work(pb.WorkRequest(), metadata=metadata)
             call.add_callback(lambda call=call: ended.append(call))
-        hub.wait_for("the end of all but a few", lambda: len(ended) >= 990, 120)
+        hub.wait_for("the end of all but a few", lambda: len(ended) >= 990)
         assert_served(hub, honest, tmp_path)
         connected = "SELECT count(*) FROM nodes WHERE contributor = ? AND connected_until > ?"
         with closing(sqlite3.connect(hub.folder / "hub.db")) as database:
@@ -146,7 +147,7 @@ def test_a_thousand_mute_uploads_of_one_account_end_and_hold_up_nobody(
     over = threading.Event()
 
     def never() -> Iterator[pb.UploadChunk]:
-        over.wait(60)
+        over.wait(SECONDS)
         yield from ()
 
     with ExitStack() as stack:
@@ -171,7 +172,7 @@ def test_a_flood_of_calls_is_refused_beyond_its_share_and_the_log_stays_short(
     with ExitStack() as stack:
         flood = stubs(stack, flooder, 20)
         calls = [
-            getattr(flood[n % 20], method).future(request, timeout=60, metadata=metadata)
+            getattr(flood[n % 20], method).future(request, timeout=SECONDS, metadata=metadata)
             for n in range(1_500)
         ]
         assert_served(hub, honest, tmp_path)

@@ -81,7 +81,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         line = process.stdout.readline()
         assert line, (folder / "said").read_text()
         started = json.loads(line)
-        with httpx.Client(timeout=60, verify=False) as http:
+        with httpx.Client(timeout=SECONDS, verify=False) as http:
             yield SimpleNamespace(
                 process=process,
                 url=started["url"],
@@ -96,7 +96,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def client_of(api: Any, who: str) -> openai.OpenAI:
     return openai.OpenAI(
-        base_url=api.url, api_key=api.keys[who], max_retries=0, timeout=60, http_client=api.http
+        base_url=api.url, api_key=api.keys[who], max_retries=0, timeout=SECONDS, http_client=api.http
     )
 
 
@@ -265,7 +265,7 @@ def test_sigterm_ends_an_answer_that_outlasts_the_drain_with_an_error_and_leaves
     try:
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
-        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60)
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=SECONDS)
         stream = client.completions.create(
             model="gym-nano", prompt="a", max_tokens=400, n=16, stream=True, extra_body={"ignore_eos": True}
         )

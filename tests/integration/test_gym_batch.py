@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from gym_fed.cli.main import app
 from tests.support import warm
 from tests.support.hub import BIN
+from tests.support.wait import SECONDS
 
 COUNT = 12
 
@@ -82,7 +83,10 @@ def test_a_killed_batch_goes_on_and_has_the_answers_of_an_unbroken_one(
 
     broken = [*words, str(folder / "broken.jsonl"), "--errors", str(folder / "broken-refused.jsonl")]
     killed = warm.run(
-        [BIN / "gym", *broken], cwd=folder, env={**os.environ, "GYM_FAILPOINTS": "batch-line:5"}, timeout=120
+        [BIN / "gym", *broken],
+        cwd=folder,
+        env={**os.environ, "GYM_FAILPOINTS": "batch-line:5"},
+        timeout=SECONDS,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     some = len(answers(folder / "broken.jsonl"))

@@ -12,6 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.wait import SECONDS
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 DEMO = """
@@ -38,6 +40,7 @@ time.sleep(600)
 SUITE = """
 import time
 from tests.support.hub import HubProcess
+from tests.support.wait import SECONDS
 
 def test_that_is_killed(tmp_path):
     HubProcess(tmp_path / "hub").start()
@@ -51,14 +54,12 @@ def test_what_a_child_started_ends_with_the_parent(ending: signal.Signals) -> No
 
 
 @pytest.mark.slow  # a demo's processes; the suite's own are tried beside it
-@pytest.mark.timeout(180)
 def test_a_killed_demo_leaves_neither_hub_nor_contributors(tmp_path: Path) -> None:
     parent = start("-c", DEMO, str(tmp_path))
     assert_all_end(parent, {"gym-server": 1, "gym-client": 3, "python": 1}, signal.SIGKILL)
 
 
 @pytest.mark.slow  # a suite within the suite; ends of processes are tried in tests of their own
-@pytest.mark.timeout(180)
 def test_a_killed_suite_leaves_no_hub(tmp_path: Path) -> None:
     file = REPOSITORY / "tests" / "integration" / f"test_killed_{os.getpid()}.py"
     file.write_text(SUITE)
@@ -90,7 +91,7 @@ def assert_all_end(
             found = psutil.Process(parent.pid).children(recursive=True)
         parent.send_signal(ending)
         parent.wait()
-        gone, left = psutil.wait_procs(found, timeout=20)
+        gone, left = psutil.wait_procs(found, timeout=SECONDS)
         assert not left, [process.cmdline() for process in left]
         assert len(gone) >= sum(wanted.values())
     finally:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.model_hub import ModelHub, Repo
+from tests.support.wait import SECONDS
 
 NAME = "acme/tiny-chat"
 WEIGHTS = "model.safetensors"
@@ -50,7 +51,7 @@ def _stop_within(hub: ModelHub, home: Path, number: signal.Signals) -> tuple[int
         assert time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(number)
-    _, text = process.communicate(timeout=60)
+    _, text = process.communicate(timeout=SECONDS)
     return process.returncode, text
 
 
@@ -69,7 +70,7 @@ def test_a_pull_that_is_killed_and_interrupted_goes_on_at_the_byte(tiny_base: Pa
         stopped_at = _part(hub, home)
         repo.pause = 0.0
         process = _start(hub, home, "models", "pull", NAME, "--yes", "--json")
-        out, text = process.communicate(timeout=120)
+        out, text = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, text
         assert hub.gets(WEIGHTS) == [None, f"bytes={killed_at}-", f"bytes={stopped_at}-"]
         assert _part(hub, home) == 0
@@ -89,13 +90,13 @@ def test_train_by_a_name_of_the_hub_needs_consent_then_fetches_and_trains(
     )
     with ModelHub({NAME: Repo.of(tiny_base, card={"license": "mit"})}) as hub:
         process = _start(hub, tmp_path / "home", "train", str(config))
-        _, text = process.communicate(timeout=200)
+        _, text = process.communicate(timeout=SECONDS)
         assert process.returncode == 31, text
         assert "licence: mit" in text
         assert "--yes" in text
         assert not (tmp_path / "run").exists()
         process = _start(hub, tmp_path / "home", "train", str(config), "--yes", "--json")
-        out, text = process.communicate(timeout=250)
+        out, text = process.communicate(timeout=SECONDS)
         assert process.returncode == 0, text
         assert json.loads(out)["steps"] == 1
         assert len(hub.gets(WEIGHTS)) == 1

@@ -16,6 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, random_delta
 from tests.support.hub import HubProcess
+from tests.support.wait import SECONDS
 
 DEADLINE = 3_000
 """No test waits for it: what ends earlier ends by its own reason."""
@@ -70,7 +71,7 @@ def connected(*contributors: RawContributor) -> Iterator[list[pb.Task]]:
         for stream in streams:
             stream.cancel()
         for thread in threads:
-            thread.join(10)
+            thread.join(SECONDS)
 
 
 def test_one_that_only_sends_heartbeats_holds_nobody_and_its_late_work_gets_its_verdict(
@@ -87,7 +88,7 @@ def test_one_that_only_sends_heartbeats_holds_nobody_and_its_late_work_gets_its_
         slow, held = people[2], tasks[2]
         beat(slow, held)
 
-        (first,) = hub.wait_for("the merge without it", lambda: rounds_in(hub, "committed"), 120)
+        (first,) = hub.wait_for("the merge without it", lambda: rounds_in(hub, "committed"))
         with pytest.raises(GymError, match="late: its round went on without it") as caught:
             beat(slow, held)
         assert caught.value.code is ErrorCode.LEASE_LOST
@@ -116,7 +117,7 @@ def test_a_round_in_which_everybody_failed_ends_at_once_and_seven_of_them_do_not
                     fail(bad, task, code=1001)  # the hub's own code for a lost lease gives no second task
                 return len(rounds_in(hub, "aborted")) >= 7
 
-            hub.wait_for("seven aborted rounds", aborted, 120)
+            hub.wait_for("seven aborted rounds", aborted)
             found = rounds_in(hub, "aborted")
             assert "1 contributor failed" in found[0]["reason"]
             assert len(seen) <= len(found) + 1  # one task a round, never the same round's again
@@ -127,7 +128,7 @@ def test_a_round_in_which_everybody_failed_ends_at_once_and_seven_of_them_do_not
         for seed, one in enumerate(honest):
             delta = random_delta(tmp_path, digest, seed, str(tiny_base))
             assert one.contribute(delta)["verdict"] == "admitted"
-        hub.wait_for("a commit", lambda: rounds_in(hub, "committed"), 120)
+        hub.wait_for("a commit", lambda: rounds_in(hub, "committed"))
 
 
 @pytest.mark.slow  # waits for deadlines
@@ -172,6 +173,6 @@ def test_an_error_reply_frees_its_lease_at_once(tmp_path: Path, tiny_base: Path)
         digest = people[0].status.base_digest
         for seed, (one, task) in enumerate(zip(people[1:], tasks[1:], strict=True)):
             one.contribute(random_delta(tmp_path, digest, seed, str(tiny_base)), task)
-        hub.wait_for("a merge without a grace period", lambda: rounds_in(hub, "committed"), 120)
+        hub.wait_for("a merge without a grace period", lambda: rounds_in(hub, "committed"))
         assert "still at work" not in hub.log()
         assert people[0].next_task().metadata.group_id == "2"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN, HubProcess
+from tests.support.wait import SECONDS
 
 
 @pytest.mark.slow
@@ -41,7 +42,7 @@ def test_a_contributor_sees_what_rounds_cost_and_stops_at_its_own_limit(
         if events[-1]["event"] == "failed":
             break
     agent.terminate()
-    agent.communicate(timeout=60)
+    agent.communicate(timeout=SECONDS)
     (offer,) = [event["privacy"] for event in events if event["event"] == "offer"]
     assert 2.5 < offer["epsilon_per_round"] < 3.0 < offer["epsilon_after_all"]
     assert offer["central"] is None
@@ -50,7 +51,7 @@ def test_a_contributor_sees_what_rounds_cost_and_stops_at_its_own_limit(
     assert events[-1]["event"] == "failed"
     assert "max_epsilon of 3" in events[-1]["message"]
     shown = subprocess.run(
-        [BIN / "gym-client", "privacy", "--home", home, "--json"], capture_output=True, text=True, timeout=60
+        [BIN / "gym-client", "privacy", "--home", home, "--json"], capture_output=True, text=True
     )
     (row,) = json.loads(shown.stdout)
     assert row["epsilon"] == after["epsilon"]

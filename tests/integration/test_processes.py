@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from gym_fed.base.models import load_model
 from tests.support.quick import quick
+from tests.support.wait import SECONDS
 
 CONFIG = """
 model: gym-nano
@@ -103,7 +104,7 @@ def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
         # The first step is kept once every process has counted it, just after its line is printed.
         if line.startswith("step 2/"):
             os.kill(started.pid, number)
-    assert started.wait(timeout=60) == 128 + number, "".join(printed)
+    assert started.wait(SECONDS) == 128 + number, "".join(printed)
     assert "a checkpoint is in" in "".join(printed)
     figures = run(tmp_path / "run", 2, STRATEGIES[name])
     assert figures["num_processes"] == 2
@@ -112,7 +113,7 @@ def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
 
 def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:
     words = command(tmp_path / "run", 1, ["distributed.strategy=fsdp2"])
-    ended = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(words, capture_output=True, text=True)
     assert ended.returncode == 10
     assert "distributed.strategy: fsdp2 needs several processes, and this is one" in ended.stderr
     assert not (tmp_path / "run").exists()

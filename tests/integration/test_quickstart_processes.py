@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from gym_fed import quickstart
+from tests.support.wait import SECONDS
 
 
 @pytest.mark.slow  # a hub and two contributors as processes, half a minute
@@ -25,7 +26,7 @@ def test_a_variant_is_made_once_and_served(tmp_path: Path) -> None:
     for _ in range(2):
         with quickstart.serve_variant(store=tmp_path / "variants", max_steps=4) as served:
             assert served.ask("copy: abc", max_tokens=4)
-            models = httpx.get(f"{served.url}/models", timeout=30).json()["data"]
+            models = httpx.get(f"{served.url}/models", timeout=SECONDS).json()["data"]
             assert served.model in [model["id"] for model in models]
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{served.url}/models", timeout=30)
+            httpx.get(f"{served.url}/models", timeout=SECONDS)

@@ -26,6 +26,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor, chunks, random_delta, spec_of
 from tests.support.hub import HubProcess
 from tests.support.loopback_hub import manifest_of
+from tests.support.wait import SECONDS
 
 MIB = 1 << 20
 PART = 1 << 18
@@ -137,7 +138,7 @@ def test_a_body_before_authentication_is_refused_and_memory_stays_flat(hub: HubP
 def test_a_message_above_the_cap_is_refused_before_it_is_buffered(contributor: RawContributor) -> None:
     request = pb.UploadChunk(sha256="e" * 64, data=bytes(8 * MIB))
     with pytest.raises(grpc.RpcError) as caught:
-        contributor.stub.Upload(iter([request]), timeout=30, metadata=contributor.metadata)
+        contributor.stub.Upload(iter([request]), timeout=SECONDS, metadata=contributor.metadata)
     assert from_rpc_error(caught.value, "hub").code is ErrorCode.TOO_LARGE
 
 
@@ -302,7 +303,7 @@ def revoke(contributor: RawContributor) -> None:
         statement_json=said.to_json(),
         signature=said.sign(key),
     )
-    contributor.stub.RevokeKey(request, timeout=60)
+    contributor.stub.RevokeKey(request, timeout=SECONDS)
 
 
 def test_an_upload_ends_at_the_next_chunk_after_its_key_was_revoked(
@@ -323,7 +324,7 @@ def test_an_upload_ends_at_the_next_chunk_after_its_key_was_revoked(
     refused(ErrorCode.KEY_REVOKED, contributor.call, contributor.stub.Account, pb.AccountRequest())
     refused(ErrorCode.KEY_REVOKED, contributor.enrol)
     witness = RawContributor(hub.address, "witness").enrol()
-    stream = witness.stub.Ledger(pb.LedgerRequest(), timeout=60, metadata=witness.metadata)
+    stream = witness.stub.Ledger(pb.LedgerRequest(), timeout=SECONDS, metadata=witness.metadata)
     entries = [entry for entry in stream if contributor.key.contributor in entry.body_json]
     witness.close()
     assert [entry.kind for entry in entries] == ["enrolled", "revoked", "verdict"]
@@ -350,7 +351,7 @@ def test_an_update_signed_by_a_replaced_key_is_refused_and_the_new_key_answers_t
         signature=said.sign(old),
         new_signature=said.sign(new),
     )
-    contributor.stub.RotateKey(request, timeout=60)
+    contributor.stub.RotateKey(request, timeout=SECONDS)
     refused(ErrorCode.UNAUTHENTICATED, contributor.submit, task.message_id, manifest)
     contributor.key = new.of_account(account)
     contributor.enrol()

@@ -12,7 +12,7 @@ from gym_fed.privacy.secure_aggregation.votes import MAGIC
 from tests.support.federation import Federation
 from tests.support.wait import SECONDS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 """The same rounds run in one process in tests/crash, every time."""
 
 SECURE: dict[str, Any] = {

@@ -16,6 +16,7 @@ import yaml
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.training.trainer import Trainer
+from tests.support.wait import SECONDS
 from tests.support.warm import run
 
 GYM = Path(sys.executable).parent / "gym"
@@ -58,7 +59,7 @@ def interrupted(
         said += line
         if line.startswith("step 5/") and said.count("step 5/") == 1:
             process.send_signal(request.param)
-    return folder, process.wait(timeout=60), said
+    return folder, process.wait(SECONDS), said
 
 
 def test_a_signal_leaves_a_checkpoint_the_code_128_plus_its_number_and_the_way_to_resume(

@@ -14,6 +14,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict
 
+from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
 pytestmark = pytest.mark.slow  # trains for half a minute, and starts a server
@@ -103,7 +104,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, (folder / "said").read_text()
-        yield openai.OpenAI(base_url=json.loads(line)["url"], api_key="none", max_retries=0, timeout=120)
+        yield openai.OpenAI(base_url=json.loads(line)["url"], api_key="none", max_retries=0, timeout=SECONDS)
     finally:
         process.kill()
 

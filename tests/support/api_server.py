@@ -16,6 +16,7 @@ from gym_fed.serving.http.app import create_app
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.setup import Serving
+from tests.support.wait import SECONDS
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def api_server(serving: Serving, keys: KeyFile | None) -> Iterator[Any]:
         time.sleep(0.01)
     port = running.servers[0].sockets[0].getsockname()[1]
     try:
-        with httpx.Client(timeout=60, verify=False) as http:
+        with httpx.Client(timeout=SECONDS, verify=False) as http:
             yield SimpleNamespace(url=f"http://127.0.0.1:{port}/v1", gateway=gateway, http=http)
     finally:
         running.should_exit = True

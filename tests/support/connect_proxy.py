@@ -6,6 +6,7 @@ import socket
 import threading
 
 from tests.support.tcp_listener import TcpListener
+from tests.support.wait import SECONDS
 
 
 class ConnectProxy(TcpListener):
@@ -43,7 +44,7 @@ class ConnectProxy(TcpListener):
                 back = threading.Thread(target=_copy, args=(hub, stream), daemon=True)
                 back.start()
                 _copy(stream, hub)
-                back.join(10)
+                back.join(SECONDS)
 
 
 def _copy(source: socket.socket, target: socket.socket) -> None:

@@ -26,6 +26,7 @@ from gym_fed.trust.wire.errors import from_rpc_error
 from gym_fed.trust.wire.limits import CHANNEL_OPTIONS, DELTA_STYPE, PROTOCOL, SESSION_KEY
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.wait import SECONDS
 
 
 class RawContributor:
@@ -43,7 +44,7 @@ class RawContributor:
         self.stub = HubStub(self.channel)
         self.key = key or SigningKey.generate()
         self.name = name
-        self.status = self.stub.Status(pb.StatusRequest(), timeout=30)
+        self.status = self.stub.Status(pb.StatusRequest(), timeout=SECONDS)
         self.server = server_id(self.status.ledger_public_key)
         self.session = ""
 
@@ -84,11 +85,11 @@ class RawContributor:
     def call(self, method: Any, request: Any) -> Any:
         """A call; a refusal is raised as the ``GymError`` that it carries."""
         try:
-            return method(request, timeout=60, metadata=self.metadata)
+            return method(request, timeout=SECONDS, metadata=self.metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, "hub") from None
 
-    def next_task(self, seconds: float = 60) -> pb.Task:
+    def next_task(self, seconds: float = SECONDS) -> pb.Task:
         """The next task; the stream is closed again (the lease stays)."""
         stream = self.stub.Work(pb.WorkRequest(), timeout=seconds, metadata=self.metadata)
         try:
@@ -115,7 +116,9 @@ class RawContributor:
 
     def download(self, sha256: str) -> bytes:
         try:
-            stream = self.stub.Download(pb.DownloadRequest(sha256=sha256), timeout=60, metadata=self.metadata)
+            stream = self.stub.Download(
+                pb.DownloadRequest(sha256=sha256), timeout=SECONDS, metadata=self.metadata
+            )
             return b"".join(chunk.data for chunk in stream)
         except grpc.RpcError as error:
             raise from_rpc_error(error, "hub") from None

@@ -13,6 +13,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 from gym_server.cli.run import run_hub
 
+from tests.support.wait import SECONDS
+
 
 def main(folder: Path, result_path: Path) -> None:
     """Two rounds of FedAvg over two contributors; the result goes to ``result_path`` as JSON."""
@@ -23,7 +25,7 @@ def main(folder: Path, result_path: Path) -> None:
             grid,
             ArrayRecord([np.zeros((3, 2), np.float32), np.ones(4, np.float64)]),
             num_rounds=2,
-            timeout=120,
+            timeout=SECONDS,
             train_config=ConfigRecord({"step": 2.0}),
         )
         found = {

@@ -12,6 +12,7 @@ import grpc
 from gym_fed.trust.identity.tls import TLS_NAME, create_certificate
 from gym_fed.trust.wire.limits import CHANNEL_OPTIONS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.wait import SECONDS
 
 
 class Relay(grpc.GenericRpcHandler):
@@ -49,7 +50,7 @@ class Relay(grpc.GenericRpcHandler):
         return grpc.stream_stream_rpc_method_handler(call)
 
     def _pass_on(self, method: str, requests: Any, metadata: Any) -> Iterator[bytes]:
-        for reply in self._there.stream_stream(method)(requests, metadata=metadata, timeout=20):
+        for reply in self._there.stream_stream(method)(requests, metadata=metadata, timeout=SECONDS):
             if method.endswith("/Authenticate"):
                 self.sessions.append(pb.AuthenticateReply.FromString(reply).session)
             yield reply

@@ -93,7 +93,7 @@ class FailingProxy:
                     proxy.failing -= 1
                     self.reply(503, {}, b"<Error><Code>SlowDown</Code></Error>")
                     return
-                inner = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+                inner = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
                 inner.request(self.command, self.path, body, dict(self.headers))
                 got = inner.getresponse()
                 data = got.read()

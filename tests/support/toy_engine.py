@@ -12,6 +12,7 @@ import torch
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool, LayerShape
 from gym_fed.serving.forward.variant_weights import LoadedVariant
+from tests.support.wait import SECONDS
 
 END = 258
 """gym-nano's end token: the toy is used with its tokenizer."""
@@ -71,7 +72,7 @@ class ToyModel:
 
     def step(self, chunks: Any) -> torch.Tensor:
         self.entered.release()
-        assert self.gate.wait(20)
+        assert self.gate.wait(SECONDS)
         self.steps.append([(len(chunk.token_ids), chunk.wants_logits) for chunk in chunks])
         if self.fail is not None:
             self.fail(chunks)

@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tests.support.wait import SECONDS
+
 COMMANDS = {
     "gym": "gym_fed.cli.main",
     "gym-client": "gym_client.cli.main",
@@ -126,7 +128,7 @@ def run(
     arguments: Sequence[str | Path],
     *,
     stdin: str = "",
-    timeout: float = 240,
+    timeout: float = 2 * SECONDS,
     cwd: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:

@@ -190,4 +190,4 @@ def test_none_of_this_imports_torch(words: list[object]) -> None:
         "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "assert 'torch' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

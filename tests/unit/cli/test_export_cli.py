@@ -275,7 +275,7 @@ def test_a_stopped_export_leaves_no_file_no_process_and_nothing_that_the_next_on
     children = children_of(exporting.pid)
     assert children, "the process that reads the export back is started before the model is loaded"
     exporting.send_signal(number)
-    status = exporting.wait(60)
+    status = exporting.wait(SECONDS)
     exporting.stderr.close()
     assert status == (-number if number is signal.SIGKILL else ErrorCode.INTERRUPTED.exit_code)
     deadline = time.monotonic() + SECONDS

@@ -21,6 +21,7 @@ from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode
 from tests.support.hub import BIN
+from tests.support.wait import SECONDS
 
 ENTER = "\n"
 
@@ -233,7 +234,7 @@ def test_a_real_terminal_is_asked(tmp_path: Path) -> None:
             shown += os.read(master, 4096)
         os.write(master, b"open\n" if number == 3 else b"\n")
         shown += os.read(master, 1)
-    assert process.wait(timeout=60) == 0, shown
+    assert process.wait(SECONDS) == 0, shown
     os.close(master)
     assert read_config(tmp_path / "hub") == ServerConfig.model_validate(
         read_config(tmp_path / "hub").model_dump() | {"enrolment": {"policy": "open"}}

@@ -18,6 +18,7 @@ from gym_fed.cli.api.app import _without_collection
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http import server
+from tests.support.wait import SECONDS
 
 
 def test_nothing_is_collected_while_a_server_loads_and_what_it_loaded_is_never_looked_at_again() -> None:
@@ -43,9 +44,7 @@ def test_a_server_that_cannot_load_leaves_collection_on() -> None:
 
 def test_a_server_listens_before_it_loads_torch() -> None:
     program = "import sys, gym_fed.serving.http.server; print({'torch', 'transformers'} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
@@ -102,7 +101,7 @@ def test_a_server_that_is_stopped_while_it_loads_does_not_wait_for_pythons_own_e
         [sys.executable, "-c", _STOPPED, "api", "--base", "gym-nano"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS,
         env={**os.environ, "GYM_HOME": str(tmp_path), "THREAD": thread},
     )
     assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr

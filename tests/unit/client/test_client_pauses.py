@@ -22,6 +22,7 @@ from gym_client.identity.home import Home
 
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene, empty
+from tests.support.wait import SECONDS
 from tests.unit.client.test_client_waiting import Clock, wait_until
 
 DAY = datetime(2026, 11, 24, 12, 0)
@@ -145,7 +146,7 @@ def test_a_wait_says_until_when_and_ends_with_its_reason(home: Home) -> None:
     set_resumed(home)
     waits.day = DAY.replace(hour=23)
     waits.clock.now += 1
-    thread.join(10)
+    thread.join(SECONDS)
     assert not thread.is_alive()
     assert waits.display.texts("resumed") == ["resuming"]
 
@@ -208,7 +209,7 @@ def test_a_running_agent_that_is_paused_keeps_its_work_and_goes_on_with_the_same
     set_resumed(scene.home)
     wait_until(lambda: scene.display.texts("resumed"))
     scene.hub.give(scene.task("m1"))  # what a hub does when the installation is back within its lease
-    thread.join(20)
+    thread.join(SECONDS)
     assert done[0].num_submitted == 1
     assert calls == ["m1", "m1"]
     assert len(scene.hub.heartbeats) > beats
@@ -229,7 +230,7 @@ def test_a_paused_agent_takes_no_task(scene: Scene) -> None:
     wait_until(lambda: scene.display.texts("paused"))
     assert scene.hub.events.qsize() == 1
     agent.stop()
-    thread.join(10)
+    thread.join(SECONDS)
     assert not thread.is_alive()
     assert scene.display.texts("task") == []
 

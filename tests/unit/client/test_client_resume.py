@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.hub import BIN, HubProcess
+from tests.support.wait import SECONDS
 from tests.support.warm import run
 
 
@@ -35,7 +36,7 @@ def test_ctrl_c_in_training_stops_at_a_checkpoint_and_the_same_command_goes_on(
     while '"phase": "train"' not in first.stdout.readline():
         assert first.poll() is None
     first.send_signal(signal.SIGINT)
-    _, printed = first.communicate(timeout=60)
+    _, printed = first.communicate(timeout=SECONDS)
     assert first.returncode == 130
     assert "same command" in printed
     assert list(home.glob("tasks/*/run/checkpoints/checkpoint-*"))

@@ -133,7 +133,7 @@ def test_first_contact_waits_for_the_hub_and_goes_on_when_it_is_there(tmp_path: 
     thread.start()
     wait_until(lambda: display.texts("away"))
     hub.start()
-    thread.join(60)
+    thread.join(SECONDS)
     assert (
         caught[0].code is ErrorCode.POLICY_REFUSED
     )  # it came as far as the terms, of which this hub has none
@@ -178,7 +178,7 @@ def test_ctrl_c_ends_the_waiting_of_a_real_join(tmp_path: Path, hub: TinyHub) ->
         )
         wait_until(lambda: "retrying (Ctrl-C stops)" in log.read_text())
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(SECONDS) == 130
     hub.start()
     assert log.read_text().count("retrying") == 1
 
@@ -198,7 +198,7 @@ def test_an_idle_agent_reports_that_the_hub_is_back_though_there_is_no_task(scen
     scene.hub.start()
     wait_until(lambda: scene.display.texts("back"))
     agent.stop()
-    thread.join(30)
+    thread.join(SECONDS)
     assert len(scene.display.texts("away")) == 1
 
 

@@ -17,6 +17,8 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.openai.schemas import UserMessage
 from gym_fed.serving.openai.template_variables import TemplateNames
+from tests.support.evaluation_pool import reach_deadlines
+from tests.support.wait import SECONDS
 
 HANGS_ON_A_WORD = (
     "{% if messages[-1].content == 'hang' %}"
@@ -27,7 +29,10 @@ HANGS_ON_A_WORD = (
 )
 
 
-def test_a_hung_conversation_is_refused_and_others_are_answered_meanwhile() -> None:
+def test_a_hung_conversation_is_refused_and_others_are_answered_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "SECONDS", SECONDS)
     tokenizer = copy.deepcopy(load_tokenizer("gym-nano"))
     tokenizer.chat_template = HANGS_ON_A_WORD
     prompts = Prompts(tokenizer, len(tokenizer))
@@ -44,10 +49,11 @@ def test_a_hung_conversation_is_refused_and_others_are_answered_meanwhile() -> N
     hung.start()
     found = [prompts.of_messages([UserMessage(role="user", content="hello")]) for _ in range(3)]
     was_hung = hung.is_alive()
-    hung.join(timeout=10 * pool.SECONDS)
+    reach_deadlines()
+    hung.join(SECONDS)
     assert (found, was_hung) == ([wanted] * 3, True)
     assert [one.code for one in refused] == [ErrorCode.MODEL_INVALID]
-    assert "takes longer than 10 s" in refused[0].message
+    assert "takes longer than" in refused[0].message
 
 
 @pytest.mark.parametrize("owners", ["aaaaaa", "aaabbb"])
@@ -74,7 +80,7 @@ def test_callers_whose_conversations_hang_take_no_process_that_another_caller_wa
     time.sleep(0.5)
     other.start()
     for one in (other, *hung):
-        one.join(timeout=60)
+        one.join(SECONDS)
     assert ended["c"] == [None]
     assert ended["a"].count(ErrorCode.MODEL_INVALID) >= pool.MAX_PER_OWNER
 

@@ -26,6 +26,8 @@ from gym_fed.data.chat_templates import batches
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer
 from gym_fed.data.chat_templates.rendering import template_of, trl_templates
+from tests.support.evaluation_pool import reach_deadlines
+from tests.support.wait import SECONDS
 
 NESTED = "{% for a in range(99999) %}" * 4 + "{% endfor %}" * 4
 CAPTURES = "{% set a %}{{ 'x' * 9000000 }}{% endset %}" + "{% set a %}{{ a }}{{ a }}{{ a }}{% endset %}" * 4
@@ -139,7 +141,8 @@ def test_every_tokenizer_of_transformers_renders_in_the_bounded_process(
     assert chat_template_utils.render_jinja_template is chat.render_chat
 
 
-def test_a_hung_template_keeps_no_other_caller_waiting() -> None:
+def test_a_hung_template_keeps_no_other_caller_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "SECONDS", SECONDS)
     chat.render_chat([ROW], chat_template="{# z #}")
     errors = []
 
@@ -154,6 +157,7 @@ def test_a_hung_template_keeps_no_other_caller_waiting() -> None:
         one.start()
     answered = [chat.render_chat([ROW], chat_template="{# z #}{{ messages | length }}") for _ in range(3)]
     still_hung = [one.is_alive() for one in hung]
+    reach_deadlines()
     for one in hung:
         one.join()
     assert (len(answered), still_hung) == (3, [True] * len(hung))
@@ -196,7 +200,7 @@ def test_ctrl_c_ends_a_command_whose_template_hangs(tmp_path: Path) -> None:
             time.sleep(0.05)
         begun = time.monotonic()
         process.send_signal(signal.SIGINT)
-        output = process.communicate(timeout=30)
+        output = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
     assert process.returncode == 130, output

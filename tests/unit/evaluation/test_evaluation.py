@@ -13,7 +13,7 @@ from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation import answer, exact_match, heldout_loss
-from gym_fed.evaluation.own_rows import own_rows
+from gym_fed.evaluation.harness.sources import own_rows
 
 ROWS = generate("copy", 20, split="heldout") + generate("words", 20, split="heldout")
 

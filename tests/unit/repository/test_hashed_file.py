@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.hashed_file import HashedFile
+from tests.support.wait import SECONDS
 
 MIB = 1 << 20
 
@@ -79,7 +80,7 @@ class Slow(io.BytesIO):
     gate = threading.Event()
 
     def write(self, data: object) -> int:
-        self.gate.wait(20)
+        self.gate.wait(SECONDS)
         return 0
 
 
@@ -97,7 +98,7 @@ def test_what_brings_the_bytes_waits_for_a_slow_disk() -> None:
     time.sleep(0.3)
     assert len(handed) <= 10
     Slow.gate.set()
-    feeder.join(20)
+    feeder.join(SECONDS)
     assert len(handed) == 100
     with pytest.raises(io.UnsupportedOperation, match="fileno"):  # no file that could be synced
         written.finish()

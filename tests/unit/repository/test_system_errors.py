@@ -18,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.system_errors import system_error
+from tests.support.wait import SECONDS
 
 NOBODY = 65534
 
@@ -163,6 +164,6 @@ def command(*words: str, under: tuple[str, ...] = ()) -> tuple[int, str]:
         [*under, Path(sys.executable).parent / words[0], *words[1:]],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
     )
     return done.returncode, done.stdout + done.stderr

@@ -22,6 +22,7 @@ from gym_fed.delta.base import digests_by_tensor
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub
+from tests.support.wait import SECONDS
 
 OPEN, CLOSED = "---\nlicense: Apache-2.0\n---\n", "---\nlicense: other\nlicense_name: our-own\n---\n"
 
@@ -160,7 +161,7 @@ def test_files_of_the_base_come_to_accounts_alone_and_no_other_file_does(
     hub: LoopbackHub, base: Path
 ) -> None:
     stranger = RawContributor(hub.address)
-    parts = list(stranger.stub.Base(pb.BaseRequest(), timeout=30))
+    parts = list(stranger.stub.Base(pb.BaseRequest(), timeout=SECONDS))
     names = {file.name: file.sha256 for part in parts for file in part.files}
     with pytest.raises(GymError) as caught:
         stranger.download(names["model.safetensors"])

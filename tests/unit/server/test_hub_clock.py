@@ -22,6 +22,7 @@ from gym_server.store.tables import nodes, rounds
 from gym_fed.core import portable
 from gym_fed.core.portable import steady_seconds
 from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
+from tests.support.wait import SECONDS
 
 HOUR = 3600.0
 
@@ -96,9 +97,9 @@ def test_the_time_is_read_while_the_clock_waits_to_write_the_database(
         assert waiting.is_alive()
         machine.sleeps(8 * HOUR)
         reading.start()
-        reading.join(10)
+        reading.join(SECONDS)
         assert len(times) == 1
-    waiting.join(10)
+    waiting.join(SECONDS)
     assert not waiting.is_alive()
 
 

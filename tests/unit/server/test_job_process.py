@@ -9,6 +9,8 @@ import pytest
 from gym_server.rounds.job_process import JobFailed, JobProcess
 from pydantic import BaseModel
 
+from tests.support.wait import SECONDS
+
 
 class _Job(BaseModel):
     height: int = 1
@@ -41,7 +43,7 @@ def test_a_stop_ends_a_process_that_runs_and_one_that_is_about_to_start() -> Non
     while process._process is None:
         time.sleep(0.01)
     process.stop()
-    thread.join(timeout=30)
+    thread.join(SECONDS)
     assert not thread.is_alive()
     assert len(failures) == 1
     with pytest.raises(JobFailed):

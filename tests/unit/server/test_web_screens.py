@@ -26,6 +26,7 @@ from gym_fed.trust.ledger.export import verify_file
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.hub_pages import HubPages
 from tests.support.private_hub import PrivateRounds, private_hub
+from tests.support.wait import SECONDS
 
 ROUNDS = 3
 
@@ -349,7 +350,7 @@ def test_so_many_downloads_at_once_and_their_places_are_given_back(
 
     def slow(*_: Any) -> Iterator[bytes]:
         begun.release()
-        go_on.wait(20)
+        go_on.wait(SECONDS)
         yield b"{}\n"
 
     monkeypatch.setattr(ledger_screen, "_file", slow)
@@ -361,7 +362,7 @@ def test_so_many_downloads_at_once_and_their_places_are_given_back(
     for thread in threads:
         thread.start()
     for _ in threads:
-        assert begun.acquire(timeout=20)
+        assert begun.acquire(timeout=SECONDS)
     assert pages.viewer.get(url).json()["error"]["code"] == "busy"
     go_on.set()
     for thread in threads:

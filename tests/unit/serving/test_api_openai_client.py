@@ -55,7 +55,9 @@ def server(serving: Serving, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def client_of(server: Any, who: str = "all") -> openai.OpenAI:
     key = server.keys.get(who, who)
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=60, http_client=server.http)
+    return openai.OpenAI(
+        base_url=server.url, api_key=key, max_retries=0, timeout=SECONDS, http_client=server.http
+    )
 
 
 def text_of(client: openai.OpenAI, model: str, **more: Any) -> str:

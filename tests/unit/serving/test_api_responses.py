@@ -16,6 +16,7 @@ from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http.keys import KeyFile
 from gym_fed.serving.setup import open_serving
 from tests.support.api_server import api_server
+from tests.support.wait import SECONDS
 
 TEMPLATE = """\
 {%- if tools %}<tool_call>{"name": ..., "arguments": ...}</tool_call>
@@ -53,7 +54,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 def client_of(server: Any, who: str = "ann") -> openai.OpenAI:
     key = server.keys[who]
-    return openai.OpenAI(base_url=server.url, api_key=key, max_retries=0, timeout=60, http_client=server.http)
+    return openai.OpenAI(
+        base_url=server.url, api_key=key, max_retries=0, timeout=SECONDS, http_client=server.http
+    )
 
 
 @pytest.fixture

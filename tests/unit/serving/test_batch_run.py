@@ -12,6 +12,7 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.batch_input import BatchInput, BatchRequest, check_body, check_input
 from gym_fed.serving.batch_run import BatchOutput, BatchReport, run_batch, seeded
+from tests.support.wait import SECONDS
 
 COMPLETIONS = "/v1/completions"
 LINE = '{"custom_id": "r1", "response": {"status_code": 200}}'
@@ -113,7 +114,7 @@ def test_ctrl_c_keeps_what_was_written_and_stops_what_runs(tmp_path: Path) -> No
 
     def answer(url: str, body: dict[str, Any]) -> dict[str, Any]:
         if body["prompt"] != "0":
-            assert release.wait(60), "the run did not stop what was under way"
+            assert release.wait(SECONDS), "the run did not stop what was under way"
         return echo(url, body)
 
     def interrupt(report: BatchReport) -> None:

@@ -15,6 +15,7 @@ from gym_fed.serving.engine.guided import Guide, GuideFactory
 from gym_fed.serving.engine.request import GenerationRequest, Grammar, SamplingParams
 from gym_fed.serving.http.gateway import PublicErrors
 from tests.support.toy_engine import END, ToyModel
+from tests.support.wait import SECONDS
 
 AMBIGUOUS = ('start: a\na: a a | "a" | "b" a a |', 'start: a\na: a a | "a" |', "root ::= root root | [ab] |")
 CALCULATOR = """
@@ -78,12 +79,12 @@ def test_an_ambiguous_grammar_ends_its_own_answer_before_masks_take_long(
         free = engine.submit(GenerationRequest([2, 1], SamplingParams(max_tokens=300, ignore_eos=True)))
         for one in ambiguous:
             with pytest.raises(GymError, match="the grammar cannot be enforced further") as refused:
-                one.result(60)
+                one.result(SECONDS)
             assert refused.value.code is ErrorCode.DATA_INVALID
             body = PublicErrors().body(refused.value)["error"]
             assert (body["type"], body["code"]) == ("invalid_request_error", "data_invalid")
             assert body["message"].startswith("the grammar cannot be enforced further: ")
-        assert len(free.result(60).token_ids) == 300
+        assert len(free.result(SECONDS).token_ids) == 300
 
 
 @pytest.mark.parametrize("grammar", HONEST.values(), ids=HONEST)

@@ -14,6 +14,7 @@ from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.engine.sequence import NgramProposer
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.toy_engine import ToyModel, ToySource
+from tests.support.wait import SECONDS
 
 SPECULATIVE = EngineConfig(speculative="ngram", speculative_tokens=5)
 
@@ -71,12 +72,12 @@ def test_greedy_and_seeded_answers_are_those_without_proposals(tokenizer: Any, b
     source = ToySource("alice", "bob")
     wanted = [repetitive(number, (None, "alice", "bob")) for number in range(9)]
     with Engine(ToyModel(), tokenizer, source) as engine:
-        plain = [engine.submit(request).result(20) for request in wanted]
+        plain = [engine.submit(request).result(SECONDS) for request in wanted]
     toy = ToyModel()
     size = {"kv_cache_size": toy.bytes_per_token * 16 * blocks}
     with Engine(toy, tokenizer, source, SPECULATIVE.model_copy(update=size)) as engine:
         generations = [engine.submit(request) for request in wanted]
-        found = [generation.result(20) for generation in generations]
+        found = [generation.result(SECONDS) for generation in generations]
         stats = engine.stats()
     for one, other in zip(found, plain, strict=True):
         assert (one.token_ids, one.text, one.finish_reason) == (
@@ -110,7 +111,7 @@ def test_a_real_model_takes_fewer_steps_for_the_same_tokens(tokenizer: Any) -> N
         answers, steps = [], []
         for config in (EngineConfig(), SPECULATIVE):
             with Engine(served, tokenizer, config=config) as engine:
-                answers.append([engine.submit(request).result(60).token_ids for request in wanted])
+                answers.append([engine.submit(request).result(SECONDS).token_ids for request in wanted])
                 steps.append(engine.stats().steps)
     assert answers[0] == answers[1]
     assert steps[1] < 0.9 * steps[0]
@@ -125,7 +126,7 @@ def test_guided_answers_and_stop_texts_end_where_they_do_without_proposals(token
     found = []
     for config in (EngineConfig(), SPECULATIVE):
         with Engine(ToyModel(), tokenizer, config=config) as engine:
-            found.append([engine.submit(request).result(20) for request in wanted])
+            found.append([engine.submit(request).result(SECONDS) for request in wanted])
             accepted = engine.stats().accepted_tokens
     assert accepted > 10
     assert [(one.text, one.token_ids) for one in found[0]] == [(one.text, one.token_ids) for one in found[1]]
@@ -146,5 +147,5 @@ def test_answers_of_gym_nano_are_the_same(tokenizer: Any) -> None:
         found = []
         for config in (EngineConfig(), SPECULATIVE):
             with Engine(served, loaded.tokenizer, config=config) as engine:
-                found.append([engine.submit(request).result(60).token_ids for request in wanted])
+                found.append([engine.submit(request).result(SECONDS).token_ids for request in wanted])
     assert found[0] == found[1]

@@ -19,6 +19,7 @@ from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.pictures.reader import PictureReader, count_pictures
 from gym_fed.serving.setup import open_serving
 from tests.support.vision_models import data_url, drawn, image_part, vision_model
+from tests.support.wait import SECONDS
 
 
 def test_few_are_read_at_once_and_fewer_of_one_caller() -> None:
@@ -132,7 +133,7 @@ def test_texts_are_answered_while_pictures_of_many_requests_wait(
     def slow(self: PictureReader, prompt: Any, owner: str) -> Any:
         if prompt.runs:
             reading.release()
-            let_go.wait(30)
+            let_go.wait(SECONDS)
         return compute(self, prompt, owner)
 
     monkeypatch.setattr(PictureReader, "placed", slow)
@@ -143,7 +144,7 @@ def test_texts_are_answered_while_pictures_of_many_requests_wait(
             gateway.serving = serving
             transport = httpx.ASGITransport(create_app(gateway))
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://127.0.0.1", timeout=60
+                transport=transport, base_url="http://127.0.0.1", timeout=SECONDS
             ) as client:
 
                 async def ask(content: Any) -> int:
@@ -154,7 +155,7 @@ def test_texts_are_answered_while_pictures_of_many_requests_wait(
                 picture = [image_part(data_url(drawn(1)))]
                 asked = [asyncio.ensure_future(ask(picture)) for _ in range(PER_CALLER + 4)]
                 for _ in range(PER_CALLER):
-                    await asyncio.to_thread(reading.acquire, timeout=20)
+                    await asyncio.to_thread(reading.acquire, timeout=SECONDS)
                 try:
                     assert await asyncio.wait_for(ask("hello"), 20) == 200
                     assert not any(one.done() for one in asked)
@@ -176,7 +177,7 @@ def test_pictures_of_a_client_that_left_are_not_read(llava: Path, monkeypatch: p
         def slow(picture: Any) -> Any:
             read.append(picture)
             started.set()
-            go_on.wait(30)
+            go_on.wait(SECONDS)
             return process(picture)
 
         monkeypatch.setattr(pictures.processor, "process", slow)
@@ -205,7 +206,7 @@ def test_pictures_of_a_client_that_left_are_not_read(llava: Path, monkeypatch: p
             async def receive() -> Any:
                 if given:
                     return given.pop()
-                await asyncio.to_thread(started.wait, 20)
+                await asyncio.to_thread(started.wait, SECONDS)
                 return {"type": "http.disconnect"}
 
             async def send(_message: Any) -> None:

@@ -17,6 +17,7 @@ from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, 
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.variants import load, write_random_delta
+from tests.support.wait import SECONDS
 
 QUESTIONS = [
     "What is the capital of France?",
@@ -74,15 +75,15 @@ def test_answers_among_others_are_those_given_alone(tokenizer: Any, batch_tokens
     alone = []
     with Engine(ToyModel(), tokenizer, source) as engine:
         for request in wanted:
-            alone.append(engine.submit(request).result(20))
+            alone.append(engine.submit(request).result(SECONDS))
     toy = ToyModel()
     config = EngineConfig(max_concurrent=24, max_batch_tokens=batch_tokens)
     with Engine(toy, tokenizer, source, config) as engine:
         first = [engine.submit(request) for request in wanted[:10]]
         for _ in range(4):
-            assert toy.entered.acquire(timeout=20)
+            assert toy.entered.acquire(timeout=SECONDS)
         rest = [engine.submit(request) for request in wanted[10:]]  # these join in the middle
-        together = [generation.result(20) for generation in first + rest]
+        together = [generation.result(SECONDS) for generation in first + rest]
     assert [said(one) for one in together] == [said(one) for one in alone]
     assert max(len(step) for step in toy.steps) > 8
     assert max(sum(tokens for tokens, _ in step) for step in toy.steps) <= batch_tokens
@@ -94,11 +95,11 @@ def test_what_is_written_goes_on_while_a_long_prompt_is_read(tokenizer: Any) -> 
     with Engine(toy, tokenizer, config=EngineConfig(max_batch_tokens=16, step_stretch=None)) as engine:
         toy.gate.clear()
         short = engine.submit(GenerationRequest([5], SamplingParams(max_tokens=40, seed=1)))
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         long = engine.submit(GenerationRequest(list(range(200)), SamplingParams(max_tokens=3, seed=1)))
         toy.gate.set()
-        assert len(short.result(20).token_ids) == 40
-        assert len(long.result(20).token_ids) == 3
+        assert len(short.result(SECONDS).token_ids) == 40
+        assert len(long.result(SECONDS).token_ids) == 3
     beside = [step for step in toy.steps if len(step) == 2 and step[1][0] > 1]
     assert beside[0] == [(1, True), (15, False)]
     assert sum(tokens for _, (tokens, _) in beside) == 200
@@ -113,7 +114,7 @@ def test_greedy_answers_are_those_of_generate(nano: Any) -> None:
             engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=16)))
             for ids in prompts
         ]
-        found = [generation.result(60) for generation in requested]
+        found = [generation.result(SECONDS) for generation in requested]
     stock = load_model("gym-nano").model
     for ids, completion in zip(prompts, found, strict=True):
         wanted = stock.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[
@@ -137,7 +138,7 @@ def test_a_model_with_two_end_tokens_and_word_pieces_is_continued_as_generate_do
         assert engine.end_ids == {1, 2}
         generation = engine.submit(GenerationRequest(ids, SamplingParams(temperature=0, max_tokens=60)))
         text = "".join(event.text for event in generation)
-        found = generation.result(60)
+        found = generation.result(SECONDS)
     assert [*ids, *found.token_ids] == wanted
     prompt = loaded.tokenizer.decode(ids, skip_special_tokens=True)
     assert prompt + text == loaded.tokenizer.decode(wanted, skip_special_tokens=True)
@@ -162,8 +163,10 @@ def test_variants_of_a_real_model_answer_in_one_batch_as_they_do_alone(nano: Any
         for question, heat, name in zip(QUESTIONS[:3], (0.0, 0.7, 0.0), ("a", "b", None), strict=True)
     ]
     with Engine(served, tokenizer, source) as engine:
-        alone = [engine.submit(request).result(60) for request in requested]
-        together = [generation.result(60) for generation in [engine.submit(request) for request in requested]]
+        alone = [engine.submit(request).result(SECONDS) for request in requested]
+        together = [
+            generation.result(SECONDS) for generation in [engine.submit(request) for request in requested]
+        ]
         assert engine.stats().rows_with_variants > 0
     assert [said(one) for one in together] == [said(one) for one in alone]
     assert len({one.token_ids for one in alone}) == 3
@@ -185,8 +188,10 @@ def test_drawn_answers_of_a_large_vocabulary_are_the_same_alone_and_among_others
         for number in range(4)
     ]
     with MultiVariantModel(model) as served, Engine(served, tokenizer) as engine:
-        alone = [engine.submit(request).result(60) for request in requested]
-        together = [generation.result(60) for generation in [engine.submit(request) for request in requested]]
+        alone = [engine.submit(request).result(SECONDS) for request in requested]
+        together = [
+            generation.result(SECONDS) for generation in [engine.submit(request) for request in requested]
+        ]
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
     assert len({token_id for one in alone for token_id in one.token_ids}) > 40
 
@@ -196,7 +201,7 @@ def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
     ids = chat(tokenizer, QUESTIONS[1])
     sampling = SamplingParams(temperature=1.5, presence_penalty=1.0, max_tokens=6, seed=2, logprobs=3)
     with Engine(served, tokenizer) as engine:
-        found = engine.submit(GenerationRequest(ids, sampling)).result(60)
+        found = engine.submit(GenerationRequest(ids, sampling)).result(SECONDS)
     stock = load_model("gym-nano").model
     with torch.inference_mode():
         logits = stock(torch.tensor([[*ids, *found.token_ids]])).logits[0, len(ids) - 1 : -1]
@@ -231,7 +236,7 @@ def test_a_reader_that_does_not_read_holds_up_no_one(tokenizer: Any) -> None:
     with Engine(ToyModel(), tokenizer) as engine:
         unread = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=30, seed=1)))
         read = engine.submit(GenerationRequest([2], SamplingParams(max_tokens=30, seed=1)))
-        assert len(read.result(20).token_ids) == 30
+        assert len(read.result(SECONDS).token_ids) == 30
         events = list(unread)
     assert sum(len(event.token_ids) for event in events) == 30
     assert [event.finish_reason for event in events][-1] == "length"
@@ -244,8 +249,8 @@ def test_an_embedding_takes_its_turn_and_knows_variants(tokenizer: Any) -> None:
         running = engine.submit(GenerationRequest([1], SamplingParams(max_tokens=5, seed=1)))
         requested = engine.embed([4, 5], "alice", "u")
         toy.gate.set()
-        assert torch.allclose(requested.result(20), toy.embed([4, 5], source.variants["alice"]))
-        assert running.result(20).finish_reason == "length"
+        assert torch.allclose(requested.result(SECONDS), toy.embed([4, 5], source.variants["alice"]))
+        assert running.result(SECONDS).finish_reason == "length"
         assert engine.stats().embeddings == 1
         with pytest.raises(GymError) as refused:
             engine.embed([4], "nobody")

@@ -15,6 +15,7 @@ from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from tests.support.toy_engine import ToyModel
+from tests.support.wait import SECONDS
 
 
 class Arrivals:
@@ -62,5 +63,5 @@ def test_the_prompts_of_a_burst_are_one_step(monkeypatch: pytest.MonkeyPatch) ->
         sampling = SamplingParams(max_tokens=3, seed=1)
         running = [engine.submit(GenerationRequest([7] * 5, sampling, user=f"u{n}")) for n in range(6)]
         for one in running:
-            one.result(30)
+            one.result(SECONDS)
         assert engine.stats().steps == 3

@@ -11,6 +11,7 @@ from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from tests.support.toy_engine import ToyModel, ToySource
+from tests.support.wait import SECONDS
 
 SYSTEM = [number % 200 for number in range(3, 53)]
 """50 tokens: three full blocks."""
@@ -25,7 +26,7 @@ def ask(
     engine: Engine, last: int, user: str = "u", variant: str | None = None, tokens: int = 6, key: str = ""
 ) -> CompletionOutput:
     sampling = SamplingParams(max_tokens=tokens, seed=last, ignore_eos=True)
-    return engine.submit(GenerationRequest([*SYSTEM, last], sampling, variant, user, key)).result(20)
+    return engine.submit(GenerationRequest([*SYSTEM, last], sampling, variant, user, key)).result(SECONDS)
 
 
 def test_a_beginning_is_found_by_the_same_user_and_variant_alone(tokenizer: Any) -> None:
@@ -46,7 +47,7 @@ def test_a_key_that_was_made_again_under_a_name_finds_nothing_of_its_predecessor
     prompt, sampling = [*SYSTEM, 1], SamplingParams(max_tokens=6, ignore_eos=True)
     with Engine(ToyModel(), tokenizer) as engine:
         found = [
-            engine.submit(GenerationRequest(prompt, sampling, user="ann", key_digest=digest)).result(20)
+            engine.submit(GenerationRequest(prompt, sampling, user="ann", key_digest=digest)).result(SECONDS)
             for digest in ("first", "first", "second", "second")
         ]
     assert [one.cached_tokens for one in found] == [0, 48, 0, 48]
@@ -95,11 +96,11 @@ def test_the_next_message_of_a_chat_finds_the_last_answer_too(tokenizer: Any) ->
         first = ask(engine, 1, tokens=40)
         ids = [*SYSTEM, 1, *first.token_ids, 9, 9]
         second = engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=2, seed=1), user="u"))
-        assert second.result(20).cached_tokens == (51 + 39) // 16 * 16
+        assert second.result(SECONDS).cached_tokens == (51 + 39) // 16 * 16
     fresh = ToyModel()
     with Engine(fresh, tokenizer) as engine:
         alone = engine.submit(GenerationRequest(ids, SamplingParams(max_tokens=2, seed=1), user="u"))
-        assert alone.result(20).token_ids == second.result(20).token_ids
+        assert alone.result(SECONDS).token_ids == second.result(SECONDS).token_ids
 
 
 def test_what_the_prefix_cache_keeps_makes_way_for_requests(tokenizer: Any) -> None:
@@ -118,5 +119,5 @@ def test_an_embedding_is_of_all_its_tokens_after_an_answer_to_the_same_text(toke
     toy = ToyModel()
     with Engine(toy, tokenizer) as engine:
         ask(engine, 1)
-        found = engine.embed([*SYSTEM, 1], user="u").result(20)
+        found = engine.embed([*SYSTEM, 1], user="u").result(SECONDS)
     assert torch.allclose(found, toy.embed([*SYSTEM, 1], None), atol=1e-6)

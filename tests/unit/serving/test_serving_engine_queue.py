@@ -21,6 +21,7 @@ from gym_fed.serving.engine.request import Generation, GenerationRequest, Sampli
 from gym_fed.serving.engine.scheduler import FairQueue, Scheduler, TokenCounters
 from gym_fed.serving.engine.sequence import ScheduledRequest
 from tests.support.toy_engine import ToyModel, ToyPool, ToySource
+from tests.support.wait import SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_a_user_with_many_requests_delays_another_by_no_more_than_one(tokenizer:
     with Engine(toy, tokenizer, config=config) as engine:
         toy.gate.clear()
         many = [engine.submit(ask("many")) for _ in range(200)]
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         few = [engine.submit(ask("few")) for _ in range(3)]
         for generation in many + few:
             put = generation._put
@@ -58,7 +59,7 @@ def test_a_user_with_many_requests_delays_another_by_no_more_than_one(tokenizer:
 
             generation._put = noted  # type: ignore[method-assign]
         toy.gate.set()
-        few[-1].result(20)
+        few[-1].result(SECONDS)
     assert order[:6] == ["many", "few", "many", "few", "many", "few"]
 
 
@@ -93,7 +94,7 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
     with Engine(toy, tokenizer, config=config) as engine:
         toy.gate.clear()
         requested = [engine.submit(ask("a"))]
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         requested += [engine.submit(ask("a")) for _ in range(2)]
         own = refused(lambda: engine.submit(ask("a")))
         requested.append(engine.submit(ask("b")))
@@ -105,9 +106,9 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
         )
         assert f"{engine.retry_after_seconds()} seconds" in more.hint
         toy.gate.set()
-        assert all(len(one.result(20).token_ids) == 4 for one in requested)
+        assert all(len(one.result(SECONDS).token_ids) == 4 for one in requested)
         assert engine.stats().refused == 2
-        assert engine.submit(ask("c")).result(20).finish_reason == "length"
+        assert engine.submit(ask("c")).result(SECONDS).finish_reason == "length"
 
 
 def test_a_cancelled_answer_frees_its_place_within_a_step(tokenizer: Any) -> None:
@@ -115,17 +116,17 @@ def test_a_cancelled_answer_frees_its_place_within_a_step(tokenizer: Any) -> Non
     with Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
         toy.gate.clear()
         first = engine.submit(ask(variant="alice", tokens=200))
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         waits = engine.submit(ask(tokens=200))
         next_one = engine.submit(ask(tokens=3, prompt=9))
         waits.cancel()
         first.cancel()
         toy.gate.set()
-        assert waits.result(20).finish_reason == "cancelled"
-        found = first.result(20)
+        assert waits.result(SECONDS).finish_reason == "cancelled"
+        found = first.result(SECONDS)
         assert found.finish_reason == "cancelled"
         assert len(found.token_ids) == 1
-        assert next_one.result(20).finish_reason == "length"
+        assert next_one.result(SECONDS).finish_reason == "length"
         first.cancel()  # nothing to do any more
         assert engine.stats().finished == {"stop": 0, "length": 1, "cancelled": 2, "error": 0}
     assert toy.steps[1] == [(9, True)]  # the step after the one that was under way
@@ -140,12 +141,12 @@ def test_a_variant_on_its_way_or_broken_holds_up_no_one_else(tokenizer: Any) -> 
         cold = engine.submit(ask("a", "cold"))
         broken = engine.submit(ask("a", "broken"))
         others = [engine.submit(ask("a", "warm")), engine.submit(ask("b"))]
-        assert [one.result(20).finish_reason for one in others] == ["length", "length"]
-        assert refused(lambda: broken.result(20)).code is ErrorCode.HASH_MISMATCH
+        assert [one.result(SECONDS).finish_reason for one in others] == ["length", "length"]
+        assert refused(lambda: broken.result(SECONDS)).code is ErrorCode.HASH_MISMATCH
         assert refused(lambda: list(broken)).code is ErrorCode.HASH_MISMATCH
         assert not cold.done
         source.cold.clear()
-        assert cold.result(20).finish_reason == "length"
+        assert cold.result(SECONDS).finish_reason == "length"
         assert refused(lambda: engine.submit(ask(variant="none"))).code is ErrorCode.NOT_FOUND
     assert not +source.pins
 
@@ -157,7 +158,7 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
         """Another one before this one has ended, so that the first variant never is without use."""
         if not other.done and len(requested) < 60:
             requested.append(engine.submit(ask("a", "first", tokens=200)))
-        assert generation.result(20).token_ids
+        assert generation.result(SECONDS).token_ids
 
     monkeypatch.setattr("gym_fed.serving.engine.admission._BYPASS_TIMEOUT_SECONDS", 0.0)
     source = ToySource("first", "second")
@@ -171,7 +172,7 @@ def test_a_variant_for_which_there_is_no_room_is_not_passed_for_ever(
         other = engine.submit(ask("b", "second"))
         for generation in requested:
             follow(generation)
-        assert other.result(20).finish_reason == "length"
+        assert other.result(SECONDS).finish_reason == "length"
     assert len(requested) < 60
     assert not +source.pins
 
@@ -198,13 +199,13 @@ def test_requests_beyond_the_kv_cache_wait_and_one_that_never_fits_is_refused(to
     with Engine(toy, tokenizer, config=config) as engine:
         toy.gate.clear()
         first = engine.submit(ask("a", prompt=60, tokens=4))  # 4 blocks
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         large = engine.submit(ask("b", prompt=40, tokens=8))  # 3 blocks: 2 are left
         small = [
             engine.submit(ask("a", prompt=2, tokens=2)) for _ in range(3)
         ]  # not before b's, who had nothing yet
         toy.gate.set()
-        assert all(one.result(20).finish_reason == "length" for one in [first, large, *small])
+        assert all(one.result(SECONDS).finish_reason == "length" for one in [first, large, *small])
         stats = engine.stats()
         assert (stats.kv_bytes_used, stats.preemptions) == (0, 0)
         never = refused(lambda: engine.submit(ask(prompt=2, tokens=95)))
@@ -223,8 +224,8 @@ def test_four_clients_without_max_tokens_run_at_once(tokenizer: Any) -> None:
         sampling = SamplingParams(seed=3, temperature=2.0)
         requested = [engine.submit(GenerationRequest([7, n], sampling, user=f"u{n}")) for n in range(4)]
         toy.gate.set()
-        together = [one.result(20) for one in requested]
-        alone = [engine.submit(one.request).result(20) for one in requested]
+        together = [one.result(SECONDS) for one in requested]
+        alone = [engine.submit(one.request).result(SECONDS) for one in requested]
     assert any(len(step) == 4 for step in toy.steps)
     assert [one.token_ids for one in together] == [one.token_ids for one in alone]
 
@@ -252,7 +253,7 @@ def test_a_preempted_answer_goes_on_with_the_tokens_that_it_has_alone(
         for number in range(7)
     ]
     with Engine(ToyModel(), tokenizer, source) as engine:
-        alone = [engine.submit(request).result(20) for request in wanted]
+        alone = [engine.submit(request).result(SECONDS) for request in wanted]
     toy = ToyModel()
     # 12 blocks; the seven want 5 to 7 each.
     config = EngineConfig(kv_cache_size=toy.bytes_per_token * 16 * 12, prefix_cache=prefix_cache)
@@ -260,9 +261,11 @@ def test_a_preempted_answer_goes_on_with_the_tokens_that_it_has_alone(
         generations = engine.submit_all([request for request in wanted if request.user == "u0"])
         generations += engine.submit_all([request for request in wanted if request.user == "u1"])
         reads = engine.embed([n % 250 for n in range(100)], "alice", "u1")
-        together = {id(one.request): one.result(20) for one in generations}
+        together = {id(one.request): one.result(SECONDS) for one in generations}
         assert torch.allclose(
-            reads.result(20), toy.embed([n % 250 for n in range(100)], source.variants["alice"]), atol=1e-5
+            reads.result(SECONDS),
+            toy.embed([n % 250 for n in range(100)], source.variants["alice"]),
+            atol=1e-5,
         )
         stats = engine.stats()
         assert engine._loop._tokens._present == Counter()
@@ -303,11 +306,11 @@ def test_a_preempted_json_answer_is_the_one_given_alone(tokenizer: Any) -> None:
         for number in range(3)
     ]
     with Engine(ToyModel(), tokenizer) as engine:
-        alone = [engine.submit(request).result(20).text for request in wanted]
+        alone = [engine.submit(request).result(SECONDS).text for request in wanted]
     toy = ToyModel()
     with Engine(toy, tokenizer, config=EngineConfig(kv_cache_size=toy.bytes_per_token * 16 * 7)) as engine:
         generations = [engine.submit(request) for request in wanted]
-        assert [one.result(20).text for one in generations] == alone
+        assert [one.result(SECONDS).text for one in generations] == alone
         assert engine.stats().preemptions > 0
 
 
@@ -326,8 +329,8 @@ def test_cancelling_a_preempted_request_frees_its_variant(tokenizer: Any) -> Non
         requested = [engine.submit(ask("a", name, tokens=100, prompt=20)) for name in ("alice", "bob")]
         toy.fail = cancel
         toy.gate.set()
-        assert requested[1].result(20).finish_reason == "cancelled"
-        assert requested[0].result(20).token_ids
+        assert requested[1].result(SECONDS).finish_reason == "cancelled"
+        assert requested[0].result(SECONDS).token_ids
         assert engine.stats().preemptions == 1
     assert pins == {"alice": 1, "bob": 1}  # a preempted request keeps its variant
     assert not +source.pins
@@ -344,18 +347,18 @@ def test_only_the_request_that_breaks_a_step_fails(tokenizer: Any, caplog: pytes
     with Engine(toy, tokenizer, source) as engine, caplog.at_level(logging.ERROR, "gym_fed"):
         toy.gate.clear()
         good = engine.submit(ask(variant="good", tokens=6))
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         bad = [engine.submit(ask(variant="bad")) for _ in range(3)]
         toy.gate.set()
-        errors = [refused(lambda one=one: one.result(20)) for one in bad]  # type: ignore[misc]
+        errors = [refused(lambda one=one: one.result(SECONDS)) for one in bad]  # type: ignore[misc]
         assert {error.code for error in errors} == {ErrorCode.INTERNAL}
-        assert len(good.result(20).token_ids) == 6
+        assert len(good.result(SECONDS).token_ids) == 6
         assert "the shapes do not fit" in caplog.text
         assert engine.healthy
         for _ in range(3):
             refused(engine.submit(ask(variant="bad")).result)
         assert not engine.healthy
-        assert engine.submit(ask(variant="good")).result(20).finish_reason == "length"
+        assert engine.submit(ask(variant="good")).result(SECONDS).finish_reason == "length"
         assert engine.healthy
         assert engine.stats().finished["error"] == 6
     assert not +source.pins
@@ -366,7 +369,7 @@ def test_what_breaks_the_loop_fails_all_and_later_requests_too(tokenizer: Any) -
     engine = Engine(toy, tokenizer, source)
     toy.gate.clear()
     running = engine.submit(ask(variant="alice"))
-    assert toy.entered.acquire(timeout=20)
+    assert toy.entered.acquire(timeout=SECONDS)
 
     def broken(_work: Any) -> None:
         raise ZeroDivisionError
@@ -375,7 +378,7 @@ def test_what_breaks_the_loop_fails_all_and_later_requests_too(tokenizer: Any) -
     waiting = engine.submit(ask())
     toy.gate.set()
     for generation in (running, waiting):
-        assert refused(lambda one=generation: one.result(20)).code is ErrorCode.INTERNAL  # type: ignore[misc]
+        assert refused(lambda one=generation: one.result(SECONDS)).code is ErrorCode.INTERNAL  # type: ignore[misc]
     assert refused(lambda: engine.submit(ask())).code is ErrorCode.INTERNAL
     assert not engine.healthy
     engine.close()
@@ -387,7 +390,7 @@ def test_closing_ends_everything_as_cancelled_and_takes_nothing_more(tokenizer: 
     source.cold.add("cold")
     engine = Engine(toy, tokenizer, source, EngineConfig(max_concurrent=1))
     requested = [engine.submit(ask(variant=name, tokens=250)) for name in ("alice", "cold", None)]
-    assert toy.entered.acquire(timeout=20)
+    assert toy.entered.acquire(timeout=SECONDS)
     assert engine.healthy
     engine.close()
     assert {one.result(0).finish_reason for one in requested} == {"cancelled"}
@@ -408,9 +411,9 @@ def test_an_answer_that_takes_too_long_to_wait_for_goes_on(tokenizer: Any) -> No
         assert refused(lambda: cancelled.result(0.01)).code is ErrorCode.DEADLINE_EXCEEDED
         cancelled.cancel()
         toy.gate.set()
-        assert generation.result(20).finish_reason == "length"
+        assert generation.result(SECONDS).finish_reason == "length"
         assert refused(cancelled.result).code is ErrorCode.UNAVAILABLE
-        assert engine.embed([1]).result(20).shape == (24,)
+        assert engine.embed([1]).result(SECONDS).shape == (24,)
         assert engine.stats().embeddings == 1  # the other was cancelled before it ran
         assert engine.stats().queued == 0
 
@@ -419,7 +422,7 @@ def test_the_counts_add_up(tokenizer: Any) -> None:
     source = ToySource("alice")
     with Engine(ToyModel(), tokenizer, source) as engine:
         for variant in ("alice", None, None):
-            engine.submit(ask(variant=variant, tokens=4, prompt=5)).result(20)
+            engine.submit(ask(variant=variant, tokens=4, prompt=5)).result(SECONDS)
         stats = engine.stats()
     assert (stats.prompt_tokens, stats.generated_tokens) == (15, 12)
     assert (stats.rows, stats.rows_with_variants, stats.steps) == (12, 4, 12)
@@ -443,7 +446,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
             variant = chance.choice([None, "a", "b", "cold", "broken"])
             try:
                 if chance.random() < 0.1:
-                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}").result(20)
+                    engine.embed([1, 2], chance.choice([None, "a"]), f"u{number}").result(SECONDS)
                     ended["embedded"] += 1
                     continue
                 requested = ask(
@@ -452,7 +455,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
                 generation = engine.submit(requested)
                 if variant == "cold" or chance.random() < 0.3:
                     generation.cancel()
-                ended[generation.result(20).finish_reason] += 1
+                ended[generation.result(SECONDS).finish_reason] += 1
             except GymError as error:
                 ended[error.code.value] += 1
 
@@ -461,7 +464,7 @@ def test_nothing_is_left_behind_when_many_come_and_go_at_once(tokenizer: Any) ->
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(SECONDS)
         stats = engine.stats()
         assert engine._loop._tokens._present == Counter()
     assert sum(ended.values()) == 200
@@ -480,10 +483,10 @@ def test_a_variant_that_takes_long_to_load_is_passed_all_the_while(
     with Engine(ToyModel(), tokenizer, source, EngineConfig(max_concurrent=1)) as engine:
         slow = engine.submit(ask("a", "slow"))
         for _ in range(3):
-            assert engine.submit(ask("b", "warm")).result(20).finish_reason == "length"
+            assert engine.submit(ask("b", "warm")).result(SECONDS).finish_reason == "length"
         assert not slow.done
         source.cold.clear()
-        assert slow.result(20).finish_reason == "length"
+        assert slow.result(SECONDS).finish_reason == "length"
 
 
 def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
@@ -495,8 +498,8 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
 
     with Engine(ToyModel(), tokenizer, Stuck("alice")) as engine:
         requested = [engine.submit(ask(variant=name)) for name in ("alice", None)]
-        assert [one.result(20).finish_reason for one in requested] == ["length", "length"]
-        assert engine.embed([1, 2], "alice").result(20).shape == (24,)
+        assert [one.result(SECONDS).finish_reason for one in requested] == ["length", "length"]
+        assert engine.embed([1, 2], "alice").result(SECONDS).shape == (24,)
         assert "lets nothing go" in caplog.text
 
         stream = engine._decoder.stream([1])
@@ -504,8 +507,8 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
         with monkeypatch.context() as patch:
             patch.setattr(engine._decoder, "stream", lambda *_: stream)
             broken = engine.submit(ask(tokens=200))
-        assert refused(lambda: broken.result(20)).code is ErrorCode.INTERNAL
-        assert engine.submit(ask()).result(20).finish_reason == "length"
+        assert refused(lambda: broken.result(SECONDS)).code is ErrorCode.INTERNAL
+        assert engine.submit(ask()).result(SECONDS).finish_reason == "length"
         ends = engine._loop._end
 
         def fails(work: Any, reason: Any) -> None:
@@ -513,10 +516,10 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
             raise ZeroDivisionError
 
         engine._loop._end = fails  # type: ignore[method-assign]
-        assert refused(lambda: engine.submit(ask()).result(20)).code is ErrorCode.INTERNAL
-        assert refused(lambda: engine.embed([1]).result(20)).code is ErrorCode.INTERNAL
+        assert refused(lambda: engine.submit(ask()).result(SECONDS)).code is ErrorCode.INTERNAL
+        assert refused(lambda: engine.embed([1]).result(SECONDS)).code is ErrorCode.INTERNAL
         last = engine.submit(ask(tokens=250))
-    assert refused(lambda: last.result(20)).code is ErrorCode.INTERNAL
+    assert refused(lambda: last.result(SECONDS)).code is ErrorCode.INTERNAL
 
 
 def test_embeddings_are_read_in_pieces_beside_answers_and_keep_the_kv_budget(tokenizer: Any) -> None:
@@ -528,14 +531,14 @@ def test_embeddings_are_read_in_pieces_beside_answers_and_keep_the_kv_budget(tok
     with Engine(toy, tokenizer, config=config) as engine:
         toy.gate.clear()
         answer = engine.submit(ask(tokens=30))
-        assert toy.entered.acquire(timeout=20)
+        assert toy.entered.acquire(timeout=SECONDS)
         first, second, dropped = (engine.embed(ids, user="e") for _ in range(3))
         dropped.cancel()
         toy.gate.set()
-        assert answer.result(20).finish_reason == "length"
+        assert answer.result(SECONDS).finish_reason == "length"
         alone = toy.embed(ids, None)
-        assert torch.allclose(first.result(20), alone, atol=1e-6)
-        assert torch.allclose(second.result(20), alone, atol=1e-6)
+        assert torch.allclose(first.result(SECONDS), alone, atol=1e-6)
+        assert torch.allclose(second.result(SECONDS), alone, atol=1e-6)
         assert refused(dropped.result).code is ErrorCode.UNAVAILABLE
         assert refused(lambda: engine.embed([1] * 161)).code is ErrorCode.TOO_LARGE
         stats = engine.stats()
@@ -569,5 +572,5 @@ def test_an_idle_engine_holds_no_variant(tokenizer: Any, monkeypatch: pytest.Mon
     released = threading.Event()
     toy.release_variants = released.set  # type: ignore[method-assign]
     with Engine(toy, tokenizer, ToySource("alice")) as engine:
-        engine.submit(ask(variant="alice")).result(20)
-        assert released.wait(20)
+        engine.submit(ask(variant="alice")).result(SECONDS)
+        assert released.wait(SECONDS)

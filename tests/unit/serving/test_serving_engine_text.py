@@ -21,6 +21,7 @@ from gym_fed.serving.engine.request import (
     SamplingParams,
 )
 from tests.support.toy_engine import END, ToyModel
+from tests.support.wait import SECONDS
 
 PERSON = {
     "type": "object",
@@ -50,7 +51,7 @@ def answer(tokenizer: Any, script: list[int], **sampling: Any) -> tuple[list[Eve
     with Engine(toy, tokenizer) as engine:
         generation = engine.submit(GenerationRequest([2, 1], SamplingParams(temperature=0, **sampling)))
         events = list(generation)
-        whole = generation.result(20)
+        whole = generation.result(SECONDS)
     assert "".join(event.text for event in events) == whole.text
     assert sum((event.token_ids for event in events), ()) == whole.token_ids
     return events, whole
@@ -183,9 +184,11 @@ def test_own_stop_tokens_and_ignored_end_tokens(tokenizer: Any) -> None:
 
 def test_the_context_ends_an_answer_and_refuses_a_longer_prompt(tokenizer: Any) -> None:
     with Engine(ToyModel(context=20), tokenizer) as engine:
-        whole = engine.submit(GenerationRequest([1] * 15, SamplingParams(seed=1, max_tokens=99))).result(20)
+        whole = engine.submit(GenerationRequest([1] * 15, SamplingParams(seed=1, max_tokens=99))).result(
+            SECONDS
+        )
         assert (len(whole.token_ids), whole.finish_reason) == (5, "length")
-        assert len(engine.submit(GenerationRequest([1] * 15)).result(20).token_ids) == 5
+        assert len(engine.submit(GenerationRequest([1] * 15)).result(SECONDS).token_ids) == 5
         with pytest.raises(GymError) as refused:
             engine.submit(GenerationRequest([1] * 20))
     assert refused.value.code is ErrorCode.TOO_LARGE
@@ -210,8 +213,8 @@ def test_a_finished_value_is_one_that_the_schema_allows(tokenizer: Any, schema: 
             for seed in range(6)
         ]
         plain = engine.submit(GenerationRequest([9, 8], SamplingParams(max_tokens=20, seed=1)))
-        found = [one.result(30) for one in requested]
-        assert plain.result(20).token_ids
+        found = [one.result(SECONDS) for one in requested]
+        assert plain.result(SECONDS).token_ids
     finished = [one for one in found if one.finish_reason == "stop"]
     for one in finished:
         jsonschema.validate(json.loads(one.text), schema or {"type": "object"})

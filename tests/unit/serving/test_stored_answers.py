@@ -13,6 +13,7 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import input_items
 from gym_fed.serving.openai.stored_answers import StoredAnswers
 from tests.support.scripted_engine import ScriptedEngine
+from tests.support.wait import SECONDS
 from tests.unit.serving.test_api_app import gateway_over
 
 ANN, BOB = Caller("ann", key_sha256="1"), Caller("bob", key_sha256="2")
@@ -91,7 +92,7 @@ async def test_an_idle_server_forgets_what_is_old(monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0.05)
     assert stored.num_bytes > 0
     clock.now = 10.0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(SECONDS):
         while stored.num_bytes:
             await asyncio.sleep(0.01)
     watching.cancel()

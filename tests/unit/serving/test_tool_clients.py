@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from gym_fed.serving.setup import Serving
 from tests.support.api_server import api_server
 from tests.support.tool_templates import source_of
+from tests.support.wait import SECONDS
 from tests.support.wishing import Wishing, served, tokenizer_with
 
 ASK: Any = [{"role": "user", "content": "Book."}]
@@ -53,7 +54,7 @@ def client_of(family: str, model: Wishing) -> Iterator[openai.OpenAI]:
             service=service, engine=service._engine, store=None, usage_log=None, content_filter=None
         )
         with api_server(cast("Serving", serving), None) as server:
-            yield openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+            yield openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=SECONDS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

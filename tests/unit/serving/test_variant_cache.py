@@ -35,7 +35,7 @@ class Loads:
 
     def __call__(self, record: VariantRecord, shared: LoadedVariant | None) -> LoadedVariant:
         self.requested.append(record.name)
-        assert self.gate.wait(30)
+        assert self.gate.wait(SECONDS)
         if record.name in self.errors:
             raise self.errors[record.name]
         return shared or LoadedVariant(
@@ -91,7 +91,7 @@ def test_what_is_in_use_stays_and_the_next_waits_for_room(cache: VariantCache) -
         assert cache.stats().resident_bytes == 30
         assert pinned[1] is not None
         cache.release(pinned[1])
-        assert waiting.result(20) is not None
+        assert waiting.result(SECONDS) is not None
     assert sorted(cache._resident.names) == ["a", "c", "d"]
 
 
@@ -102,7 +102,7 @@ def test_a_variant_is_loaded_once_for_all_who_want_it(cache: VariantCache, loads
         wait_for(lambda: loads.requested)
         assert cache.poll(row("a")) is None
         loads.gate.set()
-        assert len({found.result(20) for found in waiting}) == 1
+        assert len({found.result(SECONDS) for found in waiting}) == 1
     assert loads.requested == ["a"]
     assert cache.stats().pinned == 1
 
@@ -237,7 +237,7 @@ def test_a_variant_replaced_while_it_is_loading_is_not_handed_out(cache: Variant
         waiting = pool.submit(cache.acquire, row("a"))
         wait_for(lambda: loads.requested)
         assert cache.poll(row("a", revision=2)) is None
-        assert waiting.result(20) is None  # look the row up again
+        assert waiting.result(SECONDS) is None  # look the row up again
         loads.gate.set()
         found = cache.acquire(row("a", revision=2))
     assert found is not None
@@ -254,7 +254,7 @@ def test_close_ends_every_wait(loads: Loads) -> None:
         wait_for(lambda: cache.stats().loading)
         cache.close()
         with pytest.raises(GymError, match="closed"):
-            waiting.result(20)
+            waiting.result(SECONDS)
     with pytest.raises(GymError, match="closed"):
         cache.poll(row("a"))
     assert pinned is not None
@@ -275,7 +275,7 @@ def test_threads_that_use_many_variants_never_exceed_the_cache(loads: Loads) -> 
 
     with ThreadPoolExecutor(4) as pool:
         for future in [pool.submit(work, seed) for seed in range(4)]:
-            future.result(30)
+            future.result(SECONDS)
     assert max(highest) == 50
     assert cache.stats().pinned == 0
     cache.close()
@@ -343,7 +343,7 @@ def test_rows_that_load_the_same_file_at_once_load_it_once(loads: Loads) -> None
         wait_for(lambda: "z" in loads.requested)
         assert len(loads.requested) == 2
         loads.gate.set()
-        assert len({found.result(20) for found in waiting}) == 1
+        assert len({found.result(SECONDS) for found in waiting}) == 1
     assert cache.stats().loads == 2
     assert sorted(loads.requested) == ["a", "b", "c", "d", "z"]
     cache.close()

@@ -112,7 +112,7 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(llama: 
     assert not safe.exists()
     command = shlex.split(str(caught.value.hint).partition("with: ")[2])
     assert command[0] == "python"
-    subprocess.run([sys.executable, *command[1:]], check=True, timeout=60)
+    subprocess.run([sys.executable, *command[1:]], check=True)
     torch.testing.assert_close(logits(folder), wanted, rtol=0, atol=1e-5)
 
 

@@ -105,5 +105,5 @@ def test_no_fact_of_an_algorithm_or_a_tuning_method_costs_torch() -> None:
         "        kind.type_of(name)\n"
         "        assert not {'torch', 'transformers', 'trl', 'peft'} & set(sys.modules), (kind.kind, name)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

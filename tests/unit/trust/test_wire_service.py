@@ -12,6 +12,7 @@ from gym_server.rpc.hub import Hub
 
 from gym_fed.trust.wire.service import HUB, HubStub, add_hub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.wait import SECONDS
 
 
 class Some:
@@ -40,10 +41,10 @@ def address() -> Iterator[str]:
 def test_a_call_of_each_shape_goes_through(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         hub = HubStub(channel)
-        assert hub.Status(pb.StatusRequest(), timeout=10).software_version == "one of one"
+        assert hub.Status(pb.StatusRequest(), timeout=SECONDS).software_version == "one of one"
         chunks = (pb.UploadChunk(data=b"xy") for _ in range(3))
-        assert hub.Upload(chunks, timeout=10).offset == 6
-        assert [chunk.data for chunk in hub.Download(pb.DownloadRequest(), timeout=10)] == [
+        assert hub.Upload(chunks, timeout=SECONDS).offset == 6
+        assert [chunk.data for chunk in hub.Download(pb.DownloadRequest(), timeout=SECONDS)] == [
             b"\0",
             b"\1",
             b"\2",
@@ -52,7 +53,7 @@ def test_a_call_of_each_shape_goes_through(address: str) -> None:
 
 async def test_an_asyncio_channel_has_the_same_calls(address: str) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
-        reply = await HubStub(channel).Status(pb.StatusRequest(), timeout=10)
+        reply = await HubStub(channel).Status(pb.StatusRequest(), timeout=SECONDS)
         assert reply.software_version == "one of one"
 
 
@@ -60,7 +61,7 @@ def test_a_call_without_a_method_is_refused_by_name(address: str) -> None:
     with grpc.insecure_channel(address) as channel:
         hub = HubStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            hub.Enrol(pb.EnrolRequest(), timeout=10)
+            hub.Enrol(pb.EnrolRequest(), timeout=SECONDS)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         with pytest.raises(AttributeError, match="Hub has no call 'Stats'"):
             hub.Stats  # noqa: B018

@@ -17,6 +17,7 @@ from gym_fed.web.access import MAX_SESSIONS_OF_KEY, Access, WebKeys
 from gym_fed.web.app import MAX_LOGIN_BYTES, Face, create_app
 from gym_fed.web.events import Feed
 from gym_fed.web.server import WebServer
+from tests.support.wait import SECONDS
 
 HERE = "http://10.1.2.3:7000"
 
@@ -94,7 +95,7 @@ def test_silent_connections_take_no_files_and_keep_nobody_out(face: Face, keys: 
     try:
         for _ in range(300):
             silent.append(socket.create_connection(place, 5))
-        page = http.client.HTTPConnection(*place, timeout=10)
+        page = http.client.HTTPConnection(*place, timeout=SECONDS)
         page.request("GET", "/")
         assert page.getresponse().status == 200
         until = time.monotonic() + 10

@@ -17,6 +17,7 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.webui import jobs as jobs_module
 from gym_fed.webui.jobs import MAX_OUTPUT_BYTES, Jobs, WebJob
+from tests.support.wait import SECONDS
 
 _SLEEPER = """
 import signal, sys, time
@@ -36,7 +37,7 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jobs:
     return Jobs(tmp_path / "jobs", tmp_path)
 
 
-def wait(jobs: Jobs, job: WebJob, until: Callable[[WebJob], bool], seconds: float = 30.0) -> WebJob:
+def wait(jobs: Jobs, job: WebJob, until: Callable[[WebJob], bool], seconds: float = SECONDS) -> WebJob:
     """The job, once it is so."""
     end = time.monotonic() + seconds
     while not until(found := jobs.get(job.id)):
@@ -158,7 +159,7 @@ def test_a_workbench_that_is_killed_before_it_wrote_the_job_starts_nothing(
         [sys.executable, "-m", "gym_fed.webui.jobs", str(place), "sleeper"],
         stdin=subprocess.DEVNULL,
         check=True,
-        timeout=30,
+        timeout=SECONDS,
     )
     assert list(place.iterdir()) == []
 
