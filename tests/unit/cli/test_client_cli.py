@@ -19,12 +19,12 @@ from gym_client.identity.trust import establish
 from rich.console import Console
 
 from gym_fed.core.text import readable_bytes
+from tests.support.in_process import run_here
 from tests.support.tiny_hub import TinyHub
-from tests.support.warm import run
 
 
 def gym_client(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return run(["gym-client", *map(str, arguments)])
+    return run_here(["gym-client", *map(str, arguments)])
 
 
 def error_of(*arguments: object) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin
+from tests.support.in_process import run_here
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.passphrase import PassphraseSource
-from tests.support.warm import run
 
 HOSTILE = [
     "plain",
@@ -171,7 +171,7 @@ def joined(folder: Path) -> Home:
 
 
 def installed(*arguments: object, user: Path) -> subprocess.CompletedProcess[str]:
-    return run(["gym-client", "install-service", *map(str, arguments)], env={"HOME": str(user)})
+    return run_here(["gym-client", "install-service", *map(str, arguments)], env={"HOME": str(user)})
 
 
 @pytest.mark.parametrize(("words", "status"), [((), 11), (("--service",), 0)])
@@ -180,7 +180,7 @@ def test_a_service_that_only_a_person_can_help_ends_with_0_and_says_why(
 ) -> None:
     home = joined(tmp_path / "h")
     arguments = ["join", "--home", str(home.folder), "--data", str(tmp_path / "gone.jsonl"), *words]
-    done = run(["gym-client", *arguments], env={"HOME": str(tmp_path)})
+    done = run_here(["gym-client", *arguments], env={"HOME": str(tmp_path)})
     assert done.returncode == status
     assert "file-not-found" in done.stderr
 
@@ -188,7 +188,9 @@ def test_a_service_that_only_a_person_can_help_ends_with_0_and_says_why(
 def test_a_service_whose_hub_is_away_ends_with_the_errors_code(tmp_path: Path) -> None:
     home = joined(tmp_path / "h")
     arguments = ["join", "--home", str(home.folder), "--server", "127.0.0.1:1", "--no-wait", "--service"]
-    done = run(["gym-client", *arguments, "--fingerprint", "sha256:" + "0" * 64], env={"HOME": str(tmp_path)})
+    done = run_here(
+        ["gym-client", *arguments, "--fingerprint", "sha256:" + "0" * 64], env={"HOME": str(tmp_path)}
+    )
     assert done.returncode == ErrorCode.UNAVAILABLE.exit_code, done.stderr
 
 

@@ -24,9 +24,9 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
+from tests.support.in_process import run_here
 from tests.support.postgres import PASSWORD, PostgresServer, why_not
 from tests.support.wait import SECONDS
-from tests.support.warm import run
 
 WRITERS, ENTRIES = 4, 25
 SEED, WRONG = "a private seed", "Osprey-3-Medlar"
@@ -247,7 +247,7 @@ def test_no_command_shows_the_password(tmp_path: Path, command: list[str]) -> No
     config = yaml.safe_load(path.read_text())
     config["storage"]["database"] = f"postgresql+psycopg://hub:{PASSWORD}@127.0.0.1:1/hub"
     path.write_text(yaml.safe_dump(config))
-    done = run(["gym-server", *command, "--dir", str(tmp_path / "hub")])
+    done = run_here(["gym-server", *command, "--dir", str(tmp_path / "hub")])
     assert done.returncode == ErrorCode.UNAVAILABLE.exit_code
     assert "hub:***@127.0.0.1:1/hub" in done.stderr
     assert "Traceback" not in done.stderr
