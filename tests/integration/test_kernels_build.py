@@ -62,6 +62,7 @@ def _made(folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow  # compiles all sources, half a minute
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
 def test_the_sources_build_and_compute_without_any_instruction_set(tmp_path: Path) -> None:
     library = tmp_path / "plain.so"

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
-from tests.support.hub import BIN
+from tests.support.hub import gym_server
+from tests.support.in_process import run_here
 from tests.support.quick import quick
+from tests.support.warm import run
 
 RECIPES: dict[str, dict[str, Any]] = {
     "signs": {
@@ -40,14 +42,12 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def replay(folder: Path, server_round: int, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [BIN / "gym-server", "ledger", "replay", str(server_round), "--dir", folder, "--json"],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def replay(folder: Path, server_round: int) -> subprocess.CompletedProcess[str]:
+    return run_here(replay_command(folder, server_round))
+
+
+def replay_command(folder: Path, server_round: int) -> list[str | Path]:
+    return ["gym-server", "ledger", "replay", str(server_round), "--dir", folder, "--json"]
 
 
 @pytest.fixture(params=quick(sorted(RECIPES), "signs"))
@@ -75,7 +75,10 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
         {"OMP_NUM_THREADS": "2"},
         {"GYM_KERNELS": "torch"},
     )
-    found = [json.loads(replay(finished, 2, **chosen).stdout) for chosen in threads]
+    found = [
+        json.loads(run(replay_command(finished, 2), env={**os.environ, **chosen}).stdout)
+        for chosen in threads
+    ]
     assert found[0] == found[1] == found[2]
     for replayed in (found[0], json.loads(replay(finished, 1).stdout)):
         assert replayed["same"]
@@ -87,7 +90,8 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     assert missing.returncode != 0
     assert "round 7 has no version" in missing.stderr
 
-    merged = [e["body"] for e in entries(finished) if e["kind"] == "verdict" and e["body"].get("delta")]
+    entries = gym_server("ledger", "show", "--dir", str(finished))
+    merged = [e["body"] for e in entries if e["kind"] == "verdict" and e["body"].get("delta")]
     victim = next(b for b in merged if b["server_round"] == 2)["delta"]
     (path,) = (finished / "objects").rglob(victim)
     kept = finished / "kept"
@@ -100,7 +104,7 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
     path.write_bytes(kept.read_bytes())
     assert json.loads(replay(finished, 2).stdout)["same"]
 
-    version = next(e["body"] for e in entries(finished) if e["kind"] == "version")
+    version = next(e["body"] for e in entries if e["kind"] == "version")
     assert {state.name for state in (finished / "residuals").glob("round-1.*")} == {
         {"residual": "round-1.safetensors", "optimizer": "round-1.optimizer.safetensors"}[kind]
         for kind in version["state"]
@@ -111,13 +115,3 @@ def test_every_round_gives_its_soup_again_and_nothing_that_was_changed_goes_unse
         assert without.returncode != 0
         assert f"{state}, has sha256 none; the ledger says" in without.stderr
         shutil.move(kept, state)
-
-
-def entries(folder: Path) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [BIN / "gym-server", "ledger", "show", "--dir", folder, "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return list(json.loads(done.stdout))

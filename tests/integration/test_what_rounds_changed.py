@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.hub import BIN, start_client
+from gym_fed.data import generate
 from tests.support.hub import HubProcess as Hub
-from tests.support.wait import SECONDS
+from tests.support.hub import start_client
+from tests.support.in_process import run_here
 
 RATE = {"learning_rate": 1e-3, "max_steps": 6, "max_length": 48, "per_device_train_batch_size": 8}
 CONFIG: dict[str, Any] = {
@@ -31,8 +30,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Hub, list[dict[str,
     hub = Hub(folder / "hub", CONFIG)
     hub.start("--exit-when-done")
     rows = folder / "rows.jsonl"
-    made = [str(BIN / "gym"), "data", "generate", "--task", "shout", "--num", "48", str(rows)]
-    subprocess.run(made, check=True, capture_output=True)
+    rows.write_text("".join(json.dumps(row) + "\n" for row in generate("shout", 48)))
     client = start_client(folder / "ada", hub, "--data", str(rows))
     hub.wait_done()
     client.kill()
@@ -65,13 +63,7 @@ def test_the_same_is_computed_at_any_time_and_printed_in_words(
     for part in ("held_out", "retention"):
         for key, value in events[1][part].items():
             assert found[part][key] == pytest.approx(value, abs=1e-4), (part, key)
-    done = subprocess.run(
-        [BIN / "gym-server", "compare", "--dir", hub.folder],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=SECONDS,
-    )
+    done = run_here(["gym-server", "compare", "--dir", hub.folder])
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.splitlines()
     assert first.startswith("version 0 -> 1, 24 held-out rows: loss ")

@@ -144,9 +144,8 @@ def sticks_out(page: Page) -> list[str]:
     return found
 
 
-def violations(page: Page, axe: str) -> list[str]:
-    """What axe-core finds that is serious or critical: the rule, and where."""
-    page.evaluate(axe)
+def violations(page: Page) -> list[str]:
+    """What axe-core, which the page has loaded, finds that is serious or critical: the rule, and where."""
     found: list[dict[str, Any]] = page.evaluate(
         "async () => (await axe.run(document, {resultTypes: ['violations']})).violations"
     )

@@ -28,11 +28,6 @@ class Screen:
         """Its URL for these values."""
         return re.sub(r"[:*](\w+)", lambda found: parameters[found[1]], self.pattern)
 
-    @property
-    def is_written(self) -> bool:
-        """Whether its module is there."""
-        return (FACES[self.face] / f"{self.module}.js").is_file()
-
     def __str__(self) -> str:
         return f"{self.face}-{self.pattern}"
 
