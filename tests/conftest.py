@@ -106,8 +106,5 @@ def postgres() -> Iterator[_postgres.PostgresServer]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest) -> str:
-    """A new database of each kind that a hub runs on; SQLite's is inside the hub's folder."""
-    if request.param == "sqlite":
-        return "sqlite:///hub.db"
-    server: _postgres.PostgresServer = request.getfixturevalue("postgres")
-    return server.new_database()
+    """A new database of each kind that a hub runs on."""
+    return _postgres.database_url(request)

@@ -14,11 +14,14 @@ from sqlalchemy import select
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
+from tests.support.postgres import database_url
+from tests.support.quick import quick
 
 
-@pytest.fixture
-def hub(tmp_path: Path, database_url: str) -> Iterator[LoopbackHub]:
-    found = LoopbackHub(tmp_path / "hub", storage={"database": database_url})
+@pytest.fixture(scope="module", params=quick(["sqlite", "postgresql"], "sqlite"))
+def hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHub]:
+    storage = {"database": database_url(request)}
+    found = LoopbackHub(tmp_path_factory.mktemp("left") / "hub", storage=storage)
     yield found
     found.close()
 
@@ -105,7 +108,9 @@ def test_without_asking_for_it_a_left_account_gets_no_session_and_with_it_no_nod
     left.call("Account", pb.AccountRequest())
     assert left.node_id == 0
     with hub.fed.database.reading() as tx:
-        assert len(tx.execute(select(nodes)).all()) == 1  # that of before
+        assert (
+            len(tx.execute(select(nodes).where(nodes.c.contributor == left.pin.left)).all()) == 1
+        )  # of before
     left._repin(contributor=left.pin.left, left="")  # another machine with this key, which did not hear of it
     left.renew_session()
     assert code_of(left, "Account", pb.AccountRequest()) is ErrorCode.UNAUTHENTICATED

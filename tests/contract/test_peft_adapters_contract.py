@@ -21,6 +21,7 @@ from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.soup.delta_soup import DeltaSoup
 from tests.support.adapters import logits, sibling
 from tests.support.peft_adapters import ADAPTERS, made, plain
+from tests.support.quick import quick
 
 QUICK = {"distill_steps": 0, "calibration_samples": 0}
 OWN_HEAD = {"head saved", "embeddings and head saved", "embeddings", "head"}
@@ -39,24 +40,48 @@ EXACT, ROUNDED = 1e-4, 0.03
 """Share of the change in the logits that may be lost, in float32 and with factors or differences in bfloat16."""
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["own-head", "tied-head"])
-def tied(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param)
+TIED = "tied: "
+"""Prefix of a case whose base has a tied head."""
+QUICKLY_TIED = {*OWN_HEAD, "embeddings and head tied", "bias"}
+"""Adapters that the quick suite also tries on a tied base: those of its head, and one that does not touch it."""
+CASES = quick(
+    [*ADAPTERS, *(TIED + name for name in ADAPTERS)], *ADAPTERS, *(TIED + name for name in QUICKLY_TIED)
+)
 
 
 @pytest.fixture(scope="module")
-def base(tied: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("contract") / "base"
-    return sibling("Llama", folder, tie_word_embeddings=tied, attention_bias=True)
+def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
+    """A base with a head of its own and one whose head is tied, by whether it is tied."""
+    root = tmp_path_factory.mktemp("bases")
+    return {
+        tied: sibling("Llama", root / str(tied), tie_word_embeddings=tied, attention_bias=True)
+        for tied in (False, True)
+    }
 
 
-@pytest.fixture(scope="module", params=ADAPTERS)
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def tied(case: str) -> bool:
+    return case.startswith(TIED)
+
+
+@pytest.fixture(scope="module")
+def base(tied: bool, bases: dict[bool, Path]) -> Path:
+    return bases[tied]
+
+
+@pytest.fixture(scope="module")
 def adapter(
-    request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory
+    case: str, base: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Path, torch.Tensor]:
     """The option's name, the folder that PEFT wrote, and the logits of PEFT."""
     folder = tmp_path_factory.mktemp("contract") / "adapter"
-    return request.param, folder, made(base, folder, **ADAPTERS[request.param])
+    name = case.removeprefix(TIED)
+    return name, folder, made(base, folder, **ADAPTERS[name])
 
 
 def lost(found: torch.Tensor, wanted: torch.Tensor, base: Path) -> float:

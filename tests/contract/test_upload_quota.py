@@ -19,14 +19,16 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub, some_delta, task_of_open_round, update_of
+from tests.support.postgres import database_url
+from tests.support.quick import quick
 
 QUOTA = 1 << 20
 
 
-@pytest.fixture
-def hub(tmp_path: Path, database_url: str) -> Iterator[LoopbackHub]:
+@pytest.fixture(params=quick(["sqlite", "postgresql"], "sqlite"))
+def hub(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LoopbackHub]:
     limits = {"unreferenced_bytes_per_account": QUOTA}
-    found = LoopbackHub(tmp_path / "hub", limits=limits, storage={"database": database_url})
+    found = LoopbackHub(tmp_path / "hub", limits=limits, storage={"database": database_url(request)})
     yield found
     found.close()
 

@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy.engine import URL
 
 from tests.support.wait import SECONDS
@@ -161,3 +162,11 @@ def _user() -> Any:
         except KeyError:
             continue
     return None
+
+
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A new database of the kind that a fixture's parameter names; SQLite's is inside the hub's folder."""
+    if request.param == "sqlite":
+        return "sqlite:///hub.db"
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.new_database()
