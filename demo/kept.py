@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_fed.core.console import TextTable
+from gym_fed.core.text import counted
 
 ERRORS = 2
 """A task counts as lost where it fell by more than this many standard errors: twenty tasks are compared at once."""
@@ -58,7 +59,7 @@ def kept_lines(tasks: Mapping[str, Any], weights: int) -> list[str]:
     """The result in words: the mean over the base's tasks, those that were lost, why, and what helps."""
     old = [found for found in tasks.values() if found["taught_by"] is None]
     base, merged = (sum(found[which]["accuracy"] for found in old) / len(old) for which in ("base", "merged"))
-    lines = [f"mean of the base's {len(old)} tasks: {base:.1%} -> {merged:.1%}"]
+    lines = [f"mean of the base's {counted(len(old), 'task')}: {base:.1%} -> {merged:.1%}"]
     lost = lost_tasks(tasks)
     if not lost:
         return [*lines, f"lost: none fell by more than {ERRORS} standard errors"]

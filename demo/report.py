@@ -14,6 +14,7 @@ from demo.community import BASE_TASKS, CONTRIBUTORS, MALICIOUS
 from demo.kept import kept_lines, kept_table, paired_error
 from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.core.console import TextTable, out
+from gym_fed.core.text import counted
 from gym_fed.data.generated import generate
 from gym_fed.evaluation import answer, heldout_loss
 from gym_fed.evaluation.generation import generate_batch
@@ -104,7 +105,7 @@ def show(result: dict[str, Any]) -> None:
     loss = result["heldout_loss"]
     out.print(f"held-out loss {loss['before']:.3f} -> {loss['after']:.3f} nats")
     earned = ", ".join(f"{name} {amount}" for name, amount in result["credits"].items())
-    out.print(f"credits: {earned};  ledger: {result['ledger']['entries']} entries, valid")
+    out.print(f"credits: {earned};  ledger: {counted(result['ledger']['entries'], 'entry')}, valid")
     for task in CONTRIBUTORS.values():
         found = result["tasks"][task]
         out.print(f"\n{found['prompt']}", style="bold")

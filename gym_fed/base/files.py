@@ -18,7 +18,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import lies_in
 from gym_fed.core.json_files import canonical_json, read_object
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 REDISTRIBUTABLE = frozenset(
     {"apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "mit", "unlicense"}
@@ -100,14 +100,16 @@ def check_listing(files: Sequence[BaseFile], who: str) -> None:
         GymError: ``MODEL_INVALID`` with the first file that is not allowed, or what is missing.
     """
     if len(files) > MAX_FILES:
-        raise _invalid(who, f"lists {len(files)} files; a base has at most {MAX_FILES}")
+        raise _invalid(who, f"lists {counted(len(files), 'file')}; a base has at most {MAX_FILES}")
     seen: set[str] = set()
     for file in files:
         shown, most = plain(file.name, 140), most_bytes(file.name)
         if not most:
             raise _invalid(who, f"lists a file {shown!r}, which a served base may not have")
         if not 0 < file.size_bytes <= most:
-            raise _invalid(who, f"lists {shown!r} with {file.size_bytes} bytes; it may have 1 to {most}")
+            raise _invalid(
+                who, f"lists {shown!r} with {counted(file.size_bytes, 'byte')}; it may have 1 to {most}"
+            )
         if not _SHA256.fullmatch(file.sha256):
             raise _invalid(who, f"lists {shown!r} with the sha256 {plain(file.sha256, 80)!r}")
         if file.name.lower() in seen:  # the same file on case-insensitive file systems

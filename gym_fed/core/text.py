@@ -27,6 +27,8 @@ _FILE_URL = re.compile(r"(file|sqlite)://+(?=/)")
 _PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:[\\/])(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
 """An absolute path of two names or more; no part of a URL."""
 
+_SINGULAR_VERBS = {"are": "is", "do": "does", "have": "has", "were": "was"}
+
 _PROGRAMS = frozenset({"gym", "gym-server", "gym-client", "pip", "make", "export"})
 """Words that begin a command in a sentence."""
 
@@ -145,12 +147,22 @@ def _broken(line: str, width: int) -> str:
     return "\n".join(lines)
 
 
-def counted(number: int, noun: str) -> str:
-    """Format a count as ``1 update``, ``2 updates`` or ``2 entries``."""
+def counted(number: int, noun: str, verb: str = "") -> str:
+    """Format a count as ``1 update``, ``2,000 updates``, ``2 entries`` or ``2 matches``.
+
+    Args:
+        number: The count.
+        noun: What is counted, in the singular.
+        verb: Follows in the number of the noun; given in the plural, such as ``are``.
+    """
     if number == 1:
-        return f"{number:,} {noun}"
-    is_y = noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u")
-    return f"{number:,} {noun[:-1]}ies" if is_y else f"{number:,} {noun}s"
+        words = noun
+        verb = verb and _SINGULAR_VERBS.get(verb, f"{verb}s")
+    elif noun.endswith("y") and noun[-2:-1] not in ("a", "e", "i", "o", "u"):
+        words = f"{noun[:-1]}ies"
+    else:
+        words = f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    return f"{number:,} {words}{verb and f' {verb}'}"
 
 
 def readable_bytes(num_bytes: float) -> str:

@@ -11,6 +11,7 @@ from typing import IO, Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file, copy_hashed, file_sha256, fsync_folder, make_folder
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK
+from gym_fed.core.text import counted
 from gym_fed.data.files import filesystem
 
 _BLOCK_BYTES = 1 << 20
@@ -152,13 +153,13 @@ class Objects:
         if int(self._fs.info(target)["size"]) > limit:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{self.url}/{path}: has more than {limit:,} bytes",
+                f"{self.url}/{path}: has more than {counted(limit, 'byte')}",
                 "it is not what was pushed: check the store",
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
         if len(data) > limit:  # it has grown since
-            raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {limit:,} bytes")
+            raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {counted(limit, 'byte')}")
         return data
 
     def has(self, sha256: str, num_bytes: int) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.bounded import DELIMITER_BYTES, delimiter_of
 from gym_fed.data.files import SUFFIXES
 from gym_fed.data.page_layouts import (
@@ -56,7 +57,7 @@ class PagedRow:
         if self.head:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{self.place}: the row has {self.num_bytes} bytes",
+                f"{self.place}: the row has {counted(self.num_bytes, 'byte')}",
                 f"rows of up to {MAX_ROW_BYTES} bytes are read here",
             )
         return self._load()

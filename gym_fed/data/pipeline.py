@@ -23,6 +23,7 @@ from typing import Any
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.aliases import ExpectedElsewhere
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
 from gym_fed.data.encoding import iter_encoded
 from gym_fed.data.inputs import STOPPING, Input, Stopping, as_input, interleave
@@ -156,7 +157,10 @@ class DataPipeline(ExpectedElsewhere):
                 ErrorCode.USAGE, f"stopping {stopping!r} is unknown", f"one of {', '.join(STOPPING)}"
             )
         if weights is not None and (len(weights) != len(self._inputs) or not all(w > 0 for w in weights)):
-            raise GymError(ErrorCode.USAGE, f"mix: {len(self._inputs)} sources need as many positive weights")
+            raise GymError(
+                ErrorCode.USAGE,
+                f"mix: {counted(len(self._inputs), 'source', 'need')} as many positive weights",
+            )
         new = self._copy()
         if weights is not None:
             pairs = zip(self._inputs, weights, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.data.bounded import columns_of
 from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.columns import renaming
@@ -149,7 +149,7 @@ def _media_rows(
     if media == 1:
         return first
     counts = " and ".join(f"{count} with {kind}" for kind, count in kinds.items())
-    return BadRow(f"{first.problem}; so have {media} of the {total} rows: {counts}", first.remedy)
+    return BadRow(f"{first.problem}; so have {media} of the {counted(total, 'row')}: {counts}", first.remedy)
 
 
 def format_of(row: Row) -> Format:
@@ -216,5 +216,6 @@ def _check_places_of_images(row: Row) -> None:
     )
     if places not in (0, len(row["images"])):
         raise BadRow(
-            f"has {places} places for images and {len(row['images'])} images", "write <image> once for each"
+            f"has {places} places for images and {counted(len(row['images']), 'image')}",
+            "write <image> once for each",
         )

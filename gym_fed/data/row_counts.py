@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 IGNORED = -100
 """The label of a token without a loss, as in transformers."""
@@ -100,14 +101,16 @@ class RowCounts:
         """The counts in words, on one line."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
-            every = "the row is learned" if self.rows == 1 else f"all {self.rows} rows are learned"
-            return every + (f": {labelled} labelled tokens" if labelled else "")
+            every = (
+                "the row is learned" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} learned"
+            )
+            return every + (f": {counted(labelled, 'labelled token')}" if labelled else "")
         why = " (nothing to learn)" if self.dropped else ""
-        parts = [f"{self.learned} of {self.rows} rows are learned, {self.dropped} dropped{why}"]
+        parts = [f"{self.learned} of {counted(self.rows, 'row', 'are')} learned, {self.dropped} dropped{why}"]
         if self.cut:
             parts.append(f"{self.cut} are longer than max_length {max_length}")
         if labelled:
-            parts.append(f"{self.tokens} of {labelled} labelled tokens are learned")
+            parts.append(f"{self.tokens} of {counted(labelled, 'labelled token', 'are')} learned")
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
@@ -118,24 +121,26 @@ class RowCounts:
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         problems = []
         if self.dropped > _MANY_DROPPED * self.rows:
-            problems.append(f"{self.dropped} of {self.rows} rows have nothing to learn and are dropped")
+            problems.append(
+                f"{self.dropped} of {counted(self.rows, 'row', 'have')} nothing to learn and are dropped"
+            )
         if self.tokens_cut > _MANY_CUT * labelled:
             problems.append(
-                f"{self.tokens_cut} of {labelled} labelled tokens are beyond max_length {max_length}"
+                f"{self.tokens_cut} of {counted(labelled, 'labelled token', 'are')} beyond max_length {max_length}"
             )
         return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
         """Return the ``DATA_INVALID`` error for data without a learned row, with reason and remedy."""
         max_length = self.max_length or max_length
-        problem = f"none of the {self.rows} rows has anything to learn"
+        problem = f"none of the {counted(self.rows, 'row')} has anything to learn"
         if not self.tokens_cut:
             return GymError(
                 ErrorCode.DATA_INVALID,
                 f"{problem}: their answers are empty, or marked as not learned",
                 "keep at least one assistant turn that has neither weight: 0 nor train: false",
             )
-        longer = f"{problem} within max_length={max_length} tokens"
+        longer = f"{problem} within max_length={max_length}"
         return GymError(
             ErrorCode.DATA_INVALID,
             longer,

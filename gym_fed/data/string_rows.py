@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+from gym_fed.core.text import counted
 from gym_fed.data.rows import PlacedDict, Row
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def count_forms(tokenizer: Any, rows: Sequence[Row]) -> dict[str, int]:
 def forms_in_words(forms: Mapping[str, int]) -> list[str]:
     """Describe ``count_forms`` in sentences."""
     return [
-        f"{count:,} {'row' if count == 1 else 'rows'} of plain strings, {_WORDS[form]}"
+        f"{counted(count, 'row')} of plain strings, {_WORDS[form]}"
         for form, count in forms.items()
         if form in _WORDS
     ]

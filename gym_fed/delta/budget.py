@@ -25,6 +25,7 @@ from torch import Tensor
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import MERGE_VERSION
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.manifest import Manifest
 from gym_fed.delta.policy import CodecChoice, choice_of, choose
@@ -132,13 +133,15 @@ def fit(
         smallest = file_bytes([choice for choice in least if choice is not None], spec, extra)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight: {max_bits_per_weight} is {budget} bytes, and the smallest codecs take {smallest}",
+            f"max_bits_per_weight: {max_bits_per_weight} is {counted(budget, 'byte')}, and the smallest codecs "
+            f"take {smallest}",
             f"raise it above {8 * smallest / spec.num_parameters:.2f}, or encode embeddings and norms smaller",
         )
     if options and (picks is None or not chosen(picks)):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"max_bits_per_weight allows {budget} bytes, in which not one tensor of {spec.model_name!r} fits",
+            f"max_bits_per_weight allows {counted(budget, 'byte')}, in which not one tensor of "
+            f"{spec.model_name!r} fits",
             "raise max_bits_per_weight",
         )
     picked = (_in_numbers(options[name], index) for name, index in (picks or {}).items())
@@ -182,7 +185,8 @@ def require_budget(
     if size > budget:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"the factors take {size} bytes, but max_bits_per_weight allows {budget} for {spec.model_name!r}",
+            f"the factors take {counted(size, 'byte')}, but max_bits_per_weight allows {budget} for "
+            f"{spec.model_name!r}",
             "raise max_bits_per_weight, lower factor_bits (with factors: auto), or train a smaller rank",
         )
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import O_BINARY, O_NONBLOCK, read_at
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.delta.writer import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
@@ -226,14 +227,18 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
         if not stat.S_ISREG(status.st_mode):
             raise _invalid("is not a regular file")
         if size > limits.max_file_bytes:
-            raise _invalid(f"is {size} bytes long, over the limit of {limits.max_file_bytes}")
+            raise _invalid(f"is {counted(size, 'byte')} long, over the limit of {limits.max_file_bytes}")
         length = int.from_bytes(read_at(handle, 8, 0), "little")
         if size < 8 or length > size - 8:
-            raise _invalid(f"is truncated: {size} bytes, but its header alone ends at {8 + length}")
+            raise _invalid(
+                f"is truncated: {counted(size, 'byte')}, but its header alone ends at {8 + length}"
+            )
         if length > limits.max_header_bytes:
-            raise _invalid(f"has a header of {length} bytes, over the limit of {limits.max_header_bytes}")
+            raise _invalid(
+                f"has a header of {counted(length, 'byte')}, over the limit of {limits.max_header_bytes}"
+            )
         if length % ALIGNMENT:
-            raise _invalid(f"has a header of {length} bytes, not a multiple of {ALIGNMENT}")
+            raise _invalid(f"has a header of {counted(length, 'byte')}, not a multiple of {ALIGNMENT}")
         try:
             text = read_at(handle, length, 8).decode("utf-8")
         except UnicodeDecodeError as error:
@@ -314,7 +319,9 @@ def _check_sections(header: dict[str, Any], layout: Layout, data_bytes: int) -> 
             first = _first_tensor(layout, key)
             raise _invalid(f"section {key!r}{first} is {actual.get(key, 'absent')}, expected {needed}")
     if data_bytes != layout.data_bytes:
-        raise _invalid(f"has {data_bytes - layout.data_bytes} trailing bytes after its last tensor")
+        raise _invalid(
+            f"has {counted(data_bytes - layout.data_bytes, 'trailing byte')} after its last tensor"
+        )
 
 
 def _first_tensor(layout: Layout, section: str) -> str:
@@ -333,7 +340,7 @@ def _check_room(layout: Layout, dtype: torch.dtype, start: int, data_bytes: int)
             end = start + field.start + field.size
             if field.dtype == dtype and end > data_bytes:
                 raise _invalid(
-                    f"is truncated: tensor {name!r} ends at byte {end} of {data_bytes} bytes of data"
+                    f"is truncated: tensor {name!r} ends at byte {end} of {counted(data_bytes, 'byte')} of data"
                 )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.manifest import TensorRecord
@@ -73,7 +74,7 @@ def quantise_factors(
         if not plans and any(bool(parts.values.any()) for parts in components.values()):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"factor_bits allows {budget} bytes, in which not one component of {spec.model_name!r} fits",
+                f"factor_bits allows {counted(budget, 'byte')}, in which not one component of {spec.model_name!r} fits",
                 "raise factor_bits",
             )
     written: dict[str, Written] = {}

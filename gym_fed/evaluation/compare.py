@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
 
 RESAMPLES = 10_000
@@ -223,7 +224,7 @@ def _compared(
     if not shared or ((only_first or only_second) and not shared_only):
         raise GymError(
             ErrorCode.USAGE,
-            f"{first.task}: the runs share {len(shared)} rows; {only_first} are in the first alone, "
+            f"{first.task}: the runs share {counted(len(shared), 'row')}; {only_first} are in the first alone, "
             f"{only_second} in the second alone",
             "give --shared-rows to compare on those" if shared else "evaluate both on the same rows",
         )
@@ -262,7 +263,7 @@ def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> t
     if first.chat_template != second.chat_template:
         notes.append("a chat template was applied in one of them alone")
     if first.num_fewshot != second.num_fewshot:
-        notes.append(f"{first.num_fewshot} examples in each prompt against {second.num_fewshot}")
+        notes.append(f"{counted(first.num_fewshot, 'example')} in each prompt against {second.num_fewshot}")
     if (first.version, first.lock) != (second.version, second.lock):
         notes.append("the definition of the task or its data differ")
     left = [m for m in first.figures if m not in compared]

@@ -74,7 +74,7 @@ class BloomFilter:
 
     def __init__(self, bits: bytes | bytearray, places: int) -> None:
         if not bits or not 1 <= places <= MAX_PLACES:
-            raise ValueError(f"a filter of {len(bits)} bytes and {places} places")
+            raise ValueError(f"a filter of {counted(len(bits), 'byte')} and {places} places")
         self.bits = bytearray(bits)
         self.places = places
 
@@ -202,7 +202,7 @@ class SuiteFilter:
             document = _FilterDocument.model_validate_json(data)
             bits = base64.b64decode(document.bits, validate=True)
             if not 0 < len(bits) <= MAX_BYTES:
-                raise ValueError(f"{len(bits)} bytes of bits")
+                raise ValueError(f"{counted(len(bits), 'byte')} of bits")
         except ValidationError as error:
             raise _bad(path, first_problem(error)) from error
         except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from gym_fed.base.models import load_tokenizer, quiet_loading
 from gym_fed.config.train.graders import GraderConfig
+from gym_fed.core.text import counted
 from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
 from gym_fed.evaluation.retention import (
     Retention,
@@ -101,7 +102,8 @@ class OwnEvaluation:
         notes: list[str] = []
         if learned := num_learned(self.model.run_config, self.rows):
             notes.append(
-                f"{learned} of {len(self.rows)} rows are in the data of this run: of rows that it learned, the figures "
+                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the data of this run: of rows that it "
+                "learned, the figures "
                 "show what it has by heart, not what it can do"
             )
         kept = _Kept(self.check and self.reference is not None, tokenizer, self.on_progress)
@@ -215,7 +217,7 @@ def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: 
     cut = sum(ended is False for ended in after.ended)
     if cut > sum(ended is True for ended in after.ended):
         found.append(
-            f"{cut} of {cut + sum(ended is True for ended in after.ended)} answers did not end within "
-            f"{after.max_tokens} tokens: raise --max-tokens, or train the model longer"
+            f"{cut} of {counted(cut + sum(ended is True for ended in after.ended), 'answer')} did not end within "
+            f"{counted(after.max_tokens, 'token')}: raise --max-tokens, or train the model longer"
         )
     return found

@@ -13,6 +13,7 @@ import numpy as np
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.core.text import counted
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResult
     made: dict[str, TaskResult] = {}
     for group, tasks in members.items():
         if len(tasks) > 1 and _can_be_pooled(tasks):
-            pooled = _pooled(f"{group} ({len(tasks)} tasks)", tasks)
+            pooled = _pooled(f"{group} ({counted(len(tasks), 'task')})", tasks)
             made[pooled.task] = pooled
         made |= {task.task: task for task in tasks}
     return replace(results, tasks=made)
@@ -192,7 +193,7 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
             continue
         rows = sum(figure.num_samples for figure in figures_found)
         mean = sum(figure.value * figure.num_samples for figure in figures_found) / max(rows, 1)
-        made.append(BriefFigure(f"{group} ({len(figures_found)} tasks)", metric, mean, rows))
+        made.append(BriefFigure(f"{group} ({counted(len(figures_found), 'task')})", metric, mean, rows))
     return made
 
 

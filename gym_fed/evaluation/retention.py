@@ -18,6 +18,7 @@ from importlib import resources
 from typing import Any
 
 from gym_fed.base.models import NANO, load_tokenizer
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
@@ -92,13 +93,14 @@ class Retention:
     def describe(self) -> str:
         """The figures on one line, beginning with ``kept`` or ``lost``."""
         answers = (
-            f"{self.right_before} -> {self.right_after} of {self.num_questions} ordinary questions answered right "
+            f"{self.right_before} -> {self.right_after} of {counted(self.num_questions, 'ordinary question')} "
+            "answered right "
             f"({self.answers_lost} lost, {self.right_after - self.right_before + self.answers_lost} won), "
             if self.num_questions
             else ""
         )
         return (
-            f"{'lost' if self.is_lost else 'kept'}: {answers}loss on {self.num_items} questions and texts "
+            f"{'lost' if self.is_lost else 'kept'}: {answers}loss on {counted(self.num_items, 'question')} and texts "
             f"{self.before:.4f} -> {self.after:.4f} (change {self.rise:+.4f} ± {self.stderr:.4f})"
         )
 
@@ -108,7 +110,7 @@ class Retention:
             return None
         *first, last = remedies
         return (
-            f"the model has lost general knowledge: of {self.num_questions} ordinary questions it answers "
+            f"the model has lost general knowledge: of {counted(self.num_questions, 'ordinary question')} it answers "
             f"{self.right_before} -> {self.right_after} right, and the loss on questions and texts went "
             f"{self.before:.3f} -> {self.after:.3f} nats per token; {', '.join([*first, f'or {last}'])}"
         )

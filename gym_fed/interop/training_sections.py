@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from gym_fed.core.text import counted
 from gym_fed.interop.draft import Draft, KeyAlias, Refusal
 
 _MOST_AT_ONCE = 8
@@ -48,7 +49,7 @@ def batch_size(draft: Draft) -> None:
     if sizes is None:
         raise draft.problem(
             "batch_size",
-            f"{total} rows of a step cannot be shared out evenly (processes: {processes}, "
+            f"{counted(total, 'row')} of a step cannot be shared out evenly (processes: {processes}, "
             f"per_device_train_batch_size: {at_once or 'free'}, gradient_accumulation_steps: {accumulated or 'free'})",
             "give per_device_train_batch_size and gradient_accumulation_steps instead",
         )

@@ -8,7 +8,9 @@ with trainer.serve_variant("ada") as ada:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,25 +18,17 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
+from gym_fed.core.text import counted
 from gym_fed.personalization.recipe import Method
 from gym_fed.personalization.results import CreatedVariant, Listener, Losses, RebasedVariant, require_better
 from gym_fed.personalization.rows import PersonalKind, Source, read_rows
 from gym_fed.personalization.writer import VariantWriter
+from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.store.naming import variants_folder
 from gym_fed.trust.identity.keys import SigningKey
 
 if TYPE_CHECKING:
     from gym_fed.personalization.rows import PersonalRows
-    from gym_fed.serving.setup import Serving
-
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING
-
-from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
-
-if TYPE_CHECKING:
     from gym_fed.serving.engine.request import Generation
     from gym_fed.serving.setup import Serving
 
@@ -260,7 +254,7 @@ class PersonalizedTrainer:
         if len(given) != 1:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{len(given)} sources of rows are given",
+                f"{counted(len(given), 'source')} of rows are given",
                 "give exactly one of preferences, examples and data",
             )
         return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)

@@ -20,6 +20,7 @@ from pydantic import Field
 from gym_fed.config.hub.privacy import Mechanism
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 _GRID = 1e-4
 """Width of the grid of privacy losses; dp-accounting's default."""
@@ -98,7 +99,7 @@ def noise_multiplier_for(
         if high > 1e4:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"epsilon {target_epsilon} at delta {target_delta} cannot be reached in {count} steps",
+                f"epsilon {target_epsilon} at delta {target_delta} cannot be reached in {counted(count, 'step')}",
                 "allow a larger epsilon, or fewer steps",
             )
     while high - low > 1e-3 * high:

@@ -19,6 +19,7 @@ from gym_fed.config.schema.base import first_problem
 from gym_fed.config.serving import EngineConfig, SamplingConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 from gym_fed.serving.base import load_base
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
@@ -172,7 +173,8 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
     if config.kv_cache_size < 2 * bytes_per_token:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"engine.kv_cache_size: {config.kv_cache_size:,} bytes; a token of this model takes {bytes_per_token:,}",
+            f"engine.kv_cache_size: {counted(config.kv_cache_size, 'byte')}; a token of this model takes "
+            f"{bytes_per_token:,}",
             f"raise it to {bytes_per_token * 512:,} or more",
         )
 

@@ -20,6 +20,7 @@ from gym_fed.soup.rule import RuleConfig as AggregatorConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 Integers: TypeAlias = "NDArray[np.int64]"
 Floats: TypeAlias = "NDArray[np.float64]"
 
@@ -178,7 +179,7 @@ class Aggregator(Rule):
         if count < self.minimum(malicious):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{count} updates are too few for aggregator {self.name!r} to withstand "
+                f"{counted(count, 'update', 'are')} too few for aggregator {self.name!r} to withstand "
                 f"num_malicious_nodes: {malicious}, which takes {self.minimum(malicious)}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.manifest import TensorRecord
 
 _BLOCK_RANKS = 512
@@ -163,7 +164,9 @@ def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
         GymError: ``USAGE`` when the updates do not fit each other, or all are None.
     """
     if coefficients.shape != (len(factors),):
-        raise GymError(ErrorCode.USAGE, f"{len(factors)} updates but coefficients {list(coefficients.shape)}")
+        raise GymError(
+            ErrorCode.USAGE, f"{counted(len(factors), 'update')} but coefficients {list(coefficients.shape)}"
+        )
     rows, cols = common_shape([factor for factor in factors if factor is not None])
     parts = [
         LowRank(factor.a, factor.b * coefficient)

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import EncodeReport, encode_source
 from gym_fed.delta.feedback import ErrorFeedback
@@ -301,7 +302,9 @@ def _check(
     updates: Sequence[DeltaFile], weights: Tensor, spec: BaseSpec, pipeline: Pipeline, root: DeltaFile | None
 ) -> None:
     if weights.numel() != len(updates):
-        raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {weights.numel()} weights")
+        raise GymError(
+            ErrorCode.USAGE, f"{counted(len(updates), 'update')} but {counted(weights.numel(), 'weight')}"
+        )
     pipeline.check(weights)
     if (root is not None) != (pipeline.needs is Needs.ROOT):
         raise GymError(

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.training.model.output_head import own_heads
 from gym_fed.training.processes.group import is_main
 
@@ -93,7 +94,11 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         missing = sorted(set(load_result.missing_keys) - spared)
         unexpected = sorted(set(load_result.unexpected_keys) - spared)
         if missing or unexpected:
-            lack = f"lacks {len(missing)} weights of the model, such as {missing[0]}" if missing else ""
+            lack = (
+                f"lacks {counted(len(missing), 'weight')} of the model, such as {missing[0]}"
+                if missing
+                else ""
+            )
             more = f"has {len(unexpected)} that it has not, such as {unexpected[0]}" if unexpected else ""
             raise GymError(
                 ErrorCode.MODEL_INVALID,
@@ -209,7 +214,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
     if missing:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder}: lacks {len(missing)} weights of the adapter, such as {missing[0]}",
+            f"{folder}: lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}",
             "delete the checkpoint, or start again in another output_dir",
         )
 

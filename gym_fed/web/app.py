@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.version import __version__
 from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed
@@ -241,7 +242,7 @@ class _Guarded:
             message = await receive()
             read += len(message.get("body", b""))
             if read > most:
-                raise HTTPException(413, f"more than {most} bytes")
+                raise HTTPException(413, f"more than {counted(most, 'byte')}")
             return message
 
         request = Request(scope)
@@ -252,7 +253,7 @@ class _Guarded:
                 most = MAX_BODY_BYTES
             declared = request.headers.get("content-length", "0")
             if not declared.isdecimal() or len(declared) > 12 or int(declared) > most:
-                raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {most} bytes")
+                raise GymError(ErrorCode.TOO_LARGE, f"the request has more than {counted(most, 'byte')}")
         except GymError as error:
             await _answer(error)(scope, receive, sending)
             return

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.naming import present_store
 from gym_fed.web.events import PageEvent
 from gym_fed.web.model_server import ModelServer
@@ -45,7 +46,7 @@ class ModelServers:
         if len(chosen) > MAX_SERVERS:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{len(chosen)} models at once; {MAX_SERVERS} are compared at most",
+                f"{counted(len(chosen), 'model')} at once; {MAX_SERVERS} are compared at most",
                 "choose fewer",
             )
         for base in chosen:

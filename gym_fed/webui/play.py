@@ -17,6 +17,7 @@ from starlette.responses import StreamingResponse
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import append_lines, drop_torn_line, make_folder, write_atomically
+from gym_fed.core.text import counted
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.formats.preference import Preference
 from gym_fed.trust.identity.variant import VariantName
@@ -231,7 +232,7 @@ class Taught:
             count = len(self._lines(base))
             if count >= MAX_TAUGHT_ROWS:
                 raise GymError(
-                    ErrorCode.QUOTA_EXCEEDED, f"{self.file(base)} has {count} rows", "move it away"
+                    ErrorCode.QUOTA_EXCEEDED, f"{self.file(base)} has {counted(count, 'row')}", "move it away"
                 )
             append_lines(file, [json.dumps(row, ensure_ascii=False)])
         return count + 1

@@ -47,7 +47,7 @@ def test_uploads_that_nothing_names_end_at_the_quota_and_the_refusal_names_the_f
     with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
         for fill in range(2):
             bring(ann, tmp_path, QUOTA // 2, fill)
-        with pytest.raises(GymError, match=rf"{QUOTA} bytes of uploads .*; 1 more would exceed") as caught:
+        with pytest.raises(GymError, match=rf"{QUOTA:,} bytes of uploads .*; 1 more would exceed") as caught:
             bring(ann, tmp_path, 1, 2)
         assert caught.value.code is ErrorCode.QUOTA_EXCEEDED
         assert not list(hub.fed.store.staging.glob("*.part")), "nothing was taken of what was refused"
@@ -59,7 +59,7 @@ def test_what_is_declared_and_not_sent_counts_as_if_it_were_there(hub: LoopbackH
         request = pb.BeginUploadRequest(sha256="1" * 64, size_bytes=QUOTA)
         assert not ann.call("BeginUpload", request).complete
         assert not ann.call("BeginUpload", request).complete, "the same again is no second one"
-        with pytest.raises(GymError, match=f"{QUOTA} bytes of unfinished uploads"):
+        with pytest.raises(GymError, match=f"{QUOTA:,} bytes of unfinished uploads"):
             bring(ann, tmp_path, 1, 0)
 
 
@@ -99,7 +99,7 @@ def test_a_refused_update_counts_against_the_quota_and_its_file_goes_after_the_s
     raw.upload(delta)
     manifest = update_of(hub, who, task, delta)
     assert raw.submit(task, manifest)["verdict"] == "refused"
-    with pytest.raises(GymError, match=f"{QUOTA} bytes of uploads that no merged update") as caught:
+    with pytest.raises(GymError, match=f"{QUOTA:,} bytes of uploads that no merged update") as caught:
         raw.upload(b"another one")
     assert (caught.value.code, "deleted after 24 h 0 min" in caught.value.hint) == (
         ErrorCode.QUOTA_EXCEEDED,

@@ -174,7 +174,7 @@ def test_variants_of_one_account_are_limited_by_their_bytes_too(tmp_path: Path) 
     with hub.client(tmp_path / "ann") as ann, hub.client(tmp_path / "bob") as bob:
         pushed(ann, first, name="one")
         error = refused(ErrorCode.TOO_LARGE, pushed, ann, second, name="two")
-        assert f"has {size} bytes in 1 variant on this hub; the {size} bytes of two" in error.message
+        assert f"has {size:,} bytes in 1 variant on this hub; the {size:,} bytes of two" in error.message
         assert "variants.max_bytes_per_contributor" in error.message
         assert "gym variant hub remove" in error.hint
         pushed(ann, second, name="one", revision=2)  # takes the first one's place

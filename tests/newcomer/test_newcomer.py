@@ -68,7 +68,7 @@ def test_a_contributor_ends_with_a_receipt_and_a_balance(round_played: tuple[Pla
     shown = output(friend, "gym-client join")
     assert any(line.startswith("joined our community") for line in shown)
     assert any(line.startswith("receipt: admitted update") for line in shown)
-    assert "balance: 1000 credits" in shown
+    assert "balance: 1,000 credits" in shown
     proved = {entry["kind"]: entry["body"] for entry in entries(friend)}
     assert (proved["verdict"]["verdict"], proved["credit"]["amount"]) == ("merged", 1000)
 

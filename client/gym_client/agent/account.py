@@ -92,7 +92,9 @@ class Account:
         self._report_spent(worth.get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance
-            self._display.report("balance", f"balance: {account.balance} credits", balance=account.balance)
+            self._display.report(
+                "balance", f"balance: {counted(account.balance, 'credit')}", balance=account.balance
+            )
         return verdicts
 
     def _report_spent(self, spent: Any) -> None:

@@ -15,6 +15,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
+from gym_fed.core.text import counted
 
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _HOURS = re.compile(f"{_TIME}-(?:{_TIME}|24:00)", re.ASCII)
@@ -192,7 +193,7 @@ class Policy(StrictModel):
             if num_bytes > self.max_download_bytes:
                 raise GymError(
                     ErrorCode.POLICY_REFUSED,
-                    f"the hub announces {num_bytes} bytes to download {purpose}, over this machine's "
+                    f"the hub announces {counted(num_bytes, 'byte')} to download {purpose}, over this machine's "
                     f"max_download_bytes of {self.max_download_bytes}",
                     "raise max_download_bytes in policy.yaml to allow it",
                 )
@@ -209,7 +210,8 @@ class Policy(StrictModel):
         if num_bytes > self.max_base_bytes:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the hub's base has {num_bytes} bytes, over this machine's max_base_bytes of {self.max_base_bytes}",
+                f"the hub's base has {counted(num_bytes, 'byte')}, over this machine's max_base_bytes of "
+                f"{self.max_base_bytes}",
                 "raise max_base_bytes in policy.yaml, or give your own copy with --base PATH",
             )
         self.check_total_download(num_bytes + join_bytes + (rounds or 0) * round_bytes)

@@ -14,6 +14,7 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, make_folder, write_atomically
 from gym_fed.core.json_files import canonical_json
+from gym_fed.core.text import counted
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 
@@ -140,7 +141,7 @@ class TaskFolder:
         if size != manifest.delta_bytes:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self.delta_path} has {size} bytes, its manifest says {manifest.delta_bytes}",
+                f"{self.delta_path} has {counted(size, 'byte')}, its manifest says {manifest.delta_bytes}",
                 "delete the folder to train again",
             )
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)

@@ -26,13 +26,14 @@ from gym_fed.config.hub.task import TaskSpec, check_lineage
 from gym_fed.config.schema.plugins import plugins_of, require_plugins
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.delta.encode import Refine
     from gym_fed.training.rows.run_rows import LastEncoded
     from gym_fed.training.run.result import TrainResult
+
 
 _LOGGED_STEPS = 10
 
@@ -174,7 +175,7 @@ def _trained_update(
     if trained.size_bytes > limit:
         raise GymError(
             ErrorCode.TOO_LARGE,
-            f"the update is {trained.size_bytes} bytes, over the limit of {limit}",
+            f"the update is {counted(trained.size_bytes, 'byte')}, over the limit of {limit}",
             "raise max_update_bytes in policy.yaml" if limit == policy.max_update_bytes else "",
         )
     current_hooks().progress("encode", 1, 1, None)

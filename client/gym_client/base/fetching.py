@@ -26,7 +26,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, fsync_folder
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import plain, readable_bytes
+from gym_fed.core.text import counted, plain, readable_bytes
 from gym_fed.trust.wire.limits import CALL_SECONDS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -63,7 +63,8 @@ class Listing:
         if listing_sha256(self.files) != sha256 or total != size_bytes:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"the hub now lists other files of its base ({total} bytes) than it offered ({size_bytes} bytes)",
+                f"the hub now lists other files of its base ({counted(total, 'byte')}) than it offered "
+                f"({counted(size_bytes, 'byte')})",
                 "join again to see the new offer",
             )
 
@@ -238,7 +239,7 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
     num_described = _values_of(folder)
     if num_described > num_values + _SPARE_VALUES:
         raise _invalid(
-            f"config.json describes {num_described} values, the files of weights have {num_values}"
+            f"config.json describes {counted(num_described, 'value')}, the files of weights have {num_values}"
         )
 
 

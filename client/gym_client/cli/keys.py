@@ -12,6 +12,7 @@ from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server,
 from gym_fed.core.console import AsJson, err, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
+from gym_fed.core.text import counted
 
 key_app = App(
     help="Show, encrypt, rotate, revoke, export and import the key of this home.", no_args_is_help=True
@@ -262,7 +263,9 @@ def transfer(
         print_json(accepted)
         return
     when = datetime.fromtimestamp(accepted["settles_at"]).astimezone() if "settles_at" in accepted else "now"
-    out.print(f"{accepted['amount']} credits for {accepted['to']}: {accepted['status']}, settles {when}")
+    out.print(
+        f"{counted(accepted['amount'], 'credit')} for {accepted['to']}: {accepted['status']}, settles {when}"
+    )
 
 
 def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:

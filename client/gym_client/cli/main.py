@@ -198,7 +198,7 @@ def join(
     if as_json:
         print_event({"event": "done", **summary})
         return
-    balance = "unknown" if result.balance is None else f"{result.balance} credits"
+    balance = "unknown" if result.balance is None else f"{counted(result.balance, 'credit')}"
     sent = f"{counted(result.num_submitted, 'update')} sent; balance {balance}; receipts in {folder.receipts_path}"
     out.print(sent)
 

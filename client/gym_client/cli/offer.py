@@ -210,7 +210,8 @@ class Offer:
             ("", f"masked votes of at most {size} (the signs of the update's {written})"),
             (
                 "",
-                f"keys of the round, sealed shares of its secrets for up to {self.secure.most - 1} others, signatures: "
+                "keys of the round, sealed shares of its secrets for up to "
+                f"{counted(self.secure.most - 1, 'other')}, signatures: "
                 f"at most {readable_bytes(self.secure.message_bytes)}; the hub gets the sum of {self.secure.threshold} "
                 "votes or more",
             ),

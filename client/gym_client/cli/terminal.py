@@ -17,7 +17,7 @@ import typer
 from gym_client.identity.address import Address
 from gym_fed.core.console import TextTable, err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain, readable_bytes
+from gym_fed.core.text import counted, plain, readable_bytes
 
 if TYPE_CHECKING:
     from gym_client.agent.agreement import Renewal
@@ -209,7 +209,7 @@ def _answer(question: str) -> bool:
 def account_table(account: dict[str, Any]) -> TextTable:
     """Create the table of an account with its verdicts, newest first."""
     who = f"{account['name']} ({account['contributor']})"
-    title = f"{who} at {account['server']}: {account['balance']} credits, {account['status']}"
+    title = f"{who} at {account['server']}: {counted(account['balance'], 'credit')}, {account['status']}"
     if account["paused"]:
         title += f"; {plain(account['paused'], MAX_TERM)}"
     table = TextTable("round", "update", "bytes", "verdict", "credit", "reason", title=title)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.ledger.entries import Entry, parsed
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 from gym_fed.trust.ledger.restored import SignedRestored
@@ -33,7 +34,7 @@ def parse_object(
         GymError: ``refusal`` if it is not such an object.
     """
     if len(text) > MAX_DOCUMENT:
-        raise _refused(what, f"has {len(text)} characters", refusal)
+        raise _refused(what, f"has {counted(len(text), 'character')}", refusal)
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: thousands of nested lists

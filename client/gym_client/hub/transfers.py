@@ -13,6 +13,7 @@ from gym_client.hub.transport import HubClient, transfer_seconds
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, write_atomically
 from gym_fed.core.hashed_file import HashedFile
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.limits import CHUNK_BYTES
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -128,10 +129,12 @@ def _receive(
         with client.errors():
             for index, chunk in enumerate(call):
                 if index == 0 and chunk.size_bytes != size:
-                    raise _too_large(client, part, f"{chunk.size_bytes} bytes instead of {size}", sha256)
+                    raise _too_large(
+                        client, part, f"{counted(chunk.size_bytes, 'byte')} instead of {size}", sha256
+                    )
                 data = chunk.data  # each access copies the bytes
                 if done + len(data) > size:
-                    raise _too_large(client, part, f"more than {size} bytes", sha256)
+                    raise _too_large(client, part, f"more than {counted(size, 'byte')}", sha256)
                 written.write(data)
                 done += len(data)
                 count(len(data))
@@ -180,7 +183,8 @@ def upload(
         offset = state.offset
         if offset >= size:
             raise GymError(
-                ErrorCode.INTERNAL, f"{client.address} wants byte {offset} of an object of {size} bytes"
+                ErrorCode.INTERNAL,
+                f"{client.address} wants byte {offset} of an object of {counted(size, 'byte')}",
             )
         report(offset, size)
         span = min(client.rates.up.span(CALL_BYTES), size - offset)
@@ -203,7 +207,7 @@ def upload(
         if not state.complete and state.offset <= offset:
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"{client.address} took none of {span} bytes of object {sha256} at {offset}",
+                f"{client.address} took none of {counted(span, 'byte')} of object {sha256} at {offset}",
             )
     report(size, size)
 

@@ -12,6 +12,7 @@ from gym_client.hub.heads import Heads
 from gym_client.identity.home import Home
 from gym_client.ledger.receipts import kept_receipts, sequence_of
 from gym_fed.core.errors import GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.ledger.restored import HubRestored, SignedRestored
 
 T = TypeVar("T")
@@ -60,7 +61,8 @@ class Loss:
                 f"{which} that you took part in: what followed entry {self.restored_at_entry} is gone."
             )
         lines.append(
-            f"{self.receipts} receipts of yours, for {self.credits} credits, no longer stand; they stay as evidence."
+            f"{counted(self.receipts, 'receipt')} of yours, for {counted(self.credits, 'credit')}, no longer "
+            "stand; they stay as evidence."
         )
         return lines
 

@@ -99,7 +99,7 @@ class Tally:
                 )
             elif reported["verdict"] in _PAID and reported["credit"] != self.credits.get(server_round, 0):
                 contradictions.append(
-                    f"round {server_round}: the hub reports {reported['credit']} credits, its ledger says "
+                    f"round {server_round}: the hub reports {counted(reported['credit'], 'credit')}, its ledger says "
                     f"{self.credits.get(server_round, 0)}"
                 )
         return contradictions
@@ -295,7 +295,7 @@ def proved_rounds(home: Home, server: str) -> dict[int, list[str]]:
 
 def rewards_table(report: dict[str, Any]) -> TextTable:
     """Create the table of rounds, newest first, with balance and reputation."""
-    title = f"{report['contributor']} at {report['server']}: {report['balance']} credits"
+    title = f"{report['contributor']} at {report['server']}: {counted(report['balance'], 'credit')}"
     if report.get("held"):
         title += f", {report['held']} of them held"
     if report.get("reputation") is not None:

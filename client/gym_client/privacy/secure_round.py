@@ -26,6 +26,7 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256, make_folder, write_atomically
+from gym_fed.core.text import counted
 from gym_fed.privacy.secure_aggregation.keys import (
     SECRET_BYTES,
     Mask,
@@ -194,7 +195,9 @@ class SecureRound:
                 f"the hub passes on shares of {', '.join(sorted(strangers))}, who did not begin"
             )
         if len(masking.sealed) + 1 < self._threshold:
-            raise self._refused(f"{len(masking.sealed) + 1} contributors mask, fewer than {self._threshold}")
+            raise self._refused(
+                f"{counted(len(masking.sealed) + 1, 'contributor', 'mask')}, fewer than {self._threshold}"
+            )
         received = {}
         for sender, sealed in masking.sealed.items():
             plain = unseal(self._pair_key(state, adverts[sender]), bytes.fromhex(sealed), sender, self._me)
@@ -263,7 +266,9 @@ class SecureRound:
         if self._me not in survivors or not {*survivors} <= members:
             raise self._refused("the hub's survivors are not those who mask, or lack this contributor")
         if len(survivors) < self._threshold:
-            raise self._refused(f"{len(survivors)} survivors are fewer than the threshold {self._threshold}")
+            raise self._refused(
+                f"{counted(len(survivors), 'survivor', 'are')} fewer than the threshold {self._threshold}"
+            )
         self._keep(state.model_copy(update={"survivors": survivors}))
         failpoint("client-secure-confirmed")
         return Confirmation.sign(survivors, self._participants(state), self._key)

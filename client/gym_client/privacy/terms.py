@@ -10,6 +10,7 @@ from gym_client.hub.replies import parse_object
 from gym_client.privacy.book import Charge, PrivacyBook, now
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.privacy.secure_aggregation.messages import MAX_CONTRIBUTORS
 
 if TYPE_CHECKING:
@@ -283,7 +284,7 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
     """
     threshold = 0 if asked is None else asked.threshold
     if threshold < promised.threshold:
-        gets = "the update itself" if asked is None else f"a sum of {threshold} updates or more"
+        gets = "the update itself" if asked is None else f"a sum of {counted(threshold, 'update')} or more"
         raise _changed(
             f"the task gives the hub {gets}, and a sum of {promised.threshold} or more was shown before joining"
         )

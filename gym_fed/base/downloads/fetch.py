@@ -22,7 +22,7 @@ from gym_fed.base.downloads.offer import DownloadOffer, RepoFile
 from gym_fed.base.downloads.requests import RETRY_SECONDS, answer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named, write_atomically
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import counted, readable_bytes
 
 Report = Callable[[int, int, str], None]
 """Receives the bytes that are here, all bytes, and a remark, which is mostly empty; from any thread, one at a time."""
@@ -123,7 +123,11 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
             size = part.stat().st_size
             part.unlink()
             state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
-    problem = f"{size} bytes instead of {file.size_bytes}" if size != file.size_bytes else "another checksum"
+    problem = (
+        f"{counted(size, 'byte')} instead of {file.size_bytes}"
+        if size != file.size_bytes
+        else "another checksum"
+    )
     raise GymError(
         ErrorCode.HASH_MISMATCH,
         f"{file.path} of {offer.name}: {hub.endpoint()} sent {problem}, {ATTEMPTS} times; it was not kept",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 PACKED = "qweight"
 """Suffix of a packed weight, next to its zero points, scales and groups."""
@@ -143,7 +143,7 @@ def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:
     needed = -(-inputs // size)
     if groups != needed:
         raise layer.refuse(
-            "scales", f"has {groups} groups, {inputs} inputs in groups of {size} make {needed}"
+            "scales", f"has {counted(groups, 'group')}, {inputs} inputs in groups of {size} make {needed}"
         )
     if layer.g_idx is None:
         return torch.arange(inputs) // size

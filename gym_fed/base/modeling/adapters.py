@@ -184,7 +184,8 @@ def in_order(adapters: Sequence[Adapter]) -> list[Adapter]:
             before = ", ".join(lower.name for lower in chain)
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"adapter: {adapter.name} was trained on a model with {len(below)} adapters merged in, which are not "
+                f"adapter: {adapter.name} was trained on a model with {counted(len(below), 'adapter')} merged "
+                "in, which are not "
                 f"those before it ({before})",
                 f"name {adapter.name} alone, which brings its own, or the adapters that it was trained on before it",
             )

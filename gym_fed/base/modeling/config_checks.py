@@ -16,7 +16,7 @@ from typing import Any
 from gym_fed.base.modeling.tensor_files import tensor_shapes
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 
 def require_architecture(name: str, folder: Path) -> None:
@@ -127,7 +127,7 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     layers = config.get("num_hidden_layers")
     there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
     if layers is not None and there and layers > there:  # extra layers in the files are ignored
-        yield f"num_hidden_layers is {layers:,}, and the weights have {there:,} layers"
+        yield f"num_hidden_layers is {layers:,}, and the weights have {counted(there, 'layer')}"
     if config.get("quantization_config") is not None:  # packed weights have other shapes
         return
     hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
@@ -156,4 +156,4 @@ def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
         for keys, most in ((_LAYERS, most_layers), (_WIDTHS, widest)):
             for key in keys:
                 if type(value := part.get(key)) is int and value > most:
-                    yield f"{key} is {value:,}, more than the weights' {len(shapes):,} tensors can have"
+                    yield f"{key} is {value:,}, more than the weights' {counted(len(shapes), 'tensor')} can have"

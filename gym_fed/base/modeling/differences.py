@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 _NOT_COMPUTED = frozenset(
     {
@@ -118,7 +119,7 @@ def _tokenizer_differences(base: Any, tuned: Any) -> Iterator[Difference]:
         token = changed[0]
         yield Difference(
             "tokenizer",
-            f"{len(changed)} of {len(old)} tokens have other ids, such as {token!r:.40} "
+            f"other ids for {len(changed)} of {counted(len(old), 'token')}, such as {token!r:.40} "
             f"{old.get(token)} -> {new.get(token)}",
         )
     elif (ids := base(_PROBE)["input_ids"]) != (others := tuned(_PROBE)["input_ids"]):

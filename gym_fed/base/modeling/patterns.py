@@ -11,7 +11,7 @@ from typing import Any
 
 from gym_fed.core.bounded.patterns import UnusablePatternError, require_quick_match
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 MAX_CHARS = 2_000
 MAX_PATTERNS = 20_000
@@ -45,7 +45,9 @@ def require_quick_patterns(config: Mapping[str, Any], names: Iterable[str], wher
     for key, pattern in given:
         if len(pattern) > MAX_CHARS:
             raise _refused(
-                where, key, f"{plain(pattern, 80)!r} has {len(pattern)} characters, {MAX_CHARS} at most"
+                where,
+                key,
+                f"{plain(pattern, 80)!r} has {counted(len(pattern), 'character')}, {MAX_CHARS} at most",
             )
     patterns = {
         _AS_PEFT_DOES[key].format(p=regex): (key, regex)

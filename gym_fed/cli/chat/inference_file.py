@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
@@ -35,7 +36,7 @@ def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
     if len(adapters) > 1:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file}: adapter_name_or_path: {len(adapters)} adapters are not put on while answering",
+            f"{file}: adapter_name_or_path: {counted(len(adapters), 'adapter', 'are')} not put on while answering",
             "merge them first: gym export MODEL --adapter A --adapter B -o FOLDER",
         )
     if adapters:

@@ -137,7 +137,7 @@ class Terminal:
     def _print_end(self) -> None:
         if self.conversation.forgotten > self._forgotten:
             gone = self.conversation.forgotten
-            self._note(f"the context is full: the {gone} oldest messages are no longer seen by the model")
+            self._note(f"the context is full: the model no longer sees the first {counted(gone, 'message')}")
         self._forgotten = self.conversation.forgotten
         if self.conversation.finish_reason == "length":
             self._note(f"cut off: max_tokens is {self.settings.max_tokens}, or the context is full")

@@ -274,6 +274,6 @@ def list_datasets(registry: RegistryOption, as_json: AsJson = False) -> None:
     lines = []
     for manifest in datasets:
         size = sum(file.num_bytes for file in manifest.files)
-        line = f"{manifest.name}@{manifest.version}  {manifest.licence}  {size} bytes  {manifest.description}"
-        lines.append(line.rstrip())
+        name = f"{manifest.name}@{manifest.version}"
+        lines.append(f"{name}  {manifest.licence}  {counted(size, 'byte')}  {manifest.description}".rstrip())
     print_result(as_json, [manifest.model_dump() for manifest in datasets], *lines)

@@ -272,9 +272,11 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
     )
     out.print(f"{figures['share_learnt']:.1%} of the tokens are learnt")
     if max_length is not None:
-        out.print(f"{figures['sequences_cut']} sequences are cut at max_length={max_length}")
+        out.print(f"{counted(figures['sequences_cut'], 'sequence', 'are')} cut at max_length={max_length}")
     if figures["nothing_to_learn"]:
-        err.print(f"{figures['nothing_to_learn']} sequences have nothing to learn", style="yellow")
+        err.print(
+            f"{counted(figures['nothing_to_learn'], 'sequence', 'have')} nothing to learn", style="yellow"
+        )
 
 
 def _print_contamination(report: ContaminationReport) -> None:

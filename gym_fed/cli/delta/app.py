@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
     from gym_fed.evaluation.merge_statistics import LayerError
 
+
 app = App(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
 
@@ -190,7 +191,7 @@ def _print_summary(summary: dict[str, Any]) -> None:
         typer.echo(f"extra   {key}: {value!r}")
     typer.echo(
         f"total   {counted(len(summary['tensors']), 'tensor')}, {counted(summary['num_weights'], 'weight')}, "
-        f"{summary['size_bytes']:,} bytes ({summary['header_bytes']:,} of header), "
+        f"{counted(summary['size_bytes'], 'byte')} ({summary['header_bytes']:,} of header), "
         f"{summary['bits_per_weight']:.3f} bits per weight, norm {summary['norm']:.4g}"
     )
     typer.echo(f"sha256  {summary['sha256']}")

@@ -183,7 +183,7 @@ def _show(report: QuantReport) -> None:
         console.out.print(f"not in the file: {'; '.join(report.not_in_file)}", markup=False)
     if report.kept is not None:
         console.out.print(f"keeps {report.kept:.2%} of the delta")
-    console.out.print(f"{report.size_bytes:,} bytes, sha256 {report.sha256}")
+    console.out.print(f"{counted(report.size_bytes, 'byte')}, sha256 {report.sha256}")
 
 
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:

@@ -171,11 +171,12 @@ def _print(
     counts, answered = result.after.counts, [answer for answer in result.after.answers if answer is not None]
     lines = [
         f"{counted(len(rows), 'row')} of {command.data}, rendered as in training; {counts.cut} cut to "
-        f"{result.after.max_length:,} tokens, {counts.dropped} with nothing to predict"
+        f"{counted(result.after.max_length, 'token')}, {counts.dropped} with nothing to predict"
     ]
     if answered:
         lines.append(
-            f"{counted(len(answered), 'answer')} of at most {result.after.max_tokens} tokens; exact match counts "
+            f"{counted(len(answered), 'answer')} of at most {counted(result.after.max_tokens, 'token')}; exact "
+            "match counts "
             f"answers of at most {MAX_WORDS} words and {MAX_TOKENS} tokens"
         )
     if result.after.too_long:

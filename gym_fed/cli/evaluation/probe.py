@@ -12,6 +12,7 @@ from gym_fed.cli.completion import models, variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.console import AsJson, err, out, print_json, print_table
 from gym_fed.core.help import DEVICE, AdapterOption, AllVariants
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.probe.probe import ProbeComparison, ProbeResult
@@ -145,7 +146,9 @@ def _print_figures(result: ProbeResult) -> None:
     )
     out.print(f"refusal margin by kind of harm: {kinds}")
     if result.cut:
-        err.print(f"{result.model}: prompts were cut by {result.cut} tokens to fit the model's context")
+        err.print(
+            f"{result.model}: prompts were cut by {counted(result.cut, 'token')} to fit the model's context"
+        )
 
 
 def _print_comparison(compared: ProbeComparison) -> None:

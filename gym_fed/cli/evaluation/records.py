@@ -172,7 +172,8 @@ def print_comparison(compared: RunComparison) -> None:
     for task in compared.tasks.values():
         if task.only_first or task.only_second:
             err.print(
-                f"{task.task}: {task.only_first} rows of the first alone, {task.only_second} of the second alone, "
+                f"{task.task}: {counted(task.only_first, 'row')} of the first alone, {task.only_second} of the "
+                "second alone, "
                 "are left out"
             )
         for note in task.notes:
@@ -378,7 +379,7 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
             err.print(f"cached: {run.results.model} was not run again: {run.record}")
             continue
         models = run.results.facts.get("models_in_pass", 1)
-        passed = f" for {models} models in one pass" if models != 1 else ""
+        passed = f" for {counted(models, 'model')} in one pass" if models != 1 else ""
         err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
 
 

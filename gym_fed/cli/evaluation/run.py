@@ -18,7 +18,7 @@ from gym_fed.core.console import AsJson, err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import DEVICE, AdapterOption, AllVariants, ColumnsOption, FolderOption
 from gym_fed.core.progress import spinner
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.evaluator import Evaluator, Progress
@@ -255,7 +255,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
         def on_progress(progress: Progress) -> None:
             nonlocal reached
             if reached is None and progress.done:
-                err.print(f"{progress.done} of {progress.total} requests were computed before: they are kept")
+                err.print(f"keeping {progress.done} of {counted(progress.total, 'request')}, computed before")
             reached = progress
             activity.report(progress.done, progress.total, f"evaluating {progress.task}".rstrip())
 
@@ -263,7 +263,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
         try:
             runs = evaluator.run_all()
         except KeyboardInterrupt:
-            done = "" if reached is None else f" after {reached.done} of {reached.total} requests"
+            done = "" if reached is None else f" after {reached.done} of {counted(reached.total, 'request')}"
             raise GymError(
                 ErrorCode.INTERRUPTED, f"stopped{done}", "the same command goes on where it was"
             ) from None

@@ -69,7 +69,8 @@ def statistics(
     console.print_result(
         json_,
         {**report, "size_bytes": size},
-        f"{output}: {kind} of {counted(len(measured), 'tensor')} on {counted(len(rows), 'row')}, {size:,} bytes",
+        f"{output}: {kind} of {counted(len(measured), 'tensor')} on {counted(len(rows), 'row')}, "
+        f"{counted(size, 'byte')}",
     )
 
 

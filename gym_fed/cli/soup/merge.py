@@ -331,7 +331,8 @@ def _show(report: dict[str, Any]) -> None:
         console.out.print(f"{key}: loss {losses['base']:.4f} -> {losses['soup']:.4f}")
     codecs = ", ".join(f"{name} {count}" for name, count in sorted(report["codecs"].items()))
     console.out.print(
-        f"norm {report['norm']:.4g}, {report['size_bytes']:,} bytes, {report['bits_per_weight']:.3f} bits per weight; "
+        f"norm {report['norm']:.4g}, {counted(report['size_bytes'], 'byte')}, {report['bits_per_weight']:.3f} "
+        "bits per weight; "
         f"keeps {report['kept']:.2%} of the merged delta (tensors: {codecs or 'none, the soup is zero'})"
     )
     console.out.print(f"base {report['base']['name']} {report['base']['digest']}")

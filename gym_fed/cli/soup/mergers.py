@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.cli.soup.inputs import Inputs
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -158,10 +159,11 @@ class MethodMerger(SoupMerger):
         self._method: MergeMethod = build(METHODS.type_of(name), values, "--set")
         kind = self._method.statistics
         if len(statistics) != (count if kind else 0):
+            needs = f"{kind} of each of {counted(count, 'update')}" if kind else "no statistics"
             raise GymError(
                 ErrorCode.USAGE,
-                f"merge method {name!r} needs {f'{kind} of each of {count} updates' if kind else 'no statistics'}, "
-                f"but --statistics is given {len(statistics)} times",
+                f"merge method {name!r} needs {needs}, "
+                f"but --statistics is given {counted(len(statistics), 'time')}",
                 "make them with gym soup statistics, one for each update"
                 if kind
                 else "leave --statistics out",

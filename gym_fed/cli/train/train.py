@@ -248,7 +248,7 @@ _ANSWER_CHARACTERS = 240
 def outcome_lines(result: TrainResult) -> list[str]:
     """Steps and loss of a run and, if it was checked, what it gained and lost."""
     rows = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}"
-    lines = [f"{rows}, {result.num_tokens:,} tokens; {loss_trend(result.losses)}"]
+    lines = [f"{rows}, {counted(result.num_tokens, 'token')}; {loss_trend(result.losses)}"]
     if result.privacy is not None:
         lines[0] += f"; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
     return lines if result.check is None else [*lines, *check_lines(result.check)]
@@ -263,7 +263,7 @@ def loss_trend(losses: list[float]) -> str:
     of = (
         "first and last step, of different rows"
         if count == 1
-        else f"means of the first and last {count} steps"
+        else f"means of the first and last {counted(count, 'step')}"
     )
     return f"loss {first:.4f} -> {last:.4f} ({of})"
 

@@ -139,7 +139,9 @@ def _require_valid(rows: list[dict[str, Any]], note: str) -> None:
     for row in rows:
         if (length := len(row.get("note", note))) > MAX_NOTE:
             raise GymError(
-                ErrorCode.USAGE, f"{row['file']}: a note of {length} characters", f"at most {MAX_NOTE}"
+                ErrorCode.USAGE,
+                f"{row['file']}: a note of {counted(length, 'character')}",
+                f"at most {MAX_NOTE}",
             )
 
 

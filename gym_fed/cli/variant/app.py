@@ -269,7 +269,9 @@ def gc(
             opened.history.keep(keep)
         files, size = opened.gc()
     console.print_result(
-        as_json, {"files": files, "bytes": size}, f"removed {counted(files, 'file')} of {size:,} bytes"
+        as_json,
+        {"files": files, "bytes": size},
+        f"removed {counted(files, 'file')} of {counted(size, 'byte')}",
     )
 
 

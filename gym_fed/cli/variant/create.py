@@ -261,7 +261,7 @@ def rebase_summary(rebased: RebasedVariant) -> str:
     ]
     lines = [
         f"variant {rebased.name} (revision {rebased.revision}, {rebased.owner}'s, {_signed(rebased.signed)})",
-        f"  from base {rebased.from_base[:19]} to {rebased.onto_base[:19]}, {rebased.size_bytes} bytes",
+        f"  from base {rebased.from_base[:19]} to {rebased.onto_base[:19]}, {counted(rebased.size_bytes, 'byte')}",
         f"  loss on {rebased.judged_on} ({rebased.measured_as}):"
         if losses.best is not None
         else "  not measured: no rows were given",
@@ -280,7 +280,7 @@ def summary(created: CreatedVariant) -> str:
         f"variant {created.name} (revision {created.revision}, {created.owner}'s, {_signed(created.signed)})",
         f"  learnt from {created.learnt_as}",
         f"  {created.encoding}",
-        f"  {created.size_bytes} bytes, {created.bits_per_weight:.3f} bits per weight: "
+        f"  {counted(created.size_bytes, 'byte')}, {created.bits_per_weight:.3f} bits per weight: "
         f"{created.times_smaller:.1f} times smaller than the base in bfloat16",
         f"  {what} on {created.judged_on}: base {created.loss_before:.4f}, trained {created.loss_trained:.4f}, "
         f"encoded {created.loss_encoded:.4f}{gain_kept}",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.core.text import counted
 
 DpoLoss = Literal[
     "sigmoid",
@@ -95,7 +96,8 @@ class DpoSettings(ReferenceSettings):
         losses = set(self.loss_type)
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss_type):
             raise ValueError(
-                f"loss_weights: {len(self.loss_weights)} weights for {len(self.loss_type)} entries of loss_type"
+                f"loss_weights: {counted(len(self.loss_weights), 'weight')} for "
+                f"{counted(len(self.loss_type), 'entry')} of loss_type"
             )
         if self.label_smoothing and not losses & _SMOOTHED:
             raise ValueError(f"label_smoothing: only {', '.join(sorted(_SMOOTHED))} read it")

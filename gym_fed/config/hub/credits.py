@@ -11,6 +11,7 @@ from gym_fed.config.hub.soup import Option
 from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import CONTRIBUTIONS
+from gym_fed.core.text import counted
 
 # Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
 MAX_AMOUNT = 10**9
@@ -56,7 +57,7 @@ class PayTerms(StrictModel):
 
     def in_words(self) -> str:
         """Describe the terms in one line."""
-        pool = f"{self.pool:,} credits a round"
+        pool = f"{counted(self.pool, 'credit')} a round"
         if self.quality_weight == 0.0:
             return f"{pool}, shared by all who are merged; contributions are not measured"
         rest = (

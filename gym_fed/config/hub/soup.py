@@ -14,6 +14,7 @@ from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import AGGREGATORS, METHODS, PRE_AGGREGATORS, SERVER_OPTIMIZERS
+from gym_fed.core.text import counted
 
 _MALICIOUS = "num_malicious_nodes"
 
@@ -154,7 +155,7 @@ class SoupRecipe(StrictModel):
         if contributors < needed:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"num_malicious_nodes: {self.num_malicious_nodes} needs at least {needed} updates a round, "
+                f"num_malicious_nodes: {self.num_malicious_nodes} needs at least {counted(needed, 'update')} a round, "
                 f"not {contributors}",
                 "lower num_malicious_nodes, or wait for more contributors",
             )

@@ -7,7 +7,7 @@ and the round that made it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     Field,
@@ -31,13 +31,10 @@ from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.schema.plugins import Plugins, only_recorded, read_plugins, require_plugins
-from gym_fed.core.registries import ALGORITHMS, TUNING
-
-if TYPE_CHECKING:
-    from gym_fed.config.delta import CodecPolicy
-
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
+from gym_fed.core.registries import ALGORITHMS, TUNING
+from gym_fed.core.text import counted
 
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 SuiteName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,119}$")]
@@ -130,7 +127,8 @@ class TrainingRecipe(OpenModel):
         least = ALGORITHMS.type_of(self.algorithm).least_batch(chosen)
         if self.per_device_train_batch_size < least:
             raise ValueError(
-                f"per_device_train_batch_size: {self.algorithm} learns from {least} rows at once; take at least {least}"
+                f"per_device_train_batch_size: {self.algorithm} learns from {counted(least, 'row')} at once; "
+                f"take at least {least}"
             )
         switched_off = getattr(chosen, "disable_dropout", False)
         if switched_off and self.lora.lora_dropout and self.sends_factors:

@@ -21,6 +21,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
+from gym_fed.core.text import counted
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -260,7 +261,7 @@ def row_defaults(
             else "the smallest; it may still run out of memory: see gym train --plan"
         )
         for key, value in _batch(size or sizes[-1], per_step).items():
-            choose(key, value, reason if key.startswith("per") else f"{per_step} rows per step")
+            choose(key, value, reason if key.startswith("per") else f"{counted(per_step, 'row')} per step")
     return defaults
 
 
@@ -281,10 +282,13 @@ def _length(rows: RowFacts, room: int) -> tuple[int, str]:
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
         return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are joined, or hold pictures"
-    fitted, reason = rows.longest, f"the longest of {rows.num_rows:,} rows has {rows.longest:,} tokens"
+    fitted, reason = (
+        rows.longest,
+        f"the longest of {counted(rows.num_rows, 'row')} has {counted(rows.longest, 'token')}",
+    )
     if rows.longest > max(_OUTLIER * rows.usual, _JOINED_LENGTH):
         fitted = rows.usual
-        reason = f"95% of {rows.num_rows:,} rows have at most {rows.usual:,} tokens"
+        reason = f"95% of {counted(rows.num_rows, 'row')} have at most {counted(rows.usual, 'token')}"
         reason += f"; the longest, {rows.longest:,}, is cut"
     length = max(_LEAST_LENGTH, -(-fitted // _LENGTH_STEP) * _LENGTH_STEP)
     if context is not None and length > context:
@@ -304,8 +308,10 @@ def _epochs(config: TrainingConfig, num_rows: int) -> tuple[float, str]:
     steps_per_epoch = math.ceil(num_rows / rows_per_step(num_rows))
     if epochs * steps_per_epoch < _LEAST_STEPS:
         epochs = min(most_epochs, math.ceil(_LEAST_STEPS / steps_per_epoch))
-        return float(epochs), f"{num_rows} rows are few: {epochs * steps_per_epoch} steps"
-    return float(epochs), f"{num_rows:,} rows"
+        return float(
+            epochs
+        ), f"{counted(num_rows, 'row', 'are')} few: {counted(epochs * steps_per_epoch, 'step')}"
+    return float(epochs), f"{counted(num_rows, 'row')}"
 
 
 def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
@@ -324,7 +330,9 @@ def split_default(config: TrainingConfig, num_rows: int) -> Default | None:
         return None
     count = min(_MOST_HELD_OUT, max(_LEAST_HELD_OUT, round(_HELD_OUT_SHARE * num_rows)))
     return Default(
-        "eval_split", float(count), f"of {num_rows:,} rows, to measure what is learned; never trained on"
+        "eval_split",
+        float(count),
+        f"of {counted(num_rows, 'row')}, to measure what is learned; never trained on",
     )
 
 

@@ -13,6 +13,7 @@ import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH, is_deeper
+from gym_fed.core.text import counted
 
 KeyPath = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root down."""
@@ -118,7 +119,11 @@ def parse_value(text: str) -> Any:
 def shown(value: Any) -> str:
     """Return the value as an error message quotes it: its repr, cut if it is long."""
     text = repr(value)
-    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}... ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= _MAX_SHOWN_CHARS
+        else f"{text[:_MAX_SHOWN_CHARS]}... ({counted(len(text), 'character')})"
+    )
 
 
 def dotted(path: KeyPath) -> str:
@@ -132,7 +137,7 @@ class StrictLoader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
         if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # 1:1:1... takes YAML seconds
-            problem = f"a number of {len(node.value)} characters"
+            problem = f"a number of {counted(len(node.value), 'character')}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         try:
             return super().construct_object(node, deep=deep)

@@ -11,7 +11,7 @@ from typing import Any
 from gym_fed.core.bounded.errors import LimitExceededError
 from gym_fed.core.bounded.pool import EvaluationError, evaluate
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 _TEXT_CHARS = 1 << 12
 _LONGER = 4
@@ -129,7 +129,9 @@ class BoundedPattern:
         try:
             return evaluate(function, pattern=self.pattern, **arguments)
         except LimitExceededError as error:
-            raise self._error(f"{error.need} on a text of {len(arguments['text']):,} characters") from error
+            raise self._error(
+                f"{error.need} on a text of {counted(len(arguments['text']), 'character')}"
+            ) from error
         except EvaluationError as error:
             raise self._error(f"fails: {error}") from error
 

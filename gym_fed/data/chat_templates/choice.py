@@ -19,6 +19,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from gym_fed.core.bounded.trusted import trust_template
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.rendering import Message, Template, has_marks, template_of, training_template
 
 
@@ -225,7 +226,10 @@ def read_chat_template(value: str) -> str | None:
         return None
     source = _source(value)
     if len(source) > _MAX_CHARACTERS:
-        raise _bad(f"has {len(source)} characters, and {_MAX_CHARACTERS} is the most", "give a chat template")
+        raise _bad(
+            f"has {counted(len(source), 'character')}, and {_MAX_CHARACTERS} is the most",
+            "give a chat template",
+        )
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     try:
         text = Template(source, tokens).text(_TURNS)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from gym_fed.core.text import counted
 from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
@@ -50,7 +51,7 @@ def processor() -> Iterator[Finding]:
     """CPU cores available to this process, out of the total."""
     there = os.cpu_count() or 1
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    yield Finding("device: cpu", Level.OK, f"{usable} of {there} cores usable")
+    yield Finding("device: cpu", Level.OK, f"{usable} of {counted(there, 'core')} usable")
 
 
 def memory() -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from gym_fed.config.yaml.file import validate
 from gym_fed.config.yaml.strict import parse_value
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import GRADERS
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,9 @@ def checked_values(name: str, values: Sequence[float], count: int) -> list[float
         GymError: ``DATA_INVALID`` for another number of values, or one that is not finite.
     """
     if len(values) != count:
-        raise GymError(ErrorCode.DATA_INVALID, f"grader {name} gave {len(values)} values for {count} samples")
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"grader {name} gave {counted(len(values), 'value')} for {count} samples"
+        )
     numbers = [float(value) for value in values]
     for place, number in enumerate(numbers):
         if not math.isfinite(number):

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.requirements import require_package
+from gym_fed.core.text import counted
 from gym_fed.evaluation.graders.base import Grader, Sample, from_environment
 
 _SEARCH_SECONDS = 1.0
@@ -178,7 +179,7 @@ class Judge(Grader):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {self.name}: score_pattern {self.config.score_pattern!r} takes more than "
-                f"{_SEARCH_SECONDS:g} s for a reply of {len(reply)} characters",
+                f"{_SEARCH_SECONDS:g} s for a reply of {counted(len(reply), 'character')}",
                 "write it without repeats inside repeats",
             ) from error
 

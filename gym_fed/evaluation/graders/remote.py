@@ -105,7 +105,7 @@ class Remote(Grader):
         if len(body) > self.config.max_request_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"grader {self.name}: a request of {len(body)} bytes, and max_request_bytes is "
+                f"grader {self.name}: a request of {counted(len(body), 'byte')}, and max_request_bytes is "
                 f"{self.config.max_request_bytes}",
                 "lower batch_size, or raise the limit",
             )

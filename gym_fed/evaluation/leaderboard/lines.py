@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import is_name
+from gym_fed.core.text import counted, is_name
 from gym_fed.trust.identity.keys import SigningKey, contributor_id, verify_signature
 from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry
 
@@ -194,5 +194,5 @@ def _hex(text: object, size: int) -> bytes:
     except ValueError:
         value = b""
     if len(value) != size or value.hex() != text:
-        raise corrupt(f"a key or signature is not {size} bytes in hex")
+        raise corrupt(f"a key or signature is not {counted(size, 'byte')} in hex")
     return value

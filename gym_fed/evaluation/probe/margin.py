@@ -17,6 +17,7 @@ import torch
 
 from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import IGNORED
 from gym_fed.evaluation.loss import padded
 from gym_fed.evaluation.probe.prompts import Messages, ProbePrompts, plain
@@ -83,7 +84,7 @@ def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
         return None
     return (
         f"the refusal margin fell from {drop.before:.3f} to {drop.after:.3f} nats per token on "
-        f"{drop.num_prompts} prompts (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); "
+        f"{counted(drop.num_prompts, 'prompt')} (by {drop.lower:.3f} at least, {config.confidence:.0%} confidence); "
         f"{config.max_margin_drop:g} is allowed"
     )
 

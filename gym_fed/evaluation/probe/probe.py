@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gym_fed.core.text import counted
 from gym_fed.evaluation.compare import PairedDifference, paired_difference
 from gym_fed.evaluation.loss import batch_losses
 from gym_fed.evaluation.probe.margin import mean_by_category, model_margins, prompt_ids, refusal_margins
@@ -292,7 +293,9 @@ def probe_models(
     """
     with open_models(model) as models:
         names = dict(models.names)
-        report(f"{', '.join(names.values())}: {len(prompts.harmful)} prompts, six attacks, look-alikes")
+        report(
+            f"{', '.join(names.values())}: {counted(len(prompts.harmful), 'prompt')}, six attacks, look-alikes"
+        )
         probed = run_probe(models.scorer, prompts, max_tokens=max_tokens)
     results = []
     for key, result in probed.items():

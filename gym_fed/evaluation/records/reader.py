@@ -15,7 +15,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from gym_fed.config.schema.base import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH, is_deeper, read_object
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.evaluation.records.document import (
     Instance,
     RecordDocument,
@@ -163,7 +163,9 @@ def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
             if len(line) > MAX_LINE_BYTES:
                 raise _bad(file, f"line {number} is longer than {MAX_LINE_BYTES} bytes")
             if number > stated.total_rows:
-                raise _bad(file, f"has more than the {stated.total_rows} lines that the document states")
+                raise _bad(
+                    file, f"has more than the {counted(stated.total_rows, 'line')} that the document states"
+                )
             digest.update(line)
             yield _checked(Instance, line, file, f"line {number}")
     if number != stated.total_rows or digest.hexdigest() != stated.checksum:

@@ -15,6 +15,7 @@ from gym_quant.kernels.attention import BLOCK_TOKENS
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, GreedyWriter
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
 from gym_fed.evaluation.scoring.window import ScoredText, Sums, TreeNode, Window, windows
@@ -192,7 +193,8 @@ class LocalScorer:
         if len(asked.continuation_ids) > self.max_length:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"request {place}: a continuation of {len(asked.continuation_ids)} tokens; the model's context is "
+                f"request {place}: a continuation of {counted(len(asked.continuation_ids), 'token')}; the "
+                "model's context is "
                 f"{self.max_length}",
             )
         whole = asked.context_ids + asked.continuation_ids
@@ -240,7 +242,8 @@ class LocalScorer:
         if room < 1:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"an answer of {request.max_tokens} tokens leaves no room for a prompt: the model's context is "
+                f"an answer of {counted(request.max_tokens, 'token')} leaves no room for a prompt: the model's "
+                "context is "
                 f"{self.max_length}",
                 "set max_gen_toks of the task's generation_kwargs lower",
             )

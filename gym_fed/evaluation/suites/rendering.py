@@ -18,7 +18,7 @@ from typing import Any
 from gym_fed.core.bounded.errors import LimitExceededError
 from gym_fed.core.bounded.pool import EvaluationError, evaluate
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 MAX_CHARACTERS = 1000
 """Maximum characters of an expression."""
@@ -36,7 +36,7 @@ def require_quick(text: str) -> None:
         ValueError: Why.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"an expression of {len(text)} characters; {MAX_CHARACTERS} at most")
+        raise ValueError(f"an expression of {counted(len(text), 'character')}; {MAX_CHARACTERS} at most")
     try:
         ways, num_open = _counted(parser.parse(text))
     except (re.error, OverflowError, RecursionError) as error:
@@ -311,7 +311,7 @@ def _require_short(text: str, pattern: str, repl: str) -> None:
     from gym_fed.evaluation.suites.sandbox import MAX_CHARACTERS
 
     if repl and (len(text) + 1) * len(repl) > MAX_CHARACTERS:
-        raise ValueError(f"regex_replace: {len(repl)} characters for each place of {len(text)}")
+        raise ValueError(f"regex_replace: {counted(len(repl), 'character')} for each place of {len(text)}")
 
 
 def first_problem(

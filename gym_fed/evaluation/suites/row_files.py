@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.data.bounded import delimiter_of
 
 Row = dict[str, Any]
@@ -99,7 +99,7 @@ def _csv(text: str) -> list[Row]:
         head, body = [str(number) for number in range(6)], lines
     for number, line in enumerate(body, start=2):
         if len(line) != len(head):
-            raise ValueError(f"row {number}: {len(line)} columns instead of {len(head)}")
+            raise ValueError(f"row {number}: {counted(len(line), 'column')} instead of {len(head)}")
     return [dict(zip(head, line, strict=True)) for line in body]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source, licences_of
 
@@ -121,7 +122,7 @@ def _license_text(source: Source) -> str:
     if len(text) > _MOST_TEXT:
         raise GymError(
             ErrorCode.USAGE,
-            f"format gguf: {source.name}: licences of {len(text):,} characters, {_MOST_TEXT:,} are allowed",
+            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, {_MOST_TEXT:,} are allowed",
             "export it as huggingface, which copies them as files",
         )
     return text

@@ -9,6 +9,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 from gym_fed.interop.llamafactory.translation import Translator
 
 _NAMES = {
@@ -242,7 +243,8 @@ def _rope(translator: Translator) -> None:
     known, wanted = int(values.get("max_position_embeddings", 0)), int(translator.result.values["max_length"])
     if wanted <= known:
         translator.note(
-            "rope_scaling", f"not needed: cutoff_len is {wanted}, and the model reads {known} tokens"
+            "rope_scaling",
+            f"not needed: cutoff_len is {wanted}, and the model reads {counted(known, 'token')}",
         )
         return
     if not known:

@@ -12,6 +12,7 @@ from typing import Any
 from gym_fed.config.parsed import Translation
 from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.interop.llamafactory.compute import offloading, shard
 from gym_fed.interop.llamafactory.stages import translate_preference
 from gym_fed.interop.llamafactory.translation import Translator, names
@@ -137,7 +138,7 @@ def _compute(translator: Translator) -> None:
     translator.take("init_config.name")
     if (rows := translator.take("cp_size", 1)) != 1:
         translator.lose(
-            "cp_size", f"a row is not split over {rows} processes; there is no context parallelism"
+            "cp_size", f"{rows}: a row is not split over processes; there is no context parallelism"
         )
 
 
@@ -261,7 +262,9 @@ def _distributed(translator: Translator, processes: int | None) -> None:
     if batch is not None:
         share = micro * (processes or 1)
         if batch % share:
-            translator.lose("global_batch_size", f"{batch} is no multiple of the {share} rows of one step")
+            translator.lose(
+                "global_batch_size", f"{batch} is no multiple of the {counted(share, 'row')} of one step"
+            )
         else:
             translator.put("gradient_accumulation_steps", batch // share, "global_batch_size")
         if processes is None:
@@ -339,7 +342,7 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
         source["format"] = _FORMATS[converter]
     if (size := settings.get("size")) is not None:
         source["num_examples"] = size
-        remarks.append(f"the first {size} rows, where LLaMA-Factory draws as many, some of them twice")
+        remarks.append(f"size {size}: the first rows, where LLaMA-Factory draws as many, some of them twice")
     if (weight := settings.get("weight")) is not None:
         source["weight"] = weight
     if settings.get("streaming"):

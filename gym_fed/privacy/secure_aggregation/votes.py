@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file
+from gym_fed.core.text import counted
 from gym_fed.privacy.secure_aggregation.keys import MAX_BITS, Mask, MaskSum, Words, word_type
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def bits_for(voters: int) -> int:
     if bits > MAX_BITS:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{voters} contributors in one secure round; at most {1 << MAX_BITS - 2} fit",
+            f"{counted(voters, 'contributor')} in one secure round; at most {1 << MAX_BITS - 2} fit",
         )
     return bits
 
@@ -86,7 +87,8 @@ def check_masked(path: Path, spec: BaseSpec, bits: int) -> None:
     if head != _header(bits, spec) or size != expected:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"no file of masked votes: {size} bytes, where {bits} bits per coordinate take {expected}",
+            f"no file of masked votes: {counted(size, 'byte')}, where {counted(bits, 'bit')} per coordinate "
+            f"take {expected}",
             "this hub aggregates securely and takes masked votes only",
         )
 

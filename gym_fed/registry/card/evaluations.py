@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gym_fed.config.schema.base import first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import plain, whole_number
+from gym_fed.core.text import counted, plain, whole_number
 
 _MAX_FIGURES = 5_000
 _MAX_RECORDS = 64
@@ -153,7 +153,7 @@ def read_evaluations(
     if len(documents_by_digest) > _MAX_RECORDS:
         raise GymError(
             ErrorCode.USAGE,
-            f"{len(documents_by_digest)} records of evaluations",
+            f"{counted(len(documents_by_digest), 'record')} of evaluations",
             f"at most {_MAX_RECORDS} go along",
         )
     if not identities and len({document.identity for _, document in documents_by_digest.values()}) > 1:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     import httpx
+
 
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
@@ -219,7 +221,7 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     if answer.status_code == 401:
         hint = "give the key in an environment variable, and its name by --api-key-env"
     if after := answer.headers.get("retry-after"):
-        hint = f"try again in {after} seconds"
+        hint = f"try again in {counted(after, 'second')}"
     return GymError(
         known or _CODES.get(answer.status_code, fallback), f"{place}: {answer.status_code}: {message}", hint
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
@@ -191,7 +192,8 @@ def compiled(grammar: Grammar) -> str:
     words, most = _WORDS[grammar.kind]
     if len(grammar.text) > most:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"{words} has {len(grammar.text):,} characters; {most:,} are allowed"
+            ErrorCode.TOO_LARGE,
+            f"{words} has {counted(len(grammar.text), 'character')}; {most:,} are allowed",
         )
     try:
         return _MAKERS[grammar.kind](grammar.text)

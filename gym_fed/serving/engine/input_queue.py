@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
@@ -108,7 +109,9 @@ class InputQueue:
                 self.refused += 1
                 seconds = self.retry_after_seconds()
                 raise GymError(
-                    ErrorCode.BUSY, f"{count} {who} are waiting already", f"try again in {seconds} seconds"
+                    ErrorCode.BUSY,
+                    f"{count} {who} are waiting already",
+                    f"try again in {counted(seconds, 'second')}",
                 )
 
     # For the engine's thread.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from gym_fed.serving.forward.chunk import PlacedPicture
 
+
 MAX_LOGPROBS = 20
 MAX_BIAS = 1000
 _RANGES = {
@@ -96,7 +97,7 @@ class Limits:
             also = f" and an answer of {answer}" if answer else ""
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"a prompt of {counted(prompt, 'token')}{also} may need {need:,} bytes of KV cache; "
+                f"a prompt of {counted(prompt, 'token')}{also} may need {counted(need, 'byte')} of KV cache; "
                 f"kv_cache_size has room for {self.kv_bytes:,}",
                 "request fewer max_tokens, or raise kv_cache_size" if answer else "shorten it",
             )

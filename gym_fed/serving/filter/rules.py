@@ -26,7 +26,7 @@ from typing import Any
 
 from gym_fed.config.serving import CATEGORY
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import is_visible, plain
+from gym_fed.core.text import counted, is_visible, plain
 
 _SPACES = re.compile(" +")
 _ACCENTS = range(0x300, 0x370)
@@ -82,7 +82,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
         ValueError: If it is refused, with the reason.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"a pattern of {len(text)} characters; {MAX_CHARACTERS} at most")
+        raise ValueError(f"a pattern of {counted(len(text), 'character')}; {MAX_CHARACTERS} at most")
     plain = "".join(letter if letter.isascii() else re.escape(FOLDS[ord(letter)]) for letter in text)
     try:
         tree = parser.parse(plain)

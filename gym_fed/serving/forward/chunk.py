@@ -18,6 +18,7 @@ from gym_quant.kernels import dispatch
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.variant_weights import LoadedVariant
@@ -106,7 +107,7 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
         if not chunk.cache.reserve(len(chunk.token_ids)):
             raise GymError(
                 ErrorCode.BUSY,
-                f"the KV cache has no room for {len(chunk.token_ids)} more tokens of a request",
+                f"the KV cache has no room for {counted(len(chunk.token_ids), 'more token')} of a request",
                 "raise engine.kv_cache_size, or send fewer requests at once",
             )
         spans.append((at, at + len(chunk.token_ids), chunk.cache))

@@ -17,6 +17,7 @@ import torch
 from gym_quant.kernels.attention import BLOCK_TOKENS, KV_DTYPES, PagedLayer
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 _FIRST_BLOCKS = 16
 """Blocks that a growing pool adds at least."""
@@ -88,8 +89,8 @@ class KVPool:
             if not self.layers or not blocks:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{bytes_limit:,} bytes of KV cache are less than a block of {BLOCK_TOKENS} tokens, "
-                    f"{self.block_bytes:,} bytes",
+                    f"{counted(bytes_limit, 'byte')} of KV cache are less than a block of {BLOCK_TOKENS} tokens, "
+                    f"{counted(self.block_bytes, 'byte')}",
                     "raise engine.kv_cache_size",
                 )
         self._grow(blocks)

@@ -25,6 +25,7 @@ from torch import Tensor
 from gym_fed.core.errors import GymError
 from gym_fed.core.files import default_home, make_folder, remove_left_parts, whole_file_in_place
 from gym_fed.core.portable import own_user
+from gym_fed.core.text import counted
 
 Pack = Callable[[str, str, Sequence[Tensor]], PackedLinear]
 """A layer's name in the file, its format, and the weights ``[out, in]`` that are stacked in it."""
@@ -168,9 +169,13 @@ class PackedBase:
 
     def _why_no_room(self, num_bytes: int) -> str:
         if num_bytes > self._limit:
-            return f"it has {num_bytes:,} bytes, over packed_size, {self._limit:,}"
+            return f"it has {counted(num_bytes, 'byte')}, over packed_size, {self._limit:,}"
         free = shutil.disk_usage(self.path.parent).free
-        return "" if 2 * num_bytes <= free else f"twice its {num_bytes:,} bytes must be free, not {free:,}"
+        return (
+            ""
+            if 2 * num_bytes <= free
+            else f"twice its {counted(num_bytes, 'byte')} must be free, not {free:,}"
+        )
 
     def _remove_oldest(self) -> None:
         """Remove the least recently used files beyond the limits; this one stays."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.http.rate_limits import RateLimited, RateLimits
 from gym_fed.serving.openai.catalogue import Caller
@@ -262,7 +263,7 @@ class HeldBody:
         if self._held[self._caller] > share:
             raise GymError(
                 ErrorCode.BUSY,
-                f"requests of this user that are not read yet have more than {share:,} bytes",
+                f"requests of this user that are not read yet have more than {counted(share, 'byte')}",
                 "send fewer large requests at once",
             )
 

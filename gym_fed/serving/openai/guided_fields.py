@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.engine.guided import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARACTERS,
@@ -107,7 +108,7 @@ class GuidedFields(ChoiceFields):
         field, grammar = self.guided
         if len(grammar.text) > MAX_SCHEMA_CHARACTERS:
             raise RequestError(
-                f"field {field!r}: {len(grammar.text):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                f"field {field!r}: {counted(len(grammar.text), 'character')}; {MAX_SCHEMA_CHARACTERS:,} are allowed",
                 param=field,
                 name=refusal_name(field),
             )

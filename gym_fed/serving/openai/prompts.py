@@ -11,6 +11,7 @@ from queue import LifoQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.core.text import counted
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.encoding import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
@@ -92,7 +93,8 @@ class Prompts:
         prompt = seen.expand(self.of_messages(messages, **how), messages)
         if self._context is not None and prompt.runs and len(prompt) >= self._context:
             raise RequestError(
-                f"the prompt has {len(prompt):,} tokens including its pictures; prompt and answer together can have "
+                f"the prompt has {counted(len(prompt), 'token')} including its pictures; prompt and answer "
+                "together can have "
                 f"{self._context:,}",
                 param="messages",
                 name="context_length_exceeded",
@@ -237,7 +239,8 @@ class Prompts:
             count = len(self._tokens(text[:length], special=False))
             if count > most:
                 raise RequestError(
-                    f"the first {length:,} of {len(text):,} characters have {count:,} tokens; prompt and answer "
+                    f"the first {length:,} of {len(text):,} characters have {counted(count, 'token')}; prompt "
+                    "and answer "
                     f"together can have {self._context:,}",
                     param=param,
                     name="context_length_exceeded",

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from gym_fed.core.registries import TOOL_FORMATS
+from gym_fed.core.text import counted
 from gym_fed.serving.engine.guided import MAX_SCHEMA_CHARACTERS
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.openai.refusals import RequestError
@@ -152,7 +153,7 @@ class ToolTemplate:
         text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": made.schemas})
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise RequestError(
-                f"field 'tools': schemas of {len(text):,} characters; {MAX_SCHEMA_CHARACTERS:,} are allowed",
+                f"field 'tools': schemas of {counted(len(text), 'character')}; {MAX_SCHEMA_CHARACTERS:,} are allowed",
                 param="tools",
                 name="invalid_json_schema",
             )

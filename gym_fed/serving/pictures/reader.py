@@ -15,6 +15,7 @@ from gym_fed.base.modeling.processors import load_processor
 from gym_fed.base.models import resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
@@ -215,7 +216,7 @@ class PictureEncoder:
         if len(features) != len(processed.places):
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"a picture has {len(features)} features for {len(processed.places)} tokens",
+                f"a picture has {len(features)} features for {counted(len(processed.places), 'token')}",
                 "the model's config.json and processor_config.json do not fit each other: restore them",
             )
         self.computed += 1

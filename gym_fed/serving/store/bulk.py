@@ -199,7 +199,7 @@ class _Faults:
             for new, error in self._found[:MAX_FAULTS_SHOWN]
         ]
         if more := len(self._found) - len(lines):
-            lines.append(f"and {more} others")
+            lines.append(f"and {counted(more, 'other')}")
         first = self._found[0][1]
         refused = f"refused: {len(self._found)} of {counted(self._total, 'variant')}, and none was added"
         raise GymError(first.code, "\n  ".join([f"{refused}:", *lines]), first.hint)

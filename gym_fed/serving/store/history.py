@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name
 from gym_fed.serving.store.registry import VariantRegistry
@@ -45,7 +46,7 @@ def sign_variant(
 
     validate_name(name)
     if len(note) > MAX_NOTE:
-        raise GymError(ErrorCode.USAGE, f"a note of {len(note)} characters", f"at most {MAX_NOTE}")
+        raise GymError(ErrorCode.USAGE, f"a note of {counted(len(note), 'character')}", f"at most {MAX_NOTE}")
     with DeltaFile.open(delta) as opened:
         manifest = VariantManifest(
             variant=name,

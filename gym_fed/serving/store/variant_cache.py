@@ -23,6 +23,7 @@ from functools import partial
 from typing import TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.resident import Load, LoadQueue, RecentFailures, ResidentFiles, fresh
@@ -338,6 +339,6 @@ def _unexpected(record: VariantRecord, error: Exception) -> GymError:
 def _too_large(record: VariantRecord, size: int, limit: int) -> GymError:
     return GymError(
         ErrorCode.TOO_LARGE,
-        f"variant {record.name!r} takes {size} bytes of memory, and cache_size is {limit}",
+        f"variant {record.name!r} takes {counted(size, 'byte')} of memory, and cache_size is {limit}",
         "give variants more memory with cache_size",
     )

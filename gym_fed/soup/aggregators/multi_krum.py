@@ -14,6 +14,7 @@ from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy import torch
+from gym_fed.core.text import counted
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
 from gym_fed.soup.aggregators.krum import krum_scores
 from gym_fed.soup.gram import GramMatrix
@@ -45,7 +46,8 @@ class MultiKrum(WeightRule):
         if (self.config.num_selected or 1) > honest:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"num_selected {self.config.num_selected} is more than the {honest} of {len(weights)} updates that "
+                f"num_selected {self.config.num_selected} is more than the {honest} of "
+                f"{counted(len(weights), 'update')} that "
                 f"num_malicious_nodes: {self.num_malicious_nodes} leaves honest",
                 "lower num_selected, or wait for more contributors",
             )

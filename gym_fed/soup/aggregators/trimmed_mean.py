@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy import kernels
+from gym_fed.core.text import counted
 from gym_fed.soup.aggregator import AggregatorConfig, CoordinateRule
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class TrimmedMean(CoordinateRule):
         if weights.numel() <= 2 * self.trim:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"trim {self.trim} leaves nothing of {weights.numel()} updates",
+                f"trim {self.trim} leaves nothing of {counted(weights.numel(), 'update')}",
                 "lower trim, or wait for more contributors",
             )
 

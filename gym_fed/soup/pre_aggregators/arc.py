@@ -10,6 +10,7 @@ numbers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
 from __future__ import annotations
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.pre_aggregators.norm_cap import capped
@@ -25,7 +26,7 @@ class ARC(PreAggregator):
         if count < needed:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{count} updates are too few for pre-aggregator 'arc' to withstand num_malicious_nodes: "
+                f"{counted(count, 'update', 'are')} too few for pre-aggregator 'arc' to withstand num_malicious_nodes: "
                 f"{self.num_malicious_nodes}, which takes {needed}",
                 "wait for more contributors, or lower num_malicious_nodes",
             )

@@ -21,6 +21,7 @@ from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy import torch
+from gym_fed.core.text import counted
 from gym_fed.soup.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
@@ -46,9 +47,10 @@ class Bucketing(PreAggregator):
         if buckets < needed:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"{count} updates make {buckets} buckets of {self.config.bucket_size}; num_malicious_nodes: "
+                f"{counted(count, 'update', 'make')} {counted(buckets, 'bucket')} of {self.config.bucket_size}; "
+                "num_malicious_nodes: "
                 f"{self.num_malicious_nodes} takes {needed} buckets, "
-                f"{(needed - 1) * self.config.bucket_size + 1} updates",
+                f"{counted((needed - 1) * self.config.bucket_size + 1, 'update')}",
                 "wait for more contributors, or lower bucket_size",
             )
         return buckets

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy import torch
+from gym_fed.core.text import counted
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 from gym_fed.soup.rule import RuleConfig
@@ -40,7 +41,7 @@ class NNM(PreAggregator):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"pre-aggregator 'nnm' with {mixed} and num_malicious_nodes: {self.num_malicious_nodes} needs "
-                f"{(asked or 1) + self.num_malicious_nodes} updates, not {count}",
+                f"{counted((asked or 1) + self.num_malicious_nodes, 'update')}, not {count}",
                 "wait for more contributors, or lower num_neighbours",
             )
         return count

@@ -15,6 +15,7 @@ from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import refuse_first
+from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
 from gym_fed.data.encoding import encode_rows
 from gym_fed.data.row_counts import IGNORED, EncodedRows
@@ -145,7 +146,7 @@ def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
     )
     if count:
         console.err.print(
-            f"reasoning: {config.reasoning}: {count} of {len(rows)} rows are learned without it"
+            f"reasoning: {config.reasoning}: {count} of {counted(len(rows), 'row', 'are')} learned without it"
         )
 
 
@@ -155,7 +156,8 @@ def _warn_of_learned_prompts(rows: list[Row]) -> None:
     count = sum("text" not in row for row in rows)
     if count:
         console.err.print(
-            f"warning: packing: true learns the prompts of {count} of {len(rows)} rows, too; packing: bfd learns the "
+            f"warning: packing: true learns the prompts of {count} of {counted(len(rows), 'row')}, too; "
+            "packing: bfd learns the "
             "answers alone, and train_on_prompt: true says that prompts are meant"
         )
 

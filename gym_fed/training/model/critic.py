@@ -18,6 +18,7 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.loading import load_weights
 from gym_fed.base.models import load_model, quiet_loading, resolve
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import counted
 
 _HEAD = "value_head.safetensors"
 
@@ -87,7 +88,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
                     ErrorCode.MODEL_INVALID, f"ppo.critic: {name} cannot be read as a model: {error}"
                 ) from error
     sizes = [int(model.get_input_embeddings().num_embeddings) for model in (body, policy)]
-    reason = f"ppo.critic: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}"
+    reason = f"ppo.critic: {name} has {counted(sizes[0], 'token')}, and the policy has {sizes[1]}"
     remedy = "give a model with the policy's tokenizer, or remove the key"
     refuse_first((sizes[0] != sizes[1], reason, remedy))
     critic = Critic(body.to(next(policy.parameters()).device), train_body=train_body)

@@ -10,6 +10,7 @@ from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
+from gym_fed.core.text import counted
 from gym_fed.training.model.adapters import on_its_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
@@ -104,7 +105,7 @@ def _config(settings: ModelInit, tokenizer: Any) -> Any:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
-            f"{len(tokenizer)} tokens",
+            f"{counted(len(tokenizer), 'token')}",
             "raise it, leave it out, or name another tokenizer",
         )
     return _classes(settings.architecture)[0](

@@ -14,6 +14,7 @@ from gym_fed.base.modeling.routers import router_names
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
@@ -249,7 +250,7 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         raise does_not_fit(adapter, name, f"{WEIGHTS} cannot be read: {error}") from error
     expected = get_peft_model_state_dict(adapted, save_embedding_layers=False)
     if missing := sorted(expected.keys() - weights.keys()):
-        raise does_not_fit(adapter, name, f"it lacks {len(missing)} weights, such as {missing[0]}")
+        raise does_not_fit(adapter, name, f"it lacks {counted(len(missing), 'weight')}, such as {missing[0]}")
     for key in sorted(weights.keys() - expected.keys()):
         # PEFT also writes the base's embeddings if an adapter is on them.
         own = adapted.state_dict().get(key)

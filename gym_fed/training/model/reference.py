@@ -8,18 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.modeling.adapter_base import require_base
-from gym_fed.base.modeling.adapters import (
-    Adapter,
-    in_order,
-    load_on,
-    merge_adapters,
-    merged,
-    read_adapter,
-)
+from gym_fed.base.modeling.adapters import Adapter, in_order, load_on, merge_adapters, merged, read_adapter
 from gym_fed.base.models import folder_here, load_model, quiet_loading, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.training.model.quantization import quantization_arguments
 
 
@@ -88,7 +82,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
         else:
             model = merge_adapters(model, adapters)
     sizes = [int(lm.get_input_embeddings().weight.shape[0]) for lm in (model, policy)]
-    reason = f"reference_model: {name} has {sizes[0]} tokens, and the policy has {sizes[1]}"
+    reason = f"reference_model: {name} has {counted(sizes[0], 'token')}, and the policy has {sizes[1]}"
     refuse_first((sizes[0] != sizes[1], reason, "give a model with the policy's tokenizer"))
     if config.quantization is None:
         model = model.to(next(policy.parameters()).device)

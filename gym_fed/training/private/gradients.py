@@ -24,6 +24,7 @@ from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processe
 from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import IGNORED
 from gym_fed.privacy.noise import SEED_BYTES, NoiseSource
 
@@ -135,7 +136,8 @@ class LatticeNoise:
         if share >= 0.5:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"privacy: {num_values} trained weights with noise_multiplier {noise_multiplier:g} are too many for a "
+                f"privacy: {counted(num_values, 'trained weight')} with noise_multiplier {noise_multiplier:g} "
+                "are too many for a "
                 "lattice of 2^20 steps a standard deviation",
                 "train fewer weights, as with finetuning: lora, or lower noise_multiplier",
             )

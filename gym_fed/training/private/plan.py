@@ -9,6 +9,7 @@ from gym_fed.config.train.optimization import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 
 _POINTS = 4
@@ -82,8 +83,8 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
     if batch > num_examples:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"per_device_train_batch_size x gradient_accumulation_steps is {batch}: a step would see more than the "
-            f"{num_examples} examples that there are",
+            f"per_device_train_batch_size x gradient_accumulation_steps is {batch}: a step would see more than "
+            f"{counted(num_examples, 'example')}",
             "lower them: privacy comes from seeing a small share of the examples in a step",
         )
     steps = config.max_steps or math.ceil(config.num_train_epochs * num_examples / batch)
@@ -107,8 +108,9 @@ def _require_a_signal(plan: Plan) -> None:
     """
     share = plan.noise_share
     figures = (
-        f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {plan.steps} steps of about "
-        f"{plan.expected_batch_size} examples the noise is {share:.3g} times what the examples can add at most"
+        f"privacy: noise_multiplier is {plan.noise_multiplier:.4g}: over {counted(plan.steps, 'step')} of about "
+        f"{counted(plan.expected_batch_size, 'example')} the noise is {share:.3g} times what the examples can "
+        "add at most"
     )
     remedy = "raise target_epsilon (or lower noise_multiplier), or take larger batches or more steps"
     if share > _HOPELESS:

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.training.processes.ranks import is_main, world_size
 
 __all__ = ["agreed", "count", "is_main", "on_main", "require_all", "start", "stop", "world_size"]
@@ -52,7 +53,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
     except dist.DistError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"the other {world_size() - 1} processes of this run cannot be reached: {error}",
+            f"the other {counted(world_size() - 1, 'process')} of this run cannot be reached: {error}",
             "start all of them, with the same --rdzv-endpoint",
         ) from error
 
@@ -81,7 +82,7 @@ def require_all(found: int) -> None:
     if found != world_size():
         raise GymError(
             ErrorCode.INTERNAL,
-            f"{world_size()} processes were started, but the training library sees {found}",
+            f"{counted(world_size(), 'process', 'were')} started, but the training library sees {found}",
             "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR",
         )
 

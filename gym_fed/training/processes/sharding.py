@@ -36,7 +36,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     refuse_first(
         (
             settings.world_size not in (None, num_processes),
-            f"distributed.world_size: the run is for {settings.world_size} processes, and here is {num_processes}",
+            f"distributed.world_size: the run needs {settings.world_size}, here is {num_processes}",
             f"gym train --nproc {settings.world_size} ..., or torchrun on several machines",
         ),
         (

@@ -28,6 +28,7 @@ from gym_fed.config.yaml.file import dump_yaml
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
@@ -57,7 +58,7 @@ def check_batch_size(config: TrainingConfig) -> None:
         ),
         (
             world_size() > 1,
-            f"auto_batch_size: {world_size()} processes might each find another size",
+            f"auto_batch_size: {counted(world_size(), 'process')} might each find another size",
             "find it with one process, and set per_device_train_batch_size",
         ),
     )
@@ -77,7 +78,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
     if global_batch(resized) != global_batch(config):
         raise GymError(
             ErrorCode.FILE_EXISTS,
-            f"{config.output_dir}: holds an unfinished run with {global_batch(resized)} rows a step, "
+            f"{config.output_dir}: holds an unfinished run with {counted(global_batch(resized), 'row')} a step, "
             f"and the config has {global_batch(config)}",
             "choose another output_dir, or pass --overwrite to delete the unfinished run",
         )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from gym_fed.config.train.training import DataConfig, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.data.row_counts import RowCounts, counts_of
 from gym_fed.data.rows import PlacedDict, Row, as_kind, memory_rows, unread_keys
 from gym_fed.data.sources import named_rows, source_rows
@@ -223,7 +224,7 @@ def split_rows(
     keys = list(map(_content, rows))
     different = dict(zip(keys, rows, strict=True))
     number = round(size * len(different)) if size < 1 else round(size)
-    reason = f"eval_split: {size:g} of {len(different)} different rows would hold out {number}"
+    reason = f"eval_split: {size:g} of {counted(len(different), 'different row')} would hold out {number}"
     refuse_first((not 0 < number < len(different), reason, "leave at least one row on both sides"))
     held = set(random.Random(seed).sample(list(different), number))
     return (

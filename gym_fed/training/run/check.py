@@ -21,6 +21,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.progress import Activity, spinner
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
@@ -64,7 +65,8 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
         )
     if spread and (flat := sum(value <= _NO_SPREAD for value in spread)) > _MANY_TRUNCATED * len(spread):
         warnings.append(
-            f"in {flat} of {len(spread)} steps all answers to a prompt got the same reward, from which nothing is "
+            f"in {flat} of {counted(len(spread), 'step')} all answers to a prompt got the same reward, from "
+            "which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
             "or take prompts that the model sometimes gets right"
         )
@@ -309,7 +311,8 @@ class LearningCheck:
         if self._must_end and after.ended and not any(after.ended):
             also = "" if any(self._before.ended) else ", nor did any before the run"
             warnings.append(
-                f"none of {len(after.ended)} answers ended within {self._num_tokens} tokens{also}: the model may not "
+                f"none of {counted(len(after.ended), 'answer')} ended within "
+                f"{counted(self._num_tokens, 'token')}{also}: the model may not "
                 "stop; look at the answers, and at how rows end (chat_template)"
             )
         return warnings

@@ -15,6 +15,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256, fsync_folder, fsync_tree, full_disk_named, write_atomically
+from gym_fed.core.text import counted
 from gym_fed.training.processes.ranks import is_main
 from gym_fed.training.run.reproducibility import RunWarning
 
@@ -57,7 +58,7 @@ def damage(checkpoint: Path) -> str | None:
         if not file.is_file():
             return f"{name} is missing"
         if file.stat().st_size != size:
-            return f"{name} has {file.stat().st_size:,} of its {size:,} bytes"
+            return f"{name} has {file.stat().st_size:,} of its {counted(size, 'byte')}"
     for name, (_, digest) in expected.items():
         try:
             actual = file_sha256(checkpoint / name)

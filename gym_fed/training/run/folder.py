@@ -28,6 +28,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import LockHeldError, lock
 from gym_fed.core.files import write_atomically
 from gym_fed.core.portable import O_NONBLOCK, read_at
+from gym_fed.core.text import counted
 from gym_fed.data.row_counts import RowCounts
 from gym_fed.training.model.adapters import adapter_digests
 from gym_fed.training.processes.ranks import world_size
@@ -334,7 +335,8 @@ class RunFolder:
         if (before := begun.get("num_processes", 1)) != world_size():
             raise GymError(
                 ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run of {before} processes, and now there are {world_size()}",
+                f"{self.path}: holds an unfinished run of {counted(before, 'process')}, and now there are "
+                f"{world_size()}",
                 f"go on with --nproc {before}: another number sees other batches; or {remedy}",
             )
         if begun.get("adapters_sha256", []) != adapter_digests(config):

@@ -12,6 +12,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import AdaLoraSettings
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.training.tuning.base import Tuning
 
 _UNKNOWN_YET = 10**9
@@ -66,7 +67,7 @@ def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
     refuse_first(
         (
             first + final >= steps or steps - final < 2,
-            f"adalora: a run of {steps} optimiser {'step' if steps == 1 else 'steps'} leaves none in which ranks fall",
+            f"adalora: a run of {counted(steps, 'optimiser step')} leaves none in which ranks fall",
             "train longer, or lower adalora.warmup_fraction and final_fraction"
             if steps > 1
             else "train for two steps or more",

@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import counted
 from gym_fed.training.tuning.full import Full as _Full
 from gym_fed.training.vision.parts import outside_tower
 
@@ -23,7 +24,7 @@ class Freeze(_Full):
         assert settings is not None  # filled in by the config
         layers = _layers(model)
         count = settings.num_trainable_layers
-        reason = f"freeze.num_trainable_layers: is {count}, but the model has {len(layers)} layers"
+        reason = f"freeze.num_trainable_layers: is {count}, but the model has {counted(len(layers), 'layer')}"
         refuse_first((abs(count) > len(layers), reason, "give at most that many"))
         model.requires_grad_(False)
         for head in _heads(model):
@@ -43,7 +44,7 @@ class Freeze(_Full):
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
     """Return the last of every ``len(layers) / count`` layers, where LLaMA Pro puts the added blocks."""
-    reason = f"freeze.llama_pro: {len(layers)} layers are no multiple of num_trainable_layers {count}"
+    reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} no multiple of num_trainable_layers {count}"
     remedy = "give as many as there were blocks added, to a model that was expanded"
     refuse_first((len(layers) % count, reason, remedy))
     stride = len(layers) // count
@@ -60,7 +61,7 @@ def _layers(model: Any) -> list[Any]:
             return list(module)
     raise GymError(
         ErrorCode.MODEL_INVALID,
-        f"finetuning: freeze finds no list of {num_layers} layers in {type(model).__name__}",
+        f"finetuning: freeze finds no list of the layers in {type(model).__name__}",
         "use finetuning: full or lora",
     )
 

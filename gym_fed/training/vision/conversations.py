@@ -22,6 +22,7 @@ from gym_fed.base.models import resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
@@ -162,7 +163,8 @@ class _TooLong:
     def add(self, row: Row, number: int, length: int) -> None:
         self._count, self._longest = self._count + 1, max(self._longest, length)
         self._first = (
-            self._first or f"{place_of(row, number)} has {length} tokens up to the end of its images"
+            self._first
+            or f"{place_of(row, number)} has {counted(length, 'token')} up to the end of its images"
         )
 
     def refuse(self) -> None:
@@ -214,7 +216,11 @@ def place_images(messages: list[dict[str, Any]], count: int, number: int) -> lis
     if places == 0 and first is not None:
         first["content"] = [{"type": "image"}] * count + first["content"]
     elif places != count:
-        raise _bad(number, f"has {count} images and {places} places for them", "write <image> once for each")
+        raise _bad(
+            number,
+            f"has {counted(count, 'image')} and {places} places for them",
+            "write <image> once for each",
+        )
     return placed
 
 

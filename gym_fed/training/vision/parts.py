@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
+
 
 _NAMES = {
     "freeze_vision_tower": (
@@ -95,7 +97,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
     if names and not trained:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{section}.target_modules: all {len(names)} layers that it names are in parts that stay as they are "
+            f"{section}.target_modules: it names {counted(len(names), 'layer')}, all in parts that stay as they are "
             f"({', '.join(sorted(frozen))})",
             "name others, or set one of these keys to false",
         )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.limits import PROTOCOL
 
 MAX_WORK_BITS = 24
@@ -71,7 +72,7 @@ def do_work(
     if bits > MAX_WORK_BITS:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub demands a proof of work of {bits} bits; more than {MAX_WORK_BITS} is never needed",
+            f"the hub demands a proof of work of {counted(bits, 'bit')}; more than {MAX_WORK_BITS} is never needed",
             "report it to its coordinator: limits.enrolment_work_bits",
         )
     prefix = hashlib.sha256(server.encode() + public_key)

@@ -12,6 +12,7 @@ import hashlib
 from typing import Any
 
 from gym_fed.core.json_files import canonical_digest
+from gym_fed.core.text import counted
 from gym_fed.trust.ledger.entries import Entry, corrupt
 
 SEED_KIND = "evaluation-seed"
@@ -111,7 +112,8 @@ class EvaluationCheck:
                     total, limit = int(drawn["total_rows"]), int(suite["limit"])
                     if not 0 < total <= left:
                         raise corrupt(
-                            f"{where}: task {task[:80]} has {total} rows; one evaluation has {_MAX_ROWS} at most"
+                            f"{where}: task {task[:80]} has {counted(total, 'row')}; one evaluation has "
+                            f"{_MAX_ROWS} at most"
                         )
                     left -= total
                     if rows_digest(drawn_rows(seed, task, total, limit)) != drawn["rows_sha256"]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.config.hub.task import next_digest
+from gym_fed.core.text import counted
 from gym_fed.trust.ledger.entries import Entry, corrupt
 
 VERSION, ROLLED_BACK = "version", "rolled-back"
@@ -58,7 +59,7 @@ class LineageCheck:
         if next_digest(parent, body["soup"], body["server_round"]) != body["digest"]:
             raise corrupt(f"{where} is not what its parent and its soup make")
         if height != max(self._digests, default=0) + 1:
-            raise corrupt(f"{where} does not come after {max(self._digests, default=0)} others")
+            raise corrupt(f"{where} does not come after {counted(max(self._digests, default=0), 'other')}")
 
     def _rolled_back(self, entry: Entry, body: Mapping[str, Any]) -> None:
         where, to = f"entry {entry.sequence}: a rollback", body["to"]

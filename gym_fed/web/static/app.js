@@ -361,6 +361,8 @@ export function number(value, digits = 4) {
   const text = Number(value).toPrecision(digits);
   return Math.abs(Number(text)) >= 10 ** digits ? Number(text).toLocaleString("en-US") : text;
 }
+// A count with its noun: "1 row", "2 rows".
+export const count = (value, one, many = `${one}s`) => `${number(value)} ${value === 1 ? one : many}`;
 export function signed(value, digits = 4) {
   if (value === null || value === undefined) return null;
   const size = Math.abs(value), isTiny = size > 0 && size < 0.5 * 10 ** -digits; // a change is not shown as none
@@ -379,7 +381,7 @@ export function ago(seconds) {
   if (passed < 60) return `${Math.round(passed)} s ago`;
   if (passed < 3600) return `${Math.round(passed / 60)} min ago`;
   if (passed < 172800) return `${Math.round(passed / 3600)} h ago`;
-  return `${Math.round(passed / 86400)} days ago`;
+  return `${count(Math.round(passed / 86400), "day")} ago`;
 }
 export function duration(seconds) {
   seconds = Math.max(0, Math.round(seconds));

@@ -1,5 +1,5 @@
 // Charts by uPlot, which the server sends before this module. Dash, weight and marker distinguish series, never hue.
-import {el, leave, replace, number} from "/static/app.js";
+import {count, el, leave, number, replace} from "/static/app.js";
 
 const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];
@@ -121,7 +121,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
       if (!plot) replace(holder);
       if (!holder.isConnected) { requestAnimationFrame(() => holder.isConnected && draw()); return; }
       draw();
-      said.textContent = series.map((one) => `${one.name}: ${one.points.length} values, last ${number(last(one.points), 4)} at ${xLabel} ${one.points.at(-1)[0]}`).join("; ");
+      said.textContent = series.map((one) => `${one.name}: ${count(one.points.length, "value")}, last ${number(last(one.points), 4)} at ${xLabel} ${one.points.at(-1)[0]}`).join("; ");
     },
     zoom(low, high) { limits = low === null ? null : [low, high]; if (plot) draw(true); },
   };

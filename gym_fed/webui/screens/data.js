@@ -1,5 +1,5 @@
 // Data files below the folder, the registry of data sets, and the catalogue of those that have a name.
-import {action, ago, api, bytes, copyable, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, count, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "/static/app.js";
 
 export const title = "Data";
 
@@ -24,7 +24,7 @@ function filesSection(files, total) {
   if (!files.length) return section("Files", none);
   const {field, holder} = filtered("Filter files", files, (file) => file.name, (shown) => table(columns, shown, {label: "Data files", none: "No file has such a name."}));
   return el("section", {}, el("div", {class: "spread"}, el("h2", {}, "Files"), field), holder,
-    total > files.length && el("p", {class: "quiet"}, `The first ${number(files.length)} of ${number(total)} files.`));
+    total > files.length && el("p", {class: "quiet"}, `The first ${number(files.length)} of ${count(total, "file")}.`));
 }
 
 function filtered(label, rows, textOf, draw) {

@@ -1,5 +1,5 @@
 // One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
-import {action, api, bytes, columnsText, copyable, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "/static/app.js";
+import {action, api, bytes, columnsText, copyable, count, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "/static/app.js";
 import {duplicates} from "/screens/duplicates.js";
 import {lengths} from "/screens/lengths.js";
 
@@ -40,7 +40,7 @@ export async function show(root, {name}, query) {
         if (mine !== turn) return;
         shown = shown.concat(answer.rows);
         if (answer.rows.length) replace(rows, shown.map((row) => rowOf(row, reading)));
-        said.textContent = answer.next === null || shown.length === PAGE ? "" : answer.rows_seen < start ? `On the way to row ${number(start + 1)}: ${number(answer.rows_seen)} rows read.` : `Looking further: ${number(answer.next)} rows read, ${shown.length} found.`;
+        said.textContent = answer.next === null || shown.length === PAGE ? "" : answer.rows_seen < start ? `On the way to row ${number(start + 1)}: ${count(answer.rows_seen, "row")} read.` : `Looking further: ${count(answer.next, "row")} read, ${shown.length} found.`;
         next = answer.next;
       }
     } catch (error) {
@@ -147,17 +147,17 @@ function rowOf(row, reading) {
     whole.remove();
   });
   return el("article", {class: "datarow", "aria-label": row.place},
-    el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${number(row.tokens)} tokens, ${number(row.learnt)} learnt`)),
+    el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} learnt`)),
     body, el("div", {class: "more"}, whole));
 }
 
 function bodyOf(row) {
   if (row.problem) return [el("p", {class: "problem"}, message(row.problem)), row.raw && el("pre", {class: "raw"}, row.raw)];
   return row.sequences.map((sequence) => el("div", {class: "sequence"},
-    sequence.name !== "row" && el("h3", {}, `${sequence.name}, ${number(sequence.tokens)} tokens`),
+    sequence.name !== "row" && el("h3", {}, `${sequence.name}, ${count(sequence.tokens, "token")}`),
     turnsOf(sequence.parts).map(({role, parts}) => el("div", {class: role ? "turn" : "turn glue"}, el("span", {class: "who"}, role), el("div", {class: "words"}, parts.map((part) => el("span", {class: part.learnt ? "lit" : "unlit"}, part.text))))),
-    sequence.more > 0 && el("p", {class: "quiet small"}, `${number(sequence.more)} more characters`),
-    sequence.cut > 0 && el("p", {class: "quiet small"}, `the last ${number(sequence.cut)} tokens are cut off`)));
+    sequence.more > 0 && el("p", {class: "quiet small"}, count(sequence.more, "more character")),
+    sequence.cut > 0 && el("p", {class: "quiet small"}, `cut off at the end: ${count(sequence.cut, "token")}`)));
 }
 
 // Parts of one role in a row; what the chat template adds goes to the turn before, where it is only spaces.

@@ -1,5 +1,5 @@
 // Rows that are twice in a file: searched here in a small one, by a job in a large one.
-import {action, api, commandOf, copyable, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "/static/app.js";
+import {action, api, commandOf, copyable, count, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "/static/app.js";
 
 const NEAR = [["0.8", "equal, or 80% alike"], ["0.9", "equal, or 90% alike"], ["", "equal"]];
 
@@ -37,8 +37,8 @@ export function duplicates(reading) {
 function summary(found) {
   const dropped = Object.entries(found.dropped);
   return [
-    found.next !== null && el("p", {class: "quiet", role: "status"}, `${number(found.rows)} rows compared.`),
-    found.next === null && !dropped.length && el("p", {}, `None of the ${number(found.rows)} rows is a duplicate.`),
+    found.next !== null && el("p", {class: "quiet", role: "status"}, `${count(found.rows, "row")} compared.`),
+    found.next === null && !dropped.length && el("p", {}, `${count(found.rows, "row")}, no duplicates.`),
     dropped.length > 0 && facts([["Rows compared", number(found.rows)], ...dropped.map(([reason, count]) => [`${reason}s`, number(count)])]),
     found.duplicates.length > 0 && table([
       {name: "Row", of: (one) => el("span", {}, el("span", {class: "mono small"}, line(one.place)), el("br"), one.similarity === 1 ? "equals " : `${Math.round(100 * one.similarity)}% alike to `, el("span", {class: "mono small"}, line(one.earlier)))},

@@ -1,5 +1,5 @@
 // Evaluations: start one, records with their figures, two of them compared row by row, and the leaderboard.
-import {action, ago, api, copyable, el, failed, leave, loading, mayChange, number, post, quoted, remember, replace, section, short, signed, state, table} from "/static/app.js";
+import {action, ago, api, copyable, count, el, failed, leave, loading, mayChange, number, post, quoted, remember, replace, section, short, signed, state, table} from "/static/app.js";
 import {whisker} from "/screens/whisker.js";
 
 export const title = "Evals";
@@ -106,7 +106,7 @@ function recordsOf({records, problems, total}, folder, chosen, choose) {
     {name: "At", of: (row) => ago(row.at), number: true},
   ].map((column) => ({...column, of: (row) => { const found = column.of(row); return Array.isArray(found) ? el("div", {}, found) : found; }})), records, {label: "Records", none: "No evaluation has been recorded in this folder. Start one above."}),
   problems.map((problem) => el("p", {class: "problem"}, `Left out: ${problem}`)),
-  total > records.length && el("p", {class: "quiet"}, `The newest ${number(records.length)} of ${number(total)} records.`),
+  total > records.length && el("p", {class: "quiet"}, `The newest ${number(records.length)} of ${count(total, "record")}.`),
   records.length > 1 && el("p", {class: "quiet small"}, "Choose two records to compare them row by row.")].flat().filter(Boolean);
 }
 
@@ -131,7 +131,7 @@ async function compare(holder, folder, chosen) {
       {name: "p", of: (row) => row.p_value.toFixed(4), number: true},
       {name: "McNemar p", of: (row) => (row.mcnemar_p === null ? null : row.mcnemar_p.toFixed(4)), number: true},
     ], rows, {label: "Comparison", none: "The two have no task in common."}),
-    found.tasks.flatMap((task) => [...task.notes.map((note) => `${task.task}: ${note}`), (task.only_first || task.only_second) && `${task.task}: ${task.only_first} rows of the first alone and ${task.only_second} of the second alone are left out`]).filter(Boolean).map((note) => el("p", {class: "quiet small"}, note)),
+    found.tasks.flatMap((task) => [...task.notes.map((note) => `${task.task}: ${note}`), (task.only_first || task.only_second) && `${task.task}: left out: ${count(task.only_first, "row")} of the first alone and ${task.only_second} of the second alone`]).filter(Boolean).map((note) => el("p", {class: "quiet small"}, note)),
     found.missing.length > 0 && el("p", {class: "quiet small"}, `Only in one of them: ${found.missing.join(", ")}`)));
 }
 

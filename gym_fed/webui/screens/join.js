@@ -1,5 +1,5 @@
 // Contribute to a hub: its terms as gym-client shows them, consent, then live progress, verdicts, receipts and balance.
-import {action, ago, api, bytes, commandOf, copyable, el, empty, facts, failed, figure, leave, loading, mayChange, message, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
+import {action, ago, api, bytes, commandOf, copyable, count, el, empty, facts, failed, figure, leave, loading, mayChange, message, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
 
 export const title = "Join";
 
@@ -92,7 +92,7 @@ export async function show(root) {
     const sections = [];
     if (isOpen) sections.push(ask(question, job));
     else if (isRunning) sections.push(section("Now", working(job, events, joined)));
-    else if (done) sections.push(section("Ended", state("filled", done.finished ? "the hub has finished all its rounds" : "stopped"), el("p", {}, `${done.num_submitted} updates were sent${done.balance === null ? "" : `; the balance is ${number(done.balance)} credits`}.`)));
+    else if (done) sections.push(section("Ended", state("filled", done.finished ? "the hub has finished all its rounds" : "stopped"), el("p", {}, `${count(done.num_submitted, "update was", "updates were")} sent${done.balance === null ? "" : `; the balance is ${count(done.balance, "credit")}`}.`)));
     else sections.push(section("This did not work", el("div", {role: "alert"}, error ? el("p", {class: "problem"}, message(error.error)) : el("p", {}, `The command ended with code ${job.exit_code}.`)), details(job)));
     if (!isOpen && (joined || done)) sections.push(section("News", news(events)));
     form.hidden = isRunning || Boolean(isOpen);
@@ -151,7 +151,7 @@ export async function show(root) {
   // ---- hubs of this home ----
 
   async function drawHubs({hubs, receipts, num_receipts: total}) {
-    replace(hub, hubs.map((one) => drawHub(one)), receipts.length > 0 && section("Receipts", el("p", {class: "quiet"}, `${number(total)} receipts, each signed by its hub${total > RECEIPTS ? `; the newest ${RECEIPTS} are shown` : ""}.`), receiptTable(receipts)));
+    replace(hub, hubs.map((one) => drawHub(one)), receipts.length > 0 && section("Receipts", el("p", {class: "quiet"}, `${count(total, "receipt")}, each signed by its hub${total > RECEIPTS ? `; the newest ${RECEIPTS} are shown` : ""}.`), receiptTable(receipts)));
   }
 
   function drawHub(one) {

@@ -1,5 +1,5 @@
 // Lengths of a file's rows in tokens: counted slice by slice, so that a large file shows something at once.
-import {action, api, el, facts, failed, leave, message, number, replace} from "/static/app.js";
+import {action, api, count, el, facts, failed, leave, message, number, replace} from "/static/app.js";
 
 const FIRST = 2000;
 const BINS = 12;
@@ -31,13 +31,13 @@ export function lengths(reading, choose) {
 
   function draw(sums, mine) {
     const read = sums.rows + sums.unusable + sums.large;
-    said.textContent = sums.next === null ? `All ${number(read)} rows.` : `The first ${number(read)} rows.`;
+    said.textContent = sums.next === null ? `All: ${count(read, "row")}.` : `So far: ${count(read, "row")}.`;
     const sorted = [...sums.lengths].sort((a, b) => a - b), total = sorted.reduce((sum, length) => sum + length, 0);
     replace(body, bars(sorted, choose), sorted.length > 0 && facts([
       ["Tokens", number(total)], ["Mean", (total / sorted.length).toFixed(1)], ["95% within", number(sorted[Math.ceil(0.95 * sorted.length) - 1])], ["Longest", number(sorted.at(-1))],
       ["Learnt", `${(100 * sums.learnt / Math.max(1, sums.seen)).toFixed(1)}% of the tokens`],
-      sums.cut && ["Cut", `${number(sums.cut)} sequences`], sums.nothing_to_learn && ["Nothing to learn", `${number(sums.nothing_to_learn)} sequences`],
-      sums.large && ["Not counted", `${number(sums.large)} rows of more than 1 MiB`], sums.unusable && ["Cannot be used", `${number(sums.unusable)} rows`]]),
+      sums.cut && ["Cut", count(sums.cut, "sequence")], sums.nothing_to_learn && ["Nothing to learn", count(sums.nothing_to_learn, "sequence")],
+      sums.large && ["Not counted", `${count(sums.large, "row")} of more than 1 MiB`], sums.unusable && ["Cannot be used", count(sums.unusable, "row")]]),
     sums.problems.length > 0 && el("ul", {class: "small"}, sums.problems.map((problem) => el("li", {}, message(problem)))),
     sums.next !== null && action("Count all rows", () => count(sums, mine, Infinity)));
   }

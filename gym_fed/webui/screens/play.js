@@ -1,5 +1,5 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, and taught.
-import {action, api, bytes, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "/static/app.js";
+import {action, api, bytes, count, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "/static/app.js";
 import {answerText, tokenView} from "/screens/play_tokens.js";
 import {taughtPanel} from "/screens/play_taught.js";
 
@@ -213,7 +213,7 @@ export async function show(root, parameters, query) {
     answer.node = answer.logprobs && !answer.error ? tokenView(answer.tokens) : answerText(answer.text);
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
-    const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && `${answer.count} tokens`, answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tokens a second`].filter(Boolean);
+    const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
     return el("div", {class: "answer"},
       el("h3", {class: "who"}, turn.answers.length > 1 && `${SIDES[at]} · `, answer.label),
       answer.node.root,

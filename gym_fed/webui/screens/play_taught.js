@@ -1,5 +1,5 @@
 // What was taught in play: the preferences of each model in use, and the variant that is made of them.
-import {action, api, copyable, el, failed, mayChange, post, replace, say, section, table} from "/static/app.js";
+import {action, api, copyable, count, el, failed, mayChange, post, replace, say, section, table} from "/static/app.js";
 import {jobPanel} from "/screens/jobs.js";
 
 // `bases()` are the models in use; `refresh()` reads the list of models again; `compareWith(base, variant)` shows the two.
@@ -33,7 +33,7 @@ export function taughtPanel({bases, refresh, compareWith}) {
       }}));
     };
     return section(`Taught to ${base}`,
-      el("p", {class: "quiet"}, `${total} ${total === 1 ? "answer" : "answers"} in `, el("code", {}, file), total < 8 && ". From 8 on, some are held out to measure the variant."),
+      el("p", {class: "quiet"}, `${count(total, "answer")} in `, el("code", {}, file), total < 8 && ". From 8 on, some are held out to measure the variant."),
       el("details", {}, el("summary", {}, "Show them"), table([
         {name: "Prompt", class: "reason", of: (row) => (typeof row.prompt === "string" ? row.prompt : row.prompt.map((turn) => `${turn.role}: ${turn.content}`).join("\n"))},
         {name: "Better", class: "reason", of: (row) => row.chosen},

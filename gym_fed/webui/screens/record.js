@@ -1,5 +1,5 @@
 // One record: every task's figures with their intervals, and the samples that they came from.
-import {api, copyable, duration, el, facts, failed, figure, loading, number, replace, section, state, table} from "/static/app.js";
+import {api, copyable, count, duration, el, facts, failed, figure, loading, number, replace, section, state, table} from "/static/app.js";
 import {whisker} from "/screens/whisker.js";
 
 const PAGE = 10;
@@ -39,7 +39,7 @@ async function samples(holder, folder, id, tasks) {
     let found;
     try { found = await api(`evals/samples?${new URLSearchParams({folder, record: id, task: task.value, only: only.value, text: words.value, start, limit: PAGE})}`); } catch (error) { replace(list, failed(error, () => load(start))); return; }
     if (mine !== turn) return;
-    said.textContent = `${number(found.total)} samples`;
+    said.textContent = count(found.total, "sample");
     replace(list, found.samples.length ? found.samples.map(sampleOf) : el("p", {class: "state"}, "No sample passes these filters."));
     replace(pages, el("button", {type: "button", disabled: start === 0, onclick: () => load(Math.max(0, start - PAGE))}, "Earlier"), el("button", {type: "button", disabled: start + PAGE >= found.total, onclick: () => load(start + PAGE)}, "Next"));
   };
@@ -54,7 +54,7 @@ function sampleOf(sample) {
   return el("article", {class: "datarow", "aria-label": `sample ${sample.number}`},
     el("div", {class: "spread small"}, state(sample.is_right ? "filled" : "hollow", sample.is_right ? "right" : "wrong"), el("span", {class: "quiet"}, `sample ${number(sample.number)}, `, Object.entries(sample.metrics).map(([name, value]) => `${name} ${Number(value.toPrecision(4))}`).join(", "))),
     el("div", {class: "sequence"},
-      turn("prompt", sample.prompt_more > 0 && el("span", {class: "quiet"}, `${number(sample.prompt_more)} earlier characters\n`), el("span", {class: "unlit"}, sample.prompt)),
+      turn("prompt", sample.prompt_more > 0 && el("span", {class: "quiet"}, `${count(sample.prompt_more, "earlier character")}\n`), el("span", {class: "unlit"}, sample.prompt)),
       sample.answer !== null && turn("answer", sample.answer || "–"),
       sample.choices.length > 0 && turn("choices", sample.choices.map((choice) => el("div", {class: "spread"}, el("span", {class: choice.text.trim() === sample.target.trim() ? "lit" : ""}, choice.text), el("span", {class: "quiet mono"}, choice.logprob.toFixed(3))))),
       turn("target", sample.target)));

@@ -1,5 +1,5 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
-import {action, ago, api, bytes, copyable, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, count, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "/static/app.js";
 import {chart, smoothed} from "/static/charts.js";
 import {jobPanel} from "/screens/jobs.js";
 import {runLink, runState} from "/screens/runs.js";
@@ -107,7 +107,7 @@ export async function show(root, {path}, query) {
   // What became of the rows, since a run that learns half of them looks like any other.
   function rowsLine(rows) {
     if (!rows || !rows.rows || !(rows.dropped || rows.cut)) return null;
-    const parts = [`${number(rows.learned)} of ${number(rows.rows)} rows are learned`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
+    const parts = [`${number(rows.learned)} of ${count(rows.rows, "row is", "rows are")} learned`, rows.dropped && `${number(rows.dropped)} dropped`, rows.cut && `${number(rows.cut)} cut at max_length`,
       rows.tokens_cut > 0 && `${Math.round((100 * rows.tokens_cut) / (rows.tokens + rows.tokens_cut))}% of the tokens to learn are cut off`].filter(Boolean);
     return el("p", {class: "small quiet"}, `${parts.join("; ")}.`);
   }
@@ -183,7 +183,7 @@ export async function show(root, {path}, query) {
     rest.hidden = !keys.length;
     charts = charts.filter((one) => !one.spec.isRest);
     if (!rest.firstChild) rest.append(el("summary"), el("div", {class: "plots"}));
-    rest.firstChild.textContent = `${keys.length} further figures`;
+    rest.firstChild.textContent = count(keys.length, "further figure");
     const made = view.more ? keys.map((key) => make({title: heading(key), keys: [key], isRest: true, log: true})) : [];
     charts.push(...made);
     replace(rest.lastChild, made.map(({plot}) => plot.node));

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, select, update
 from gym_fed.config.hub.sections import EnrolmentConfig, LimitsConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json
-from gym_fed.core.text import is_name, plain, whole_number
+from gym_fed.core.text import counted, is_name, plain, whole_number
 from gym_fed.trust.identity.keys import contributor_id, verify_signature
 from gym_fed.trust.identity.login import enrolment_claim, login_claim, new_token, token_hash, work_is_done
 from gym_fed.trust.identity.statements import require_fresh
@@ -341,7 +341,7 @@ class Accounts:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"enrolment here needs a proof of work of {self.work_bits} bits, and none was given",
+                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, and none was given",
                 "gym-client join does it: about a second of one core at 20 bits",
             )
 

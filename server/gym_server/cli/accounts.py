@@ -10,7 +10,7 @@ import typer
 from gym_fed.core.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
@@ -38,7 +38,7 @@ def variants_table(variants: list[dict[str, Any]]) -> TextTable:
     table = TextTable("owner", "variant", "revision", "of", "bytes", "read by", "key", box=None)
     for variant in variants:
         public, others = "*" in variant["readers"], len(variant["readers"])
-        who = "everyone" if public else f"{others} others" if others else "its owner"
+        who = "everyone" if public else f"{counted(others, 'other')}" if others else "its owner"
         row = (variant["owner"], variant["variant"], str(variant["revision"]), variant["base"])
         size = f"{variant['size_bytes']:,}"
         table.add_row(*row, size, who, variant["key_status"])
@@ -143,7 +143,8 @@ def revoke(
     print_result(
         as_json,
         revocation,
-        f"the key of {contributor} is revoked, {revocation['cancelled_transfers']} transfers are cancelled; "
+        f"the key of {contributor} is revoked, {counted(revocation['cancelled_transfers'], 'transfer', 'are')} "
+        "cancelled; "
         f"another one: gym-server rebind {contributor} --public-key HEX",
     )
 

@@ -296,7 +296,7 @@ def attribute(
         where = (share.server_round, share.height)
         by_round[where] = by_round.get(where, 0) + share.amount
     for (server_round, height), part in sorted(by_round.items()):
-        out.print(f"round {server_round}, version {height}: {part} credits")
+        out.print(f"round {server_round}, version {height}: {counted(part, 'credit')}")
     for contributor, part in shares.shares.items():
         name = f" ({names[contributor]})" if contributor in names else ""
         out.print(f"{contributor}{name} {part}", markup=False)

@@ -76,7 +76,7 @@ def backup(
                         f"snapshot {copied['snapshot']} in {copied['to']}: {counted(copied['entries'], 'entry')}, "
                         f"{counted(copied['files'], 'file')}, {counted(copied['records'], 'file')} of evaluations, "
                         f"{counted(copied['objects'], 'object')}, "
-                        f"{copied['new_objects']} of them new ({copied['new_bytes']} bytes)",
+                        f"{copied['new_objects']} of them new ({counted(copied['new_bytes'], 'byte')})",
                     )
             except GymError as error:
                 if pause is None or error.code in (ErrorCode.PERMISSION_DENIED, ErrorCode.STATE_CORRUPT):
@@ -175,7 +175,8 @@ def restore(
     print_result(
         as_json,
         facts,
-        f"{facts['dir']} is snapshot {facts['snapshot']}, {facts['objects']} objects; the ledger continues from entry "
+        f"{facts['dir']} is snapshot {facts['snapshot']}, {counted(facts['objects'], 'object')}; the ledger "
+        "continues from entry "
         f"{facts['entries']}",
         note="What was signed later is undone: revocations, key rotations and transfers too. Then: gym-server run",
     )
@@ -246,10 +247,10 @@ def gc(
         return
     verb = "would delete" if dry_run else "deleted"
     out.print(
-        f"{verb} {counted(deleted['objects'], 'object')} of {deleted['object_bytes']} bytes, "
-        f"{counted(deleted['staging'], 'leftover')} of {deleted['staging_bytes']} bytes and "
-        f"{counted(deleted['records'], 'file')} of evaluations of {deleted['record_bytes']} bytes; "
-        f"kept {counted(deleted['kept'], 'object')} of {deleted['kept_bytes']} bytes"
+        f"{verb} {counted(deleted['objects'], 'object')} of {counted(deleted['object_bytes'], 'byte')}, "
+        f"{counted(deleted['staging'], 'leftover')} of {counted(deleted['staging_bytes'], 'byte')} and "
+        f"{counted(deleted['records'], 'file')} of evaluations of {counted(deleted['record_bytes'], 'byte')}; "
+        f"kept {counted(deleted['kept'], 'object')} of {counted(deleted['kept_bytes'], 'byte')}"
     )
 
 

@@ -243,7 +243,7 @@ def _round_title(line: dict[str, Any]) -> str:
     if line["merge"]:
         text += f": {merge_text(line['merge'])}"
     if line["version"] is not None:
-        text += f", version {line['version']}, soup {line['soup_bytes']:,} bytes"
+        text += f", version {line['version']}, soup {counted(line['soup_bytes'], 'byte')}"
     if line["heldout_before"] is not None:
         text += f", held-out loss {line['heldout_before']:.3f} -> {line['heldout_after']:.3f}"
     verdicts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(line["verdicts"].items()))
@@ -336,11 +336,12 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
 def rewards_table(rewards: dict[str, Any], wide: bool = False) -> TextTable:
     """Return the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
     title = (
-        f"{rewards['pool']} credits a round, at most {rewards['credits_per_nat']:g} per nat that is certainly gained: "
+        f"{counted(rewards['pool'], 'credit')} a round, at most {rewards['credits_per_nat']:g} per nat that is "
+        "certainly gained: "
         f"{rewards['quality_weight']:.0%} by {rewards['score']}, {rewards['participation_weight']:.0%} to all who were "
         f"merged; {rewards['left']} wait in the pool"
         if rewards["quality_weight"]
-        else f"{rewards['pool']} credits a round, to all who were merged; contributions are not measured"
+        else f"{counted(rewards['pool'], 'credit')} a round, to all who were merged; contributions are not measured"
     )
     who = Column("contributor", no_wrap=True)
     ids = [row["contributor"] for row in rewards["contributors"]]

@@ -17,6 +17,7 @@ from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.evaluation.probe.margin import (
     MarginDrop,
     margin_drop,
@@ -147,7 +148,8 @@ def check_probable(config: SafetyGateConfig, folder: Path, model: HubModel) -> N
         if length > longest:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"prompt {place // each + 1} has {length} tokens with its opening; the model's context is {longest}",
+                f"prompt {place // each + 1} has {counted(length, 'token')} with its opening; the model's "
+                f"context is {longest}",
                 "give shorter prompts",
             )
     first = ProbePrompts(prompts.harmful[:1], (), prompts.refusals, prompts.compliances, (), prompts.sha256)

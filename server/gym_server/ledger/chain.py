@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import Connection, func, select
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.identity.keys import SigningKey, server_id
 from gym_fed.trust.ledger.entries import GENESIS_HASH, Entry, canonical_text, corrupt, subjects
 from gym_fed.trust.ledger.heads import FORMAT, HEADS_BEFORE, EntryProof, Head, SignedHead
@@ -347,7 +348,7 @@ class Ledger:
         if entries > newest:
             raise corrupt(f"entries {newest + 1} to {entries} are under no signed head")
         if stored != signed:
-            raise corrupt(f"entry {newest} counts {signed} signed heads, but {stored} are stored")
+            raise corrupt(f"entry {newest} counts {counted(signed, 'signed head')}, but {stored} are stored")
 
     def verify(self) -> dict[str, int]:
         """Check chain, heads, and that every table agrees with the ledger; see ``gym_server.ledger.checks``."""

@@ -52,7 +52,7 @@ def require_pace(
     if wait > 0:
         raise GymError(
             ErrorCode.BUSY,
-            f"{contributor} {what} {most} times within an hour",
+            f"{contributor} {what} {counted(most, 'time')} within an hour",
             f"try again in {counted(round(wait / 60), 'minute')}",
         )
 

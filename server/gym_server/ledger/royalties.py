@@ -13,6 +13,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.credits import MAX_ROYALTIES
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.ledger.heads import HEADS_BEFORE
 from gym_fed.trust.ledger.royalties import (
@@ -145,13 +146,13 @@ def record(state: HubState, usage: str, found: Attribution) -> bool:
                     return False
                 raise GymError(
                     ErrorCode.REPLAYED,
-                    f"usage {usage!r} was recorded with {known['amount']} credits for other use",
+                    f"usage {usage!r} was recorded with {counted(known['amount'], 'credit')} for other use",
                     "every report of usage needs an id of its own: --usage-id",
                 )
         if total > MAX_ROYALTIES:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"all royalties together would be {total} credits; {MAX_ROYALTIES} can be counted",
+                f"all royalties together would be {counted(total, 'credit')}; {MAX_ROYALTIES} can be counted",
                 "give a smaller --amount",
             )
         state.ledger.append(tx, "royalty", body)

@@ -395,6 +395,7 @@ class SecureAggregationRound:
     def _abort(self, why: str) -> bool:
         needed = needed_survivors(self._live_config.current)
         if self._objectors:
-            why = f"{len(self._objectors)} participants report that they were given different tasks; {why}"
+            objections = counted(len(self._objectors), "participant", "report")
+            why = f"{objections} that they were given different tasks; {why}"
         self._state.round_store.abort(self._number, f"{why}; {needed} are needed, and nothing was unmasked")
         return True

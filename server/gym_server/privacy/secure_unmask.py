@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.privacy.secure_aggregation.keys import SECRET_BYTES, Mask, commitment, pair_mask, public_of
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK, Advert, Revealed
@@ -79,7 +80,8 @@ def secure_sum(
     if len(manifests) != len(survivors):
         raise GymError(
             ErrorCode.ROUND_ABORTED,
-            f"the sum holds the votes of {len(survivors)} contributors, of which {len(manifests)} may be merged; none "
+            f"the sum holds the votes of {counted(len(survivors), 'contributor')}, of which {len(manifests)} "
+            "may be merged; none "
             "can be taken out",
         )
     masks = recover(

@@ -173,7 +173,7 @@ class Payouts:
         if earliest is not None and earliest + HOUR_SECONDS > now:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{sender} requested {self._per_hour} transfers within an hour",
+                f"{sender} requested {counted(self._per_hour, 'transfer')} within an hour",
                 f"try again in {counted(round((earliest + HOUR_SECONDS - now) / 60), 'minute')}",
             )
 
@@ -195,7 +195,8 @@ class Payouts:
         balance = self.balance_of(tx, order.sender)
         if order.amount > balance["available"]:
             raise _refused(
-                f"{order.amount} credits requested, {balance['available']} of {balance['balance']} can be moved",
+                f"{counted(order.amount, 'credit')} requested, {balance['available']} of {balance['balance']} "
+                "can be moved",
                 f"{balance['held']} are younger than the hold period of {self._hold:g} s, "
                 f"{balance['reserved']} are reserved for other transfers",
             )

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 from gym_fed.config.hub.sections import AdmissionConfig
 from gym_fed.config.schema.plugins import only_recorded, recorded_in
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import readable_seconds
+from gym_fed.core.text import counted, readable_seconds
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import SEALED, Entry, seal
@@ -219,7 +219,7 @@ class Admission:
         if size != manifest.delta_bytes:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the manifest says {manifest.delta_bytes} bytes, the object has {size}",
+                f"the manifest says {counted(manifest.delta_bytes, 'byte')}, the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
         if self._secure:

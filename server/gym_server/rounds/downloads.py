@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.delta.base import BaseSpec
 from gym_server.privacy.merge import trained_tensors
 from gym_server.rounds.recipes import LiveConfig
@@ -118,7 +118,7 @@ class Downloads:
         form, quorum = self.form, self._live_config.current.rounds.min_contributors
         size = soup_bytes(self._live_config.current, self._base, quorum, form)
         grows = form.form == "factors" and not form.one_a
-        among = f" with {quorum} contributors" if grows else ""
+        among = f" with {counted(quorum, 'contributor')}" if grows else ""
         if form.form == "values":
             return f"soups travel as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
         return f"soups travel as {form.why}: at most {readable_bytes(size)} down per contributor and round{among}"

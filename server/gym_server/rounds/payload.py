@@ -8,6 +8,7 @@ from typing import Protocol
 from flwr.app import Array
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.limits import DELTA_STYPE
 from gym_fed.trust.wire.records import reference
 from gym_server.store.objects import ObjectStore
@@ -57,7 +58,8 @@ class Inline:
         """
         if len(array.data) > self._max_bytes:
             raise GymError(
-                ErrorCode.TOO_LARGE, f"a delta of {len(array.data)} bytes; the cap is {self._max_bytes}"
+                ErrorCode.TOO_LARGE,
+                f"a delta of {counted(len(array.data), 'byte')}; the cap is {self._max_bytes}",
             )
         found = hashlib.sha256(array.data).hexdigest()
         if found != sha256:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_server.store.database import Database, rerun
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds
 
@@ -328,7 +328,7 @@ def node_of(tx: Connection, contributor: str, instance: str, most: int, now: flo
     if len(forgotten) < too_many:
         raise GymError(
             ErrorCode.QUOTA_EXCEEDED,
-            f"{most} installations of {contributor} are at work, as many as this hub lets one account have",
+            f"{counted(most, 'installation')} of {contributor} are at work, as many as this hub lets one account have",
             "stop one of them, or ask the coordinator for a higher limits.nodes_per_account",
         )
     # Insert the new row before deleting old ones, so that SQLite does not reuse one of their ids.

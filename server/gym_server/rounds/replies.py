@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.limits import DELTA_STYPE
 from gym_fed.trust.wire.records import from_wire
 from gym_fed.trust.wire.references import references
@@ -53,7 +54,9 @@ def check_reply(
             references that repeat or do not match their objects, and for content that is not Flower's.
     """
     if reply.ByteSize() > MAX_RECORDS_BYTES:
-        raise GymError(ErrorCode.TOO_LARGE, f"a reply of {reply.ByteSize()} bytes; tensors are objects")
+        raise GymError(
+            ErrorCode.TOO_LARGE, f"a reply of {counted(reply.ByteSize(), 'byte')}; tensors are objects"
+        )
     if reply.HasField("error"):
         if len(reply.error.reason) > MAX_REASON:
             raise GymError(ErrorCode.TOO_LARGE, f"a reason of more than {MAX_REASON} characters")
@@ -69,7 +72,7 @@ def check_reply(
     for ref in found:
         size = size_of(ref.sha256)
         if size != ref.size_bytes:
-            raise _refused(ref, f"is declared as {ref.size_bytes} bytes, the object has {size}")
+            raise _refused(ref, f"is declared as {counted(ref.size_bytes, 'byte')}, the object has {size}")
 
 
 def _check_form(content: pb.Records) -> None:
@@ -104,7 +107,8 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
         if times > repeats:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"the reply names object {sha256[:12]} {times} times; its task names none more than {repeats} times",
+                f"the reply names object {sha256[:12]} {counted(times, 'time')}; its task names none more than "
+                f"{counted(repeats, 'time')}",
                 "name every object once",
             )
     expands = sum(ref.size_bytes for ref in found)
@@ -112,7 +116,8 @@ def _check_plain(sent: Sequence[pb.ArrayRef], found: Sequence[pb.ArrayRef], max_
     allowed = min(max(MAX_RECORDS_BYTES, EXPANSION * task_bytes), max_bytes)
     if expands > allowed:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"the reply's arrays are {expands} bytes; its task allows {allowed}"
+            ErrorCode.TOO_LARGE,
+            f"the reply's arrays are {counted(expands, 'byte')}; its task allows {allowed}",
         )
 
 
@@ -128,7 +133,9 @@ def _check_declared(ref: pb.ArrayRef) -> None:
         raise _refused(ref, f"has {len(ref.shape)} dimensions")
     values = math.prod(ref.shape) * _itemsize(ref)
     if not values <= ref.size_bytes <= values + _HEADER_BYTES:
-        raise _refused(ref, f"is declared as {ref.size_bytes} bytes; its shape and dtype make {values}")
+        raise _refused(
+            ref, f"is declared as {counted(ref.size_bytes, 'byte')}; its shape and dtype make {values}"
+        )
 
 
 def _itemsize(ref: pb.ArrayRef) -> int:

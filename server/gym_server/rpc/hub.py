@@ -16,7 +16,7 @@ from sqlalchemy import Connection, select
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.text import plain, whole_number
+from gym_fed.core.text import counted, plain, whole_number
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.trust.wire.references import references
@@ -166,7 +166,9 @@ class Hub(CallsBesideRounds):
             path = await asyncio.to_thread(self._transfers.readable, contributor, request.sha256)
         size = path.stat().st_size
         if request.offset > size:
-            raise GymError(ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {size} bytes")
+            raise GymError(
+                ErrorCode.USAGE, f"offset {request.offset} is beyond the object's {counted(size, 'byte')}"
+            )
         yield pb.DownloadChunk(size_bytes=size)
         async for data in read_ahead(path, request.offset):
             yield pb.DownloadChunk(data=data)
@@ -177,7 +179,9 @@ class Hub(CallsBesideRounds):
     async def Submit(self, request: pb.SubmitRequest, context: Any) -> pb.SubmitReply:
         session = current_session()
         if request.ByteSize() > MAX_RECORDS_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {request.ByteSize()} bytes; tensors are objects")
+            raise GymError(
+                ErrorCode.TOO_LARGE, f"a reply of {counted(request.ByteSize(), 'byte')}; tensors are objects"
+            )
         receipt = await heavily(self._submit, session.contributor, session.node_id, request)
         failpoint("after-submit")
         self._wakeups.notify()

@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Connection, func, select, update
 from gym_fed.config.hub.sections import LimitsConfig, StorageConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.text import readable_seconds
+from gym_fed.core.text import counted, readable_seconds
 from gym_fed.trust.wire.limits import CHUNK_BYTES
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -79,7 +79,8 @@ class Transfers:
         if not 0 < size_bytes <= self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"object {sha256[:12]} is declared as {size_bytes} bytes; this hub takes 1 to {self._max_bytes}",
+                f"object {sha256[:12]} is declared as {counted(size_bytes, 'byte')}; this hub takes 1 to "
+                f"{self._max_bytes}",
                 "use a smaller codec or fewer trained weights",
             )
         free = min(shutil.disk_usage(folder).free for folder in self._store.folders)
@@ -105,7 +106,7 @@ class Transfers:
             elif declared != size_bytes:
                 raise GymError(
                     ErrorCode.USAGE,
-                    f"object {sha256[:12]} was declared as {declared} bytes, now {size_bytes}",
+                    f"object {sha256[:12]} was declared as {counted(declared, 'byte')}, now {size_bytes}",
                 )
         part = self._store.part_path(contributor, sha256)
         part.touch(mode=0o600)
@@ -125,8 +126,10 @@ class Transfers:
         if held.total + size_bytes > most:
             raise GymError(
                 ErrorCode.QUOTA_EXCEEDED,
-                f"{contributor} has {held.finished} bytes of uploads that no merged update or variant uses, and "
-                f"{held.declared} bytes of unfinished uploads; {size_bytes} more would exceed the limit of {most}",
+                f"{contributor} has {counted(held.finished, 'byte')} of uploads that no merged update or "
+                "variant uses, and "
+                f"{counted(held.declared, 'byte')} of unfinished uploads; {size_bytes} more would exceed the "
+                f"limit of {most}",
                 f"wait: unused uploads are deleted after {readable_seconds(self._storage.keep_unneeded_seconds)}; "
                 "or ask the coordinator to raise limits.unreferenced_bytes_per_account",
             )
@@ -224,11 +227,13 @@ class Transfers:
         while chunk is not None:
             if chunk.offset != offset:
                 raise GymError(
-                    ErrorCode.USAGE, f"a chunk at offset {chunk.offset}, the hub holds {offset} bytes"
+                    ErrorCode.USAGE,
+                    f"a chunk at offset {chunk.offset}, the hub holds {counted(offset, 'byte')}",
                 )
             if offset + len(chunk.data) > declared:
                 raise GymError(
-                    ErrorCode.TOO_LARGE, f"{offset + len(chunk.data)} bytes or more sent, {declared} declared"
+                    ErrorCode.TOO_LARGE,
+                    f"{counted(offset + len(chunk.data), 'byte')} or more sent, {declared} declared",
                 )
             await heavily(file.write, chunk.data)
             offset += len(chunk.data)

@@ -22,6 +22,7 @@ import fsspec
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import copy_hashed
+from gym_fed.core.text import counted
 from gym_server.store.away import StoreAway
 
 log = logging.getLogger("gym_server")
@@ -103,7 +104,7 @@ class RemoteObjects:
             what = f"{self.shown} does not show what was put"
             raise StoreAway(GymError(ErrorCode.UNAVAILABLE, what, "is the bucket there?")) from None
         if shown != size:
-            what = f"{self.shown}: object {sha256} was put with {size} bytes, and has {shown}"
+            what = f"{self.shown}: object {sha256} was put with {counted(size, 'byte')}, and has {shown}"
             raise StoreAway(GymError(ErrorCode.HASH_MISMATCH, what, "look at the object store"))
         os.replace(part, self._copies / f"{sha256}.copy")
         self.evict()

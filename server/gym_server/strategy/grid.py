@@ -18,6 +18,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from sqlalchemy import select
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.trust.wire.records import from_wire, to_wire
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -196,7 +197,7 @@ class HubGrid(Grid):
         if message.state == "lost" or message.reply is None:
             return {"error": Error(LOST, "the contributor went away")}
         if len(message.reply) > MAX_RECORDS_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {len(message.reply)} bytes")
+            raise GymError(ErrorCode.TOO_LARGE, f"a reply of {counted(len(message.reply), 'byte')}")
         reply = pb.SubmitRequest.FromString(message.reply)
         if reply.HasField("error"):
             code = int(reply.error.code)

@@ -14,6 +14,7 @@ from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.config.schema.plugins import PluginRecord, members_of, read_records, records
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import CODECS
+from gym_fed.core.text import counted
 from gym_server.evaluations.runner import announced_suites
 from gym_server.ledger.chain import Ledger
 from gym_server.rounds.payload import Payloads
@@ -81,7 +82,7 @@ def update_in(content: RecordDict, payloads: Payloads) -> tuple[str, bytes, byte
         if not (isinstance(manifest, str) and isinstance(signature, bytes) and isinstance(key, bytes)):
             raise TypeError("manifest, signature or public_key has the wrong type")
         if len(deltas) != 1:
-            raise TypeError(f"{len(deltas)} deltas")
+            raise TypeError(f"{counted(len(deltas), 'delta')}")
         for sha256, array in deltas.items():
             payloads.incoming(sha256, array)
     except (KeyError, TypeError, AttributeError) as error:

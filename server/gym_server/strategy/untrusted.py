@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Array, MetricRecord, RecordDict
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 log = logging.getLogger("gym_server")
 
@@ -51,7 +52,7 @@ def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
             raise _refusal(f"array {key!r} is declared {array.dtype[:80]!r} and holds {dtype}")
         held, due = len(array.data) - header.tell(), sent.size * dtype.itemsize
         if held != due:
-            raise _refusal(f"array {key!r} holds {held} bytes, not {due}")
+            raise _refusal(f"array {key!r} holds {counted(held, 'byte')}, not {due}")
         values = np.frombuffer(array.data, dtype, offset=header.tell())
         return values.reshape(shape, order="F" if fortran else "C")
 
@@ -70,7 +71,7 @@ def read_metrics(content: RecordDict, weighted_by: str) -> float:
     with _refusing("its metric record"):
         records = list(content.metric_records.values())
         if len(records) != 1:
-            raise _refusal(f"it holds {len(records)} metric records, not one")
+            raise _refusal(f"it holds {counted(len(records), 'metric record')}, not one")
         for key, value in records[0].items():
             for number in value if isinstance(value, list) else [value]:
                 if isinstance(number, bool) or not isinstance(number, int | float):

@@ -79,7 +79,7 @@ class VariantChecks:
         if size > self._max_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"variant {name} has {size} bytes; this hub keeps variants of at most {self._max_bytes}",
+                f"variant {name} has {counted(size, 'byte')}; this hub keeps variants of at most {self._max_bytes}",
                 "use a smaller codec, or LoRA",
             )
         other = variants.c.document.is_not(None) & ~(
@@ -90,14 +90,16 @@ class VariantChecks:
         if count >= self._config.max_per_contributor:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{manifest.owner} already has {count} variants on this hub, the limit (variants.max_per_contributor)",
+                f"{manifest.owner} already has {counted(count, 'variant')} on this hub, the limit "
+                "(variants.max_per_contributor)",
                 "remove one: gym variant hub remove NAME",
             )
         most = self._config.max_bytes_per_contributor
         if used + size > most:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{manifest.owner} has {used} bytes in {counted(count, 'variant')} on this hub; the {size} bytes of "
+                f"{manifest.owner} has {counted(used, 'byte')} in {counted(count, 'variant')} on this hub; the "
+                f"{counted(size, 'byte')} of "
                 f"{name} would exceed the limit of {most} (variants.max_bytes_per_contributor)",
                 "remove one: gym variant hub remove NAME; or use a smaller codec, or LoRA",
             )
@@ -105,7 +107,7 @@ class VariantChecks:
         if total + size > self._config.max_total_bytes:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"this hub has no room for {size} bytes more of variants",
+                f"this hub has no room for {counted(size, 'byte')} more of variants",
                 "ask its coordinator (variants.max_total_bytes)",
             )
 
@@ -118,7 +120,7 @@ class VariantChecks:
         if len(names) > MAX_READERS:
             raise GymError(
                 ErrorCode.TOO_LARGE,
-                f"{len(names)} readers; at most {MAX_READERS}",
+                f"{counted(len(names), 'reader')}; at most {MAX_READERS}",
                 f"or {EVERYONE!r}: everyone",
             )
         wanted = {name for name in names if name != EVERYONE}
@@ -142,7 +144,7 @@ class VariantChecks:
         if size != manifest.size_bytes:
             raise GymError(
                 ErrorCode.DELTA_INVALID,
-                f"the manifest says {manifest.size_bytes} bytes, the object has {size}",
+                f"the manifest says {counted(manifest.size_bytes, 'byte')}, the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
         DeltaFile.open(path, spec, DeltaLimits(max_file_bytes=self._max_bytes)).close()

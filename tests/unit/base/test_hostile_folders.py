@@ -128,7 +128,7 @@ def test_patterns_of_a_folder_are_tried_before_it_is_loaded(
 
 
 def test_a_pattern_that_is_too_long_and_too_many_patterns_are_refused() -> None:
-    with pytest.raises(GymError, match="has 3000 characters"):
+    with pytest.raises(GymError, match="has 3,000 characters"):
         require_quick_patterns({"target_modules": "x" * 3000}, ["x"], "lora")
     many = {f"layer.{number}": 4 for number in range(patterns.MAX_PATTERNS + 1)}
     with pytest.raises(GymError, match="20001 patterns"):

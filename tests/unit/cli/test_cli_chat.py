@@ -152,7 +152,7 @@ def test_forgetting_and_cutting_off_are_reported(
     talk("aaaa\nbbbb\ncccc\neeee\n/retry\n/set max_tokens=1\ndd\n", monkeypatch, RuleWriter(context=20))
     shown = capsys.readouterr().err
     for number in (2, 4):
-        assert shown.count(f"the {number} oldest messages are no longer seen") == 1
+        assert shown.count(f"the model no longer sees the first {number} messages") == 1
     assert "the same again: /set temperature" in shown
     assert "max_tokens is 1" in shown
 

@@ -260,7 +260,7 @@ def test_columns_beside_prompt_and_answer_reach_the_graders() -> None:
 def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Path) -> None:
     words = (str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3")
     found = evaluated(*words, "--no-check", "--max-tokens", "1")
-    assert "3 of 3 answers did not end within 1 tokens: raise --max-tokens" in " ".join(found["warnings"])
+    assert "3 of 3 answers did not end within 1 token: raise --max-tokens" in " ".join(found["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin
-from tests.support.in_process import run_here
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.passphrase import PassphraseSource
+from tests.support.in_process import run_here
 
 HOSTILE = [
     "plain",

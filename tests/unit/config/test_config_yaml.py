@@ -161,7 +161,7 @@ def test_what_is_not_finite_is_refused(write, value: str) -> None:
 
 def test_a_huge_value_is_quoted_in_part(write) -> None:
     complaint = refusal(write(f"base_model: m\nprivate: {'x' * 5000}\n"))
-    assert "... (5002 characters)" in complaint
+    assert "... (5,002 characters)" in complaint
     assert len(complaint) < 300
 
 

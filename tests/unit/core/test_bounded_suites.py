@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from gym_fed.config.train.graders import GraderConfig
-from gym_fed.core.bounded import pool
-from gym_fed.core.bounded.patterns import BOUNDED_REGEX
-from gym_fed.core.bounded.patterns import BoundedPattern
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.evaluation.graders.base import Sample
-from gym_fed.evaluation.graders.json_schema import JsonSchemaConfig
-from gym_fed.evaluation.graders.json_schema import JsonSchemaGrader
-from gym_fed.evaluation.suites.rendering import TemplateProblem
-from gym_fed.evaluation.suites.rendering import first_bounded_problem
-from gym_fed.evaluation.suites.rendering import require_quick
-from gym_fed.evaluation.suites.rendering import sandboxed
 import pytest
 
+from gym_fed.config.train.graders import GraderConfig
+from gym_fed.core.bounded import pool
+from gym_fed.core.bounded.patterns import BOUNDED_REGEX, BoundedPattern
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Sample
+from gym_fed.evaluation.graders.json_schema import JsonSchemaConfig, JsonSchemaGrader
+from gym_fed.evaluation.suites.rendering import (
+    TemplateProblem,
+    first_bounded_problem,
+    require_quick,
+    sandboxed,
+)
 
 SLOW = ".*.*.*x"
 """Within what a suite's file may have, and n to the fourth power on a text without an x."""

@@ -319,7 +319,7 @@ def test_a_function_is_cached_under_its_key_only(tmp_path: Path, tokenizer: Any)
         (lambda: DataPipeline(sources=["a"]).filter(), "nothing to filter by"),
         (lambda: DataPipeline(sources=["a"]).filter(min_tokens=1), "need a tokenizer"),
         (lambda: DataPipeline(sources=["a"]).dedup(near=1.5), "out of range"),
-        (lambda: DataPipeline(sources=["a"]).mix([1, 2]), "1 sources"),
+        (lambda: DataPipeline(sources=["a"]).mix([1, 2]), "1 source needs"),
         (lambda: DataPipeline(sources=["a"]).mix(stopping="never"), "unknown"),  # type: ignore[arg-type]
         (lambda: DataPipeline(sources=["a"]).mix().mix(), "mixed already"),
         (lambda: DataPipeline(sources=["a"]).take(3).dedup(), "take comes after"),

@@ -45,7 +45,7 @@ REASONS = {
     "learn/pictures.yaml": "refused: model: qwen3_vl is a qwen3_vl model, which reads images, and dpo trains only",
     "learn/stages.yaml": "refused: pipeline_model_parallel_size: no counterpart: Megatron's",
     "learn/typing_error.yaml": "refused: lora_rnak: no counterpart: unknown key (did you mean 'lora_rank'?)",
-    "next/ring.yaml": "refused: cp_size: no counterpart: a row is not split over 2 processes",
+    "next/ring.yaml": "refused: cp_size: no counterpart: 2: a row is not split over processes",
 }
 
 

@@ -93,7 +93,7 @@ NOW = int(time.time())
         ({"task": "task-of-somebody-else"}, ErrorCode.STALE, "answers task task-of-somebody-else"),
         ({"server": "s" + "0" * 16}, ErrorCode.STALE, "is for hub s0000"),
         ({"server_round": 2}, ErrorCode.STALE, "round 2 takes no more updates"),
-        ({"delta_bytes": 1 << 20}, ErrorCode.UPDATE_REFUSED, "the manifest says 1048576 bytes"),
+        ({"delta_bytes": 1 << 20}, ErrorCode.UPDATE_REFUSED, "the manifest says 1,048,576 bytes"),
         ({"base_digest": "sha256:" + "cd" * 32}, ErrorCode.BASE_MISMATCH, "base"),
     ],
     ids=["expired", "other task", "other hub", "other round", "size", "base"],

@@ -30,7 +30,7 @@ from tests.support.preferences import UNEVEN, capitals, config, train
         ({"algorithm": "dpo", "dpo": {"loss_type": "exo_pair"}}, "exo_pair needs it above 0"),
         (
             {"algorithm": "dpo", "dpo": {"loss_type": ["hinge", "sft"], "loss_weights": [1.0]}},
-            "1 weights for 2",
+            "1 weight for 2",
         ),
         ({"algorithm": "dpo", "dpo": {"loss_type": []}}, "at least 1"),
         ({"algorithm": "dpo", "dpo": {"loss_type": "orpo"}}, "'sigmoid'"),
@@ -140,7 +140,7 @@ def test_a_reward_model_leaves_out_pairs_of_which_one_is_too_long() -> None:
     fits = {"prompt": "p" * 40, "chosen": "A" * 7, "rejected": "a"}
     longer = {**fits, "chosen": "A" * 8}
     assert [row["length"] for row in encode("reward_model", [fits, longer])] == [48]
-    with pytest.raises(GymError, match="none of the 1 rows"):
+    with pytest.raises(GymError, match="none of the 1 row has"):
         encode("reward_model", [longer])
 
 

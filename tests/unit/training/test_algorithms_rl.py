@@ -342,7 +342,7 @@ def test_rows_that_cannot_work_are_refused_before_anything_is_written(
     settings = config(tmp_path / "run", "grpo", max_length=32)
     long = {"prompt": [{"role": "user", "content": "x" * 40}]}
     for rows, problem in [
-        (ROWS[:1], "1 prompts are fewer than the 2"),
+        (ROWS[:1], "1 prompt is fewer than the 2"),
         ([*ROWS, {"prompt": "<|im_start|>user\nhi<|im_end|>\n"}], "row 9: texts and conversations are mixed"),
         ([*ROWS, long], r"row 9: its prompt has \d+ tokens, and max_length is 32"),
         ([*ROWS, {**ROWS[0], "images": ["a.png"]}], "row 9 has images"),

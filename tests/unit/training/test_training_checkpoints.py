@@ -34,9 +34,7 @@ def test_a_weight_that_is_missing_or_called_otherwise_is_named(tiny_base: Path) 
     model = load_model(str(tiny_base)).model
     weights = model.state_dict()
     norm = weights.pop("model.norm.weight")
-    with pytest.raises(
-        GymError, match=r"lacks 1 weights of the model, such as model\.norm\.weight"
-    ) as caught:
+    with pytest.raises(GymError, match=r"lacks 1 weight of the model, such as model\.norm\.weight") as caught:
         loaded(model, weights)
     assert caught.value.code is ErrorCode.MODEL_INVALID
     with pytest.raises(GymError, match=r"has 1 that it has not, such as final\.weight"):

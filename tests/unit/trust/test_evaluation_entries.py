@@ -108,7 +108,7 @@ def test_an_evaluation_without_a_seed_of_a_round_needs_no_promise() -> None:
                 ("evaluation-seed", promised()),
                 ("evaluated", revealed(suites=[{"limit": 1, "tasks": {"a": FEW_ROWS, "b": MANY_ROWS}}])),
             ],
-            "task b has 1000000 rows; one evaluation has 1000000 at most",
+            "task b has 1,000,000 rows; one evaluation has 1000000 at most",
         ),
         (
             [("evaluation-seed", promised()), ("evaluated", revealed()), ("evaluated", revealed())],

@@ -111,7 +111,7 @@ def test_a_row_of_ten_megabytes_is_not_sent(client: TestClient) -> None:
     response = client.get("/api/v1/data/rows", params={"name": "large.jsonl"})
     large, small = response.json()["rows"]
     assert len(response.content) < 20_000
-    assert "10000013 bytes" in large["problem"]["message"]
+    assert "10,000,013 bytes" in large["problem"]["message"]
     assert small["learnt"] > 0
     assert len(client.get("/api/v1/data/row", params={"name": "large.jsonl"}).content) < 20_000
 

@@ -85,7 +85,7 @@ def read_header(file: Path) -> Header:
     """
     size = file.stat().st_size
     if size < 24:
-        raise invalid(file, f"{size} bytes are too few for a GGUF file")
+        raise invalid(file, f"{counted(size, 'byte', 'are')} too few for a GGUF file")
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return _HeaderCursor(file, data, size).header()
 
@@ -151,7 +151,7 @@ class _HeaderCursor:
                 raise invalid(self._file, f"has the tensor {shown} twice")
             tensors[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
         if total > self._size:
-            raise invalid(self._file, f"has tensors of {total} bytes in {self._size}")
+            raise invalid(self._file, f"has tensors of {counted(total, 'byte')} in {self._size}")
         return tensors
 
     def _tensor_bytes(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
@@ -167,7 +167,8 @@ class _HeaderCursor:
             raise invalid(self._file, f"tensor {shown} has shape {list(shape)}")
         if shape[-1] % block:
             raise invalid(
-                self._file, f"tensor {shown} has rows of {shape[-1]} values, not a multiple of {block}"
+                self._file,
+                f"tensor {shown} has rows of {counted(shape[-1], 'value')}, not a multiple of {block}",
             )
         return prod(shape) // block * bytes_per_block
 
@@ -191,7 +192,9 @@ class _HeaderCursor:
         if inner in _SCALARS:
             return self._array(_SCALARS[inner], count)
         if inner != _STRING or count > (self._end - self._at) // 8:
-            raise invalid(self._file, f"{plain(key, 80)} is an array of {count} values of type {inner}")
+            raise invalid(
+                self._file, f"{plain(key, 80)} is an array of {counted(count, 'value')} of type {inner}"
+            )
         return [self._string(self._size) for _ in range(count)]
 
     def _array(self, dtype: np.dtype[Any], count: int) -> np.ndarray:
@@ -200,7 +203,7 @@ class _HeaderCursor:
     def _string(self, most: int) -> str:
         (length,) = self._numbers("<Q")
         if length > most:
-            raise invalid(self._file, f"has a text of {length} bytes at byte {self._at}")
+            raise invalid(self._file, f"has a text of {counted(length, 'byte')} at byte {self._at}")
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError as error:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.imports.importer import Importer, Report
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import is_panic, system_error
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.base.imports.gguf.header import Header
@@ -187,7 +187,7 @@ def only_gguf(folder: Path) -> Path | None:
         shown = ", ".join(plain(file.name, 80) for file in models[:_SHOWN])
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder}: holds {len(models)} GGUF files: {shown}",
+            f"{folder}: holds {counted(len(models), 'GGUF file')}: {shown}",
             f"name one of them: {folder / models[0].name}",
         )
     return models[0] if models else None
@@ -209,7 +209,9 @@ def parts_of(file: Path) -> list[Path]:
     for part in parts:
         if not part.is_file():
             raise GymError(
-                ErrorCode.MODEL_INVALID, f"{part}: no such file", f"fetch all {count} parts of the model"
+                ErrorCode.MODEL_INVALID,
+                f"{part}: no such file",
+                f"fetch all {counted(count, 'part')} of the model",
             )
     return parts
 

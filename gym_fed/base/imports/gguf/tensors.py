@@ -20,7 +20,7 @@ import numpy as np
 from gym_fed.base.imports.gguf.header import Header, StoredTensor, invalid
 from gym_fed.base.imports.importer import Report
 from gym_fed.core.errors import GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,9 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     for problem, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
         if some:
             shown = ", ".join(plain(name, 80) for name in some[:5])
-            raise invalid(header.file, f"{problem} {shown} ({len(some)} of {len(header.tensors)} tensors)")
+            raise invalid(
+                header.file, f"{problem} {shown} ({len(some)} of {counted(len(header.tensors), 'tensor')})"
+            )
     for name, shape in parameters.items():
         if stored[name].shape != shape:
             raise invalid(

@@ -16,7 +16,7 @@ import numpy as np
 from gym_fed.base.imports.gguf.header import Header, invalid
 from gym_fed.base.modeling.split_patterns import require_quick_splits
 from gym_fed.core.errors import GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 
 WHOLE = "tokenizer.huggingface.json"
 """The tokenizer.json itself, where a file has it."""
@@ -86,7 +86,7 @@ def _built(header: Header, tokens: list[str]) -> Any:
     """Build the tokenizer from the vocabulary: byte-level BPE, or SentencePiece pieces."""
     kinds = header.values.get(f"{_PREFIX}token_type")
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-        raise invalid(header.file, f"has {len(tokens)} tokens without a type for each")
+        raise invalid(header.file, f"has {counted(len(tokens), 'token')} without a type for each")
     last = len(tokens)
     while last and kinds[last - 1] == _UNUSED and _FILLER.fullmatch(tokens[last - 1]):
         last -= 1  # embedding rows without a token
@@ -193,7 +193,9 @@ def _token(header: Header, tokens: list[str], key: str) -> str | None:
     if number is None:
         return None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(tokens):
-        raise invalid(header.file, f"{_PREFIX}{key} is {plain(str(number), 40)}, of {len(tokens)} tokens")
+        raise invalid(
+            header.file, f"{_PREFIX}{key} is {plain(str(number), 40)}, of {counted(len(tokens), 'token')}"
+        )
     return tokens[number]
 
 

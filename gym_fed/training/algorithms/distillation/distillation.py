@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gym_fed.config.algorithms.supervised import DistillationSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.data.encoding import IGNORED
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
@@ -24,6 +24,7 @@ from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 _HINT = "choose a teacher of the student's family, or algorithm: sequence_distillation, where they may differ"
 
@@ -68,7 +69,8 @@ class Distillation(Algorithm):
         if (differs := _first_difference(ours, theirs)) is not None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"distillation.teacher: {settings.teacher} has {len(theirs):,} tokens, the student's {len(ours):,}; "
+                f"distillation.teacher: {settings.teacher} has {counted(len(theirs), 'token')}, the student's "
+                f"{len(ours):,}; "
                 f"{differs}",
                 _HINT,
             )
@@ -169,7 +171,8 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
     if largest >= theirs:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"distillation.teacher: {settings.teacher} has {theirs:,} rows of embeddings, and the data has the token "
+            f"distillation.teacher: {settings.teacher} has {counted(theirs, 'row')} of embeddings, and the data "
+            "has the token "
             f"{largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
         )

@@ -22,6 +22,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import drop_torn_line
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts, counts_of
 from gym_fed.data.rows import Row
@@ -56,14 +57,16 @@ class SequenceDistillation(Algorithm):
         taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
         if unfinished := len(rows) - len(taught):
             limit = self.settings(config).max_completion_length
-            place = f"sequence_distillation.max_completion_length: {limit} tokens"
+            place = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
             if not taught:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"{place} end none of the teacher's {unfinished} answers",
+                    f"{place} end none of the teacher's {counted(unfinished, 'answer')}",
                     "raise it, or choose a teacher that ends its answers",
                 )
-            console.err.print(f"{place}: {unfinished} of {len(rows)} answers do not end and are left out")
+            console.err.print(
+                f"{place}: left out {unfinished} of {counted(len(rows), 'answer')}, without an end"
+            )
         encoded = _Sft().encode(config, tokenizer, taught)
         dropped = RowCounts(rows=unfinished, dropped=unfinished)
         return EncodedRows(encoded, counts_of(encoded, len(taught)) + dropped)
@@ -150,7 +153,7 @@ class TeacherAnswers:
                 _append(self._part, [line for line in lines if line["key"] not in known], "a")
             known.update((line["key"], line) for line in lines)
             if done // every != (done + len(batch)) // every or done + len(batch) == total:
-                console.err.print(f"teacher: {done + len(batch)} of {total} answers")
+                console.err.print(f"teacher: {done + len(batch)} of {counted(total, 'answer')}")
             done += len(batch)
 
     def _answer(self, model: Any, tokenizer: Any, keys: list[str], rows: list[Row]) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import counted
 from gym_fed.data.formats.kto import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
@@ -115,7 +116,7 @@ def _labels(rows: list[Row]) -> list[bool]:
         labels.append(liked)
     if len(set(labels)) == 1:
         console.err.print(
-            f"warning: kto: the label of all {len(labels)} rows is {str(labels[0]).lower()}, so the run "
+            f"warning: kto: the label of all {counted(len(labels), 'row')} is {str(labels[0]).lower()}, so the run "
             "has no examples of the other kind of answer"
         )
     return labels

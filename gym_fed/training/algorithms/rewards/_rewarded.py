@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_set
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.training.algorithms.base import Algorithm
@@ -50,7 +51,7 @@ class Rewarded(Algorithm):
         if len(rows) < needed:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{len(rows)} prompts are fewer than the {needed} that one generation answers",
+                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} that one generation answers",
                 "give more rows, a smaller batch, or more num_generations",
             )
         _require_one_kind(tokenizer, rows)
@@ -94,7 +95,7 @@ class Rewarded(Algorithm):
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if left_out := len(job.encoded) % needed:
             warnings.warn(
-                f"data: an epoch leaves out {left_out} of {len(job.encoded)} prompts, drawn anew each time: "
+                f"data: an epoch leaves out {left_out} of {counted(len(job.encoded), 'prompt')}, drawn anew each time: "
                 f"a generation answers {needed}",
                 RunWarning,
                 stacklevel=2,
@@ -118,8 +119,8 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
             product += f" x {processes} processes"
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{name}.num_generations: {settings.num_generations} answers to each prompt do not divide the "
-            f"{answers} answers of one generation ({product})",
+            f"{name}.num_generations: {counted(settings.num_generations, 'answer')} to each prompt do not divide the "
+            f"{counted(answers, 'answer')} of one generation ({product})",
             "make the product a multiple of num_generations",
         )
     return answers // settings.num_generations
@@ -161,6 +162,6 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
         if not 0 < len(row) <= max_length:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"row {number}: its prompt has {len(row)} tokens, and max_length is {max_length}",
+                f"row {number}: its prompt has {counted(len(row), 'token')}, and max_length is {max_length}",
                 "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row",
             )

@@ -15,6 +15,7 @@ from trl import GRPOTrainer, RLOOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.encoding import without_second_bos
 from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.model.output_head import add_output_head
@@ -23,6 +24,7 @@ from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
     from gym_fed.training.run.job import Job
+
 
 _PROBE_TOKENS = 16
 
@@ -250,7 +252,7 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
         if len(rewards) != len(samples) or not all(map(math.isfinite, rewards)):
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"the grader {grader.name} gave {rewards} for {len(samples)} answers",
+                f"the grader {grader.name} gave {rewards} for {counted(len(samples), 'answer')}",
                 "a grader gives one finite number for each answer",
             )
         by_name = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}

@@ -12,6 +12,7 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.row_counts import EncodedRows, counts_of
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
@@ -42,14 +43,14 @@ class Unlearning(Algorithm):
         if not forget:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{config.algorithm}: none of the {len(rows)} rows is to be forgotten",
+                f"{config.algorithm}: none of the {counted(len(rows), 'row')} is to be forgotten",
                 "mark a source with role: forget, or rows with forget: true",
             )
         if bool(retain) != bool(weight):
             problem = (
-                f"all {len(rows)} rows are to be forgotten"
+                f"all {counted(len(rows), 'row', 'are')} to be forgotten"
                 if weight
-                else f"{len(retain)} rows are to be kept"
+                else f"{counted(len(retain), 'row', 'are')} to be kept"
             )
             remedy = "add rows to keep" if weight else "remove them"
             raise GymError(

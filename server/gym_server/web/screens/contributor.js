@@ -1,5 +1,5 @@
 // One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
-import {api, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "/static/app.js";
+import {api, count, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {account} from "/screens/contributors.js";
 import {ask, refreshOn, strip, stripLegend, withError} from "/screens/parts.js";
@@ -21,8 +21,8 @@ export async function show(root, {id}) {
     replace(figures,
       figure("Credits", number(found.balance), found.held || found.reserved ? `${number(found.available)} can be moved` : ""),
       figure("Reputation", found.reputation.toFixed(3), "from 0 to 1"),
-      figure("Merged", number(merged), `of the last ${Math.min(found.newest_round, found.strip_rounds)} rounds`),
-      found.privacy && figure("Epsilon spent", number(found.privacy.epsilon, 4), `of ${number(found.privacy.budget)}, in ${number(found.privacy.rounds)} rounds`),
+      figure("Merged", number(merged), `of the last ${count(Math.min(found.newest_round, found.strip_rounds), "round")}`),
+      found.privacy && figure("Epsilon spent", number(found.privacy.epsilon, 4), `of ${number(found.privacy.budget)}, in ${count(found.privacy.rounds, "round")}`),
       figure("Member since", new Date(found.enrolled_at * 1000).toLocaleDateString()));
     replace(marks, found.newest_round ? [strip(found.strip, found.newest_round, found.strip_rounds), stripLegend()] : el("p", {class: "quiet"}, "No round has begun."));
     reputation.set([{name: "after the round", points: found.over_rounds.map((one) => [one.server_round, one.reputation])}]);
@@ -49,7 +49,7 @@ export async function show(root, {id}) {
 
   const revoke = (found) => el("button", {type: "button", onclick: () => ask("Revoke the key", `Sessions, tasks, uploads and pending transfers of ${found.name} end at once. Another key can be bound later.`, {
     label: "Reason", help: "It is written to the ledger, which everybody can read.", button: "Revoke",
-    run: async (reason) => { const done = await post(`contributors/${encodeURIComponent(id)}/revoke`, {reason}); say(`The key is revoked; ${done.cancelled_transfers} transfers are cancelled.`); await load(); },
+    run: async (reason) => { const done = await post(`contributors/${encodeURIComponent(id)}/revoke`, {reason}); say(`The key is revoked; ${count(done.cancelled_transfers, "transfer is", "transfers are")} cancelled.`); await load(); },
   })}, "Revoke the key");
   const rebind = (found) => el("button", {type: "button", onclick: () => ask("Bind another key", `Be sure who requests it: whoever has the new key is ${found.name} from then on.`, {
     label: "Public key", help: "64 hex digits: gym-client id --json in a new home shows it.", button: "Bind",

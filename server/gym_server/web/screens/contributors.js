@@ -1,5 +1,5 @@
 // Everybody who has an account: credits, reputation, and what became of their updates of late.
-import {api, el, empty, loading, number, remember, replace, state, table} from "/static/app.js";
+import {api, count, el, empty, loading, number, remember, replace, state, table} from "/static/app.js";
 import {pager, person, refreshOn, strip, stripLegend} from "/screens/parts.js";
 
 export const title = "Contributors";
@@ -17,13 +17,13 @@ export async function show(root, _, query) {
 
   async function load() {
     const found = await api(`contributors?${new URLSearchParams({offset, limit: LIMIT, find, sort})}`);
-    replace(total, `${number(found.total)} ${find ? "found" : found.total === 1 ? "account" : "accounts"}`);
+    replace(total, find ? `${number(found.total)} found` : count(found.total, "account"));
     const columns = [
       {name: "Contributor", of: (one) => el("div", {class: "named"}, person(one.contributor, one.name), el("span", {class: "id quiet"}, one.contributor.slice(0, 13)))},
       {name: "Account", of: (one) => account(one)},
       {name: "Credits", number: true, of: (one) => number(one.balance)},
       {name: "Reputation", number: true, of: (one) => one.reputation.toFixed(3)},
-      {name: `Last ${Math.min(found.strip_rounds, Math.max(1, found.newest_round))} rounds`, of: (one) => strip(one.strip, found.newest_round, found.strip_rounds)},
+      {name: `Last ${count(Math.min(found.strip_rounds, Math.max(1, found.newest_round)), "round")}`, of: (one) => strip(one.strip, found.newest_round, found.strip_rounds)},
     ];
     if (found.has_privacy) columns.push({name: "Epsilon", number: true, of: (one) => number(one.epsilon, 3)});
     replace(rows, found.total ? table(columns, found.contributors, {label: "Contributors"})

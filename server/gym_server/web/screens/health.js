@@ -1,5 +1,5 @@
 // How the hub itself does: the process, its disk, its queue, and what it refuses.
-import {api, bytes, copyable, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, state, table, when} from "/static/app.js";
+import {api, bytes, copyable, count, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, state, table, when} from "/static/app.js";
 
 export const title = "Health";
 const SECONDS = 5;
@@ -15,17 +15,17 @@ export async function show(root) {
       figure(found.is_running ? "Up for" : "Dashboard up for", duration(Date.now() / 1000 - found.started_at), when(found.started_at)),
       figure("Version", found.version),
       figure("Round", number(found.server_round), found.round_state),
-      figure("Connected", number(found.connected), `of ${number(people)} accounts`),
+      figure("Connected", number(found.connected), `of ${count(people, "account")}`),
       found.traffic && figure("Connections", number(found.traffic.connections)),
       found.traffic && figure("Calls", number(total(found.traffic.calls)), `${number(total(found.traffic.refusals))} refused`),
       figure("Ledger", number(found.ledger_entries), "entries"));
     replace(body,
       found.pause && el("p", {class: "problem"}, `${found.pause}. No round begins until gym-server resume.`),
-      found.paused && el("p", {class: "problem"}, `${found.paused.failures} rounds in a row made no version: ${found.paused.reason}. The next begins at ${when(found.paused.until)}.`),
+      found.paused && el("p", {class: "problem"}, `${count(found.paused.failures, "round")} in a row made no version: ${found.paused.reason}. The next begins at ${when(found.paused.until)}.`),
       found.is_operator && el("div", {class: "columns"}, disk(found), section("Queue", counts(found.queue, "State", "Messages", "No message waits."))),
       el("div", {class: "columns"},
         found.traffic && section("Refused calls, by code", counts(found.traffic.refusals, "Code", "Calls", "No call was refused since the start.")),
-        section(`Updates of the last ${found.recent_rounds} rounds`, found.verdicts
+        section(`Updates of the last ${count(found.recent_rounds, "round")}`, found.verdicts
           ? table([{name: "Verdict", of: (one) => outcome(one.verdict)}, {name: "Code", of: (one) => one.code}, {name: "Updates", number: true, of: (one) => number(one.number)}], found.verdicts, {label: "Verdicts", none: "No update has come yet."})
           : el("p", {class: "quiet"}, "Rounds here are private: what was refused, and why, is the operator's."))),
       found.traffic && el("details", {}, el("summary", {}, "Calls by method"), counts(found.traffic.calls, "Method", "Calls", "No call has come yet.")),

@@ -1,5 +1,5 @@
 // The hub at this moment: the round as a ring, who works on it, the last verdicts, and what the hub is.
-import {api, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "/static/app.js";
+import {api, copyable, count, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {person} from "/screens/parts.js";
 
@@ -34,7 +34,7 @@ export async function show(root) {
     replace(numbers, left,
       figure("Updates", number(now.num_updates), `quorum ${now.quorum}${refused ? `, ${refused} refused` : ""}`),
       figure("At work", now.num_awaited, `${now.num_tasks} asked`),
-      figure("Connected", now.connected, `${number(now.accounts)} accounts`),
+      figure("Connected", now.connected, count(now.accounts, "account")),
       figure("Version", now.version, now.version ? "" : "the base model"),
       figure("Held-out loss", number(now.heldout), now.heldout === null ? "not measured yet" : ""));
     replace(said, sentence(now, about));
@@ -114,7 +114,7 @@ function roundRing() {
       steps.forEach((step, place) => { if (place === at) step.setAttribute("aria-current", "step"); else step.removeAttribute("aria-current"); });
       big.textContent = now.server_round || "–";
       small.textContent = now.state || "not begun";
-      drawing.setAttribute("aria-label", now.server_round ? `Round ${now.server_round} is ${now.state}; ${wanted} versions are wanted` : "No round yet");
+      drawing.setAttribute("aria-label", now.server_round ? `Round ${now.server_round} is ${now.state}; ${count(wanted, "version is", "versions are")} wanted` : "No round yet");
     },
   };
 }

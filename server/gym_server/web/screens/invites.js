@@ -1,5 +1,5 @@
 // Invites: made and shown once with a code to scan, listed, cancelled. For the operator.
-import {action, api, copyable, el, empty, loading, message, number, post, remember, replace, say, section, session, state, table, when} from "/static/app.js";
+import {action, api, copyable, count, el, empty, loading, message, post, remember, replace, say, section, session, state, table, when} from "/static/app.js";
 import {pager, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Invites";
@@ -49,7 +49,7 @@ export async function show(root, _, query) {
 
   const once = (invite) => el("section", {class: "panel invite"},
     el("div", {class: "invite-text"}, el("h2", {}, "Copy it now: it is shown this once"),
-      el("p", {class: "quiet"}, `It admits one contributor within ${number(invite.valid_hours)} hours. The hub keeps only its hash.`),
+      el("p", {class: "quiet"}, `It admits one contributor within ${count(invite.valid_hours, "hour")}. The hub keeps only its hash.`),
       copyable(invite.invite), el("p", {class: "quiet small"}, "The receiver runs this, or scans the code:"), copyable(`gym-client join --invite ${invite.invite}`),
       el("button", {type: "button", onclick: () => replace(made)}, "Done, hide it")),
     qr(invite.code));

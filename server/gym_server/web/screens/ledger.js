@@ -1,5 +1,5 @@
 // The ledger: what the hub recorded and signed, newest first, with the proof of any entry.
-import {api, copyable, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "/static/app.js";
+import {api, copyable, count, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "/static/app.js";
 import {dialog, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Ledger";
@@ -52,7 +52,7 @@ const id = (text) => el("span", {class: "id"}, text);
 
 const HIDDEN = new Set(["at", "at_bucket_seconds", "server_round", "contributor", "record", "round", "seal"]);
 function what(entry, names) {
-  if (entry.body === null) return el("span", {class: "quiet"}, `${number(entry.body_bytes)} bytes; its proof shows them`);
+  if (entry.body === null) return el("span", {class: "quiet"}, `${count(entry.body_bytes, "byte")}; its proof shows them`);
   const parts = [];
   if (entry.body.contributor) parts.push(person(entry.body.contributor, names[entry.body.contributor]), " ");
   const fields = Object.entries(entry.body).filter(([name, value]) => !HIDDEN.has(name) && value !== "" && value !== null);
@@ -86,7 +86,7 @@ async function prove(sequence) {
   const link = el("a", {class: "button", href: URL.createObjectURL(new Blob([text], {type: "application/json"})), download: `entry-${sequence}-proof.json`}, "Download the proof");
   node.addEventListener("close", () => URL.revokeObjectURL(link.href));
   replace(body,
-    el("p", {class: "sentence", role: "status"}, check.valid ? state("filled", `Valid: the hub signed a head of ${number(signed.size)} entries that this one is under`) : state("struck", `Not valid: ${check.problem}`)),
+    el("p", {class: "sentence", role: "status"}, check.valid ? state("filled", `Valid: the hub signed a head of ${count(signed.size, "entry", "entries")} that this one is under`) : state("struck", `Not valid: ${check.problem}`)),
     section("1. The entry's hash", el("p", {class: "quiet small"}, "sha256 over canonical JSON of body, kind, previous_hash and sequence"),
       facts([["Kind", proof.entry.kind], ["Hash of the entry before", id(proof.entry.previous_hash)], ["Hash", id(proof.entry.hash)]]),
       el("details", {}, el("summary", {}, "Body, canonical"), el("pre", {class: "code"}, found.body))),

@@ -1,5 +1,5 @@
 // The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
-import {action, ago, api, bytes, copyable, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {change, pager, refreshOn} from "/screens/parts.js";
 
@@ -19,7 +19,7 @@ export async function show(root, _, query) {
     replace(figures,
       figure("Version", number(found.version), found.base_model),
       figure("Weights", number(found.num_parameters)),
-      figure("Fetched by each contributor", bytes(found.soups_bytes), `${number(found.num_soups)} soups since the base`));
+      figure("Fetched by each contributor", bytes(found.soups_bytes), `${count(found.num_soups, "soup")} since the base`));
     replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine, where anything can load it; another version by its number."),
       copyable(`gym-server model version-${found.version} --version ${found.version} --dir HUB`)) : null);
     replace(base, facts([["Base model", found.base_model], ["Its digest", el("span", {class: "id"}, found.base_digest)]]));

@@ -1,5 +1,5 @@
 // The privacy budget: what is promised, what is spent, on whom, and for how many rounds it lasts.
-import {api, copyable, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "/static/app.js";
+import {api, copyable, count, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "/static/app.js";
 import {pager, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Privacy";
@@ -31,7 +31,7 @@ export async function show(root, _, query) {
         figure("Delta", central.target_delta.toExponential(), "the share that epsilon leaves out")),
       gauge,
       over && el("p", {class: "sentence"}, state("half", "The budget is spent: no further round is begun.")),
-      found.rounds_without_noise ? el("p", {class: "problem"}, `${found.rounds_without_noise} committed rounds were merged without noise and are not covered.`) : null,
+      found.rounds_without_noise ? el("p", {class: "problem"}, `${count(found.rounds_without_noise, "committed round was", "committed rounds were")} merged without noise and are not covered.`) : null,
       el("div", {class: "columns"},
         section("By mechanism", table([
           {name: "Mechanism", of: (event) => event.mechanism},
@@ -60,7 +60,7 @@ export async function show(root, _, query) {
 
 const nothing = (found) => el("div", {class: "state empty"},
   el("p", {}, "This hub promises no differential privacy: soups are merged without noise."),
-  found.rounds_without_noise ? el("p", {}, `${number(found.rounds_without_noise)} rounds were merged so, which is why privacy cannot be switched on here any more. Begin another hub with this model as its base.`)
+  found.rounds_without_noise ? el("p", {}, `${count(found.rounds_without_noise, "round was", "rounds were")} merged so, which is why privacy cannot be switched on here any more. Begin another hub with this model as its base.`)
     : [el("p", {}, "Add a privacy section to gym-server.yaml before the first round:"), copyable("privacy:\n  mechanism: gaussian\n  noise_multiplier: 5.0\n  clipping_norm: 1.0\n  epsilon: 5.0\n  target_delta: 1.0e-5")]);
 
 const others = (found) => section("Beside it", facts([

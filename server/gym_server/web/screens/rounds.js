@@ -1,5 +1,5 @@
 // Every round, newest first, by pages; above them the held-out loss of the versions that they made.
-import {ago, api, bytes, el, empty, number, on, outcome, leave, remember, replace, table} from "/static/app.js";
+import {ago, api, bytes, count, el, empty, leave, number, on, outcome, remember, replace, table} from "/static/app.js";
 import {chart} from "/static/charts.js";
 import {change, counted} from "/screens/parts.js";
 
@@ -24,7 +24,7 @@ export async function show(root, _, query) {
 
   async function load(scroll = false) {
     const found = await api(`rounds?limit=50${before ? `&before=${before}` : ""}`);
-    replace(total, `${number(found.total)} ${found.total === 1 ? "round" : "rounds"}`);
+    replace(total, count(found.total, "round"));
     replace(rows, found.total ? table(COLUMNS, found.rounds, {label: "Rounds"}) : empty("No round yet. Rounds begin when enough contributors are connected.", el("a", {href: "/"}, "See who is connected")));
     replace(pages,
       before && el("button", {type: "button", onclick: () => turn(null)}, "Newest"),

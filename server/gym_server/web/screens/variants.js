@@ -1,5 +1,5 @@
 // Variants that contributors keep on the hub: counts for all; for the operator which they are, and taking them down.
-import {action, api, bytes, el, figure, loading, number, post, replace, say, section, state, table, when} from "/static/app.js";
+import {action, api, bytes, count, el, figure, loading, number, post, replace, say, section, state, table, when} from "/static/app.js";
 import {ask, person, refreshOn} from "/screens/parts.js";
 
 export const title = "Variants";
@@ -23,7 +23,7 @@ export async function show(root) {
       {name: "Revision", number: true, of: (one) => one.revision},
       {name: "Made on", of: (one) => one.base},
       {name: "Size", number: true, of: (one) => bytes(one.bytes)},
-      {name: "Read by", of: (one) => (one.readers === "everyone" ? state("filled", "everyone") : one.readers ? state("half", `${one.readers} others`) : state("hollow", "its owner"))},
+      {name: "Read by", of: (one) => (one.readers === "everyone" ? state("filled", "everyone") : one.readers ? state("half", count(one.readers, "other")) : state("hollow", "its owner"))},
       {name: "Key", of: (one) => one.key_status},
       {name: "Put", of: (one) => when(one.put_at)},
       {name: "", of: (one) => (found.may_change ? el("button", {type: "button", onclick: () => takeDown(one)}, "Take down") : "")},

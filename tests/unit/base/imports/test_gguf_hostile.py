@@ -89,7 +89,7 @@ def test_flipped_files_are_imported_whole_or_refused(qwen3_file: Path, tmp_path:
         (struct.pack(">4sIQQ", b"GGUF", 3, 0, 0), "big-endian"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 1 << 60, 0), "tensors and 0 keys"),
         (struct.pack("<4sIQQ", b"GGUF", 3, 0, 1 << 60), f"{1 << 60:,} keys"),
-        (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 63), "a text of 9223372036854775808 bytes"),
+        (struct.pack("<4sIQQQ", b"GGUF", 3, 0, 1, 1 << 63), "a text of 9,223,372,036,854,775,808 bytes"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 8, 1 << 62), "an array of"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 9, 1), "values of type 9"),
         (struct.pack("<4sIQQQ1sIIQ", b"GGUF", 3, 0, 1, 1, b"k", 9, 4, 1 << 62), "continues past"),
@@ -114,7 +114,7 @@ def test_tensors_that_share_bytes_are_refused_when_they_are_more_than_the_file(t
     file.write_bytes(struct.pack("<4sIQQ", b"GGUF", 3, 8, 0) + infos + bytes(2048))
     error = refusal(file)
     assert error is not None
-    assert "tensors of 8192 bytes" in error.message
+    assert "tensors of 8,192 bytes" in error.message
 
 
 @pytest.mark.parametrize(
