@@ -83,3 +83,23 @@ def test_a_finished_hub_without_the_check_reports_nothing_more(
     assert hub.process is not None
     assert hub.process.stdout is not None
     assert not [line for line in hub.process.stdout if '"change"' in line]
+
+
+def test_the_comparison_counts_every_loss_and_answer_to_its_total(
+    ended: tuple[Hub, list[dict[str, Any]]],
+) -> None:
+    from gym_server.cli.options import opened
+    from gym_server.evaluations.change import measure_change
+    from gym_server.rounds.hub_model import HubModel
+
+    totals: list[int] = []
+    done: list[int] = []
+    with opened(ended[0].folder) as fed:
+        model = HubModel.of(fed.state, fed.config)
+        change = measure_change(
+            model, fed.round_store.soups(1), 1, on_begin=totals.append, on_done=done.append
+        )
+    assert change.retention is not None
+    assert totals == [2 * (24 + change.retention.num_items + change.retention.num_questions)]
+    assert sum(done) == totals[0]
+    assert len(done) > 4, "the count moves while it is shown"

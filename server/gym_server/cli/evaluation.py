@@ -68,13 +68,19 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare a version with version 0, the hub running or not: the held-out loss, and what the model kept."""
-    with opened(folder) as fed, spinner("comparing a version with version 0"):
+    with opened(folder) as fed, spinner("comparing a version with version 0") as activity:
         from gym_server.evaluations.change import measure_change
         from gym_server.rounds.hub_model import HubModel
 
         height = fed.round_store.version(fed.round_store.head().height if version is None else version).height
         model = HubModel.of(fed.state, fed.config)
-        change = measure_change(model, fed.round_store.soups(height), height)
+        change = measure_change(
+            model,
+            fed.round_store.soups(height),
+            height,
+            on_begin=lambda total: activity.report(0, total),
+            on_done=activity.add,
+        )
     warnings = "\n".join(f"warning: {warning}" for warning in change.warnings)
     print_result(as_json, change_as_json(change), "\n".join(change.lines), note=warnings)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import ConfigDict
 
@@ -11,10 +11,12 @@ from gym_fed.base.models import quiet_loading
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.text import counted
+from gym_fed.evaluation.loss import OnDone, ignore_progress
 from gym_fed.evaluation.retention import (
     Retention,
     compare_retention,
     knows_items,
+    num_scores,
     retention_items,
     retention_scores,
 )
@@ -73,13 +75,22 @@ class VersionChange(StrictModel):
         return found
 
 
-def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int) -> VersionChange:
+def measure_change(
+    model: HubModel,
+    soups: Sequence[SoupReference],
+    height: int,
+    *,
+    on_begin: Callable[[int], object] = ignore_progress,
+    on_done: OnDone = ignore_progress,
+) -> VersionChange:
     """Measure version 0 and the version that the soups lead to.
 
     Args:
         model: The hub's model, at any version; afterwards it is at the measured one.
         soups: Soups that lead to the version.
         height: Height of the version.
+        on_begin: Called with the number of losses and answers to compute.
+        on_done: Called with the number of those that were just computed.
 
     Raises:
         GymError: See ``HubModel.follow``.
@@ -87,9 +98,10 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
     notes = []
     with quiet_loading():
         model.follow([])
-        rows_before = model.row_losses() if model.has_gate else []
         items = retention_items(model.tokenizer)
-        scores = retention_scores(model.model, model.tokenizer, items)
+        on_begin(2 * (model.num_held_out + num_scores(items)))
+        rows_before = model.row_losses(on_done) if model.has_gate else []
+        scores = retention_scores(model.model, model.tokenizer, items, on_done)
         before = scores if knows_items(model.model, model.tokenizer, items, scores.losses) else None
         if before is None:
             notes.append(
@@ -99,7 +111,7 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
         held_out = None
         counted_rows = [i for i, loss in enumerate(rows_before) if not math.isnan(loss)]
         if counted_rows:
-            rows_after = model.row_losses()
+            rows_after = model.row_losses(on_done)
             held_out = paired_metric(
                 LOSS, [rows_after[i] for i in counted_rows], [rows_before[i] for i in counted_rows]
             )
@@ -108,7 +120,7 @@ def measure_change(model: HubModel, soups: Sequence[SoupReference], height: int)
         retention = (
             None
             if before is None
-            else compare_retention(before, retention_scores(model.model, model.tokenizer, items))
+            else compare_retention(before, retention_scores(model.model, model.tokenizer, items, on_done))
         )
     return VersionChange(
         height=height, digest=model.digest, held_out=held_out, retention=retention, notes=notes

@@ -26,7 +26,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
-from gym_fed.evaluation.loss import RowLosses, heldout_row_losses, row_losses
+from gym_fed.evaluation.loss import OnDone, RowLosses, heldout_row_losses, ignore_progress, row_losses
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.state import HubState
@@ -83,6 +83,10 @@ class HubModel:
     @property
     def has_gate(self) -> bool:
         return bool(self._rows)
+
+    @property
+    def num_held_out(self) -> int:
+        return len(self._rows)
 
     @property
     def spec(self) -> BaseSpec:
@@ -193,10 +197,14 @@ class HubModel:
         """Return the digest of the held-out rows as truncated; compare losses only under the same digest."""
         return canonical_digest({"gym-heldout-1": [self._gate.max_length, self._rows]})[:32]
 
-    def row_losses(self) -> list[float]:
+    def row_losses(self, on_done: OnDone = ignore_progress) -> list[float]:
         """Return the loss of each held-out row at the current version, in nats per token; NaN without targets."""
         return row_losses(
-            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+            self._loaded.model,
+            self._loaded.tokenizer,
+            self._rows,
+            max_length=self._gate.max_length,
+            on_done=on_done,
         )
 
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
