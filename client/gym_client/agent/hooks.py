@@ -6,6 +6,7 @@ deployment they do nothing.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -86,6 +87,39 @@ class TimeLimit:
             f"the task exceeded max_seconds ({self._max_seconds:g} s) of this machine's policy during {phase}",
             "raise max_seconds in policy.yaml to allow it",
         )
+
+    @contextmanager
+    def bounding_steps(self) -> Iterator[None]:
+        """Apply the limit inside training steps of this thread: before each module's forward and backward pass.
+
+        A step can be as long as the recipe's batch and accumulation make it, so a check between steps is not enough.
+        """
+        import torch
+        from torch.nn.modules import module as modules
+
+        thread = threading.get_ident()
+
+        def raise_when_over(*_: object) -> None:
+            if self.is_over():
+                raise self.error("training")
+
+        def before_forward(*_: object) -> None:
+            if threading.get_ident() == thread:
+                raise_when_over()
+
+        def after_forward(module: torch.nn.Module, inputs: object, output: object) -> None:
+            if threading.get_ident() == thread and isinstance(output, torch.Tensor) and output.requires_grad:
+                output.register_hook(raise_when_over)
+
+        handles = [
+            modules.register_module_forward_pre_hook(before_forward),
+            modules.register_module_forward_hook(after_forward),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
     def bounding_templates(self) -> AbstractContextManager[None]:
         """Apply the limit to rendering the rows with the base's chat template, inside the block."""

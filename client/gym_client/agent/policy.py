@@ -47,7 +47,7 @@ class Policy(StrictModel):
 
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
     """Time limit for one task: training, distillation of scales, encoding, and reading the suites that the hub
-    evaluates on. A task that takes longer is returned with an error. Training is interrupted between steps only."""
+    evaluates on. A task that takes longer is returned with an error, also in the middle of a step."""
 
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of torch while it trains here; None: torch's own choice, the machine's cores."""

@@ -209,7 +209,8 @@ def _train(
         on_rows=lambda name, counts: _report_rows(name, counts, spec.recipe.max_length),
     )
     try:
-        return trainer.train(dataset=data.rows, resume=True)
+        with time_limit.bounding_steps():
+            return trainer.train(dataset=data.rows, resume=True)
     except GymError as error:
         raise _with_cause(error, hooks, time_limit) from error
 

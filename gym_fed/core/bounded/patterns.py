@@ -15,11 +15,15 @@ from gym_fed.core.text import counted, plain
 
 _TEXT_CHARS = 1 << 12
 _LONGER = 4
-_MOST_GROWTH = 8
+_MAX_GROWTH = 8
 """Four times the text takes 4 times as long if a pattern is linear, and 16 times if it is quadratic."""
-_SUSPECT_SECONDS = 0.002
+_SUSPECT_GROWTH = 6
+_SUSPECT_SECONDS = 0.0002
+"""CPU time for ``_TEXT_CHARS``. A quadratic pattern below it takes at most 13 s for 1 MB."""
 _SLOW_SECONDS = 0.02
-"""CPU time for a text of ``_LONGER * _TEXT_CHARS``; linear patterns of published models take up to 0.016 s."""
+"""CPU time for ``_LONGER * _TEXT_CHARS``; linear patterns of published models take up to 0.016 s."""
+_MAX_DIGITS_SECONDS = 0.2
+"""CPU time for ``_TEXT_CHARS`` digits; published patterns that group digits take up to 0.05 s."""
 _MAX_WINDOW = 3
 _MAX_WINDOWS = 200
 _ATOM = re.compile(
@@ -29,13 +33,13 @@ _ALPHABET = "aZé中क1²٣ \t\n\r\u00a0.,!'\"-_/$+\u0301\u200d\x00"
 
 
 def search_texts(pattern: str) -> None:
-    """Search a pattern in texts that it partly matches, and in longer ones if a search is suspiciously slow.
+    """Search a pattern in texts that it partly matches, and in longer ones while the time grows too fast.
 
     Quadratic time is accepted for runs of digits only: published tokenizers group digits from the right.
 
     Raises:
-        ValueError: If the time grows much faster than the text, or if the library rejects the pattern or aborts a
-            search.
+        ValueError: If the time grows much faster than the text, if a run of digits takes too long, or if the library
+            rejects the pattern or aborts a search.
     """
     from tokenizers import Regex
     from tokenizers.pre_tokenizers import Split
@@ -49,12 +53,19 @@ def search_texts(pattern: str) -> None:
         return time.thread_time() - began
 
     for unit, end in _probes(pattern):
-        short = seconds(unit, end, _TEXT_CHARS)
-        if short < _SUSPECT_SECONDS or unit.isdigit():
+        shorter, short = (seconds(unit, end, chars) for chars in (_TEXT_CHARS // _LONGER, _TEXT_CHARS))
+        if unit.isdigit():
+            if short > _MAX_DIGITS_SECONDS:
+                raise ValueError(f"takes {short:.1f} s for a run of {_TEXT_CHARS:,} digits")
             continue
+        if short < max(_SUSPECT_SECONDS, _SUSPECT_GROWTH * shorter):
+            continue
+        # Times this short vary, so longer texts must confirm the growth.
         long = seconds(unit, end, _LONGER * _TEXT_CHARS)
         short = max(short, seconds(unit, end, _TEXT_CHARS))
-        if long > max(_SLOW_SECONDS, _MOST_GROWTH * short):
+        if long > _MAX_GROWTH * short and (
+            long > _SLOW_SECONDS or seconds(unit, end, _LONGER**2 * _TEXT_CHARS) > _MAX_GROWTH * long
+        ):
             raise ValueError(f"takes {long / short:.0f} times as long for {_LONGER} times the text")
 
 
@@ -75,7 +86,9 @@ def _probes(pattern: str) -> Iterator[tuple[str, str]]:
     windows = dict.fromkeys(
         "".join(parts[at : at + size]) for size in range(1, _MAX_WINDOW + 1) for at in range(len(parts))
     )
-    for unit in filter(None, [*_ALPHABET, *list(windows)[:_MAX_WINDOWS], "".join(parts)]):
+    beginnings = ("".join(parts[: len(parts) - cut]) for cut in range(_MAX_WINDOW + 1))
+    units = filter(None, [*_ALPHABET, *list(windows)[:_MAX_WINDOWS], *beginnings])
+    for unit in dict.fromkeys(unit[0] if unit == unit[0] * len(unit) else unit for unit in units):
         for end in ("", "\x01", *parts[-1:]):
             yield unit, end
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import string
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,23 @@ def test_a_pattern_whose_time_grows_with_the_square_of_the_text_is_refused(patte
     ) as refused:
         require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
     assert refused.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_a_pattern_that_takes_longer_for_digits_than_published_ones_is_refused() -> None:
+    pattern = "|".join(rf"(?=(\d{{{count}}})+(?!\d)[xy])" for count in range(1, 12)) + r"|\d"
+    with pytest.raises(GymError, match=r"which fails: takes \d+\.\d s for a run of 4,096 digits"):
+        require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
+
+
+def test_published_patterns_that_group_digits_from_the_right_are_accepted() -> None:
+    patterns = [r"\p{N}{1,3}(?=(?:\p{N}{3})*(?:\P{N}|$))", r"(?=(\d{3})+(?!\d))"]
+    require_quick_splits(json.dumps([{"Regex": one} for one in patterns]), "ordinary")
+
+
+def test_a_quadratic_search_that_takes_few_milliseconds_for_short_texts_is_refused() -> None:
+    pattern = 2 * string.ascii_letters + "[^!]*[!?]"
+    with pytest.raises(GymError, match=r"takes \d+ times as long for 4 times the text"):
+        require_quick_splits(json.dumps({"Regex": pattern}), "hostile")
 
 
 @pytest.mark.parametrize("pattern", sorted(KNOWN))

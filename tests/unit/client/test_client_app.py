@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, Metadat
 from gym_client.agent import global_model as models
 from gym_client.agent import hooks
 from gym_client.agent.hooks import Hooks, hooks_set
+from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.app import app
 from gym_client.identity.home import Home
+from transformers import Qwen3ForCausalLM
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
@@ -281,6 +284,49 @@ def test_an_update_over_the_limit_never_leaves(rounds: Rounds) -> None:
 def test_training_that_takes_too_long_is_refused_by_the_policy(rounds: Rounds) -> None:
     rounds.home.policy_path.write_text("max_seconds: 0.000001\n")
     assert "max_seconds" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
+
+
+def test_a_step_that_runs_past_the_policys_time_ends_at_its_next_module(
+    rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = {"seconds": 0.0}
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late["seconds"]))
+    rounds.data.write_text(rounds.data.read_text() * 64)
+    recipe = {**RECIPE, "gradient_accumulation_steps": 256}
+    phases: list[str] = []
+    passes: list[str] = []
+
+    def count(module: torch.nn.Module, *_: object) -> None:
+        passes.extend([type(module).__name__] if isinstance(module, Qwen3ForCausalLM) else [])
+        late["seconds"] = 1e6 if len(passes) >= 20 else 0.0
+
+    counter = torch.nn.modules.module.register_module_forward_pre_hook(count)
+    try:
+        with hooks_set(Hooks(progress=lambda phase, *_: phases.append(phase))):
+            reason = rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task(recipe=recipe))
+    finally:
+        counter.remove()
+    assert "max_seconds" in reason
+    assert "during training" in reason
+    assert "train" not in phases, "no step was completed"
+    assert len(passes) < 40, "of the 256 passes of one step"
+
+
+def test_a_backward_pass_ends_at_the_policys_time_and_other_threads_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    late = {"seconds": 0.0}
+    monkeypatch.setattr(hooks, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + late["seconds"]))
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    with ThreadPoolExecutor(1) as other, hooks.TimeLimit(Policy(), Hooks()).bounding_steps():
+        loss = model(torch.ones(1, 2)).sum()
+        late["seconds"] = 1e6
+        with pytest.raises(GymError, match="max_seconds"):
+            loss.backward()
+        other.submit(lambda: model(torch.ones(1, 2)).sum().backward()).result()
+        with pytest.raises(GymError, match="max_seconds"):
+            model(torch.ones(1, 2))
+    model(torch.ones(1, 2)).sum().backward()  # nothing is left behind
 
 
 @pytest.mark.parametrize(
