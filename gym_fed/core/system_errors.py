@@ -17,57 +17,63 @@ from gym_quant.registry import MemberError
 from gym_fed.core.errors import ErrorCode, GymError
 
 
-class _Refusal(NamedTuple):
+class _ErrorText(NamedTuple):
     code: ErrorCode
     what: str
     hint: str
 
 
-_FULL = _Refusal(
+_FULL = _ErrorText(
     ErrorCode.DISK_FULL, "no space is left on the disk", "free some space there, and run the same again"
 )
-_READ_ONLY = _Refusal(
+_READ_ONLY = _ErrorText(
     ErrorCode.NOT_WRITABLE,
     "the disk is read-only",
     "mount it for writing, or use another folder",
 )
-_FORBIDDEN = _Refusal(
+_FORBIDDEN = _ErrorText(
     ErrorCode.NOT_WRITABLE,
     "this user may not do that",
     "see who owns it and its mode (ls -l), or use another folder",
 )
-_TOO_MANY_FILES = _Refusal(
+_TOO_MANY_FILES = _ErrorText(
     ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or do fewer things at once"
 )
-_IN_USE = _Refusal(
+_IN_USE = _ErrorText(
     ErrorCode.ADDRESS_IN_USE, "the address is in use", "stop the other process, or change the port"
 )
-_UNREACHABLE = _Refusal(ErrorCode.UNAVAILABLE, "the other end cannot be reached", "check address and network")
+_UNREACHABLE = _ErrorText(
+    ErrorCode.UNAVAILABLE, "the other end cannot be reached", "check address and network"
+)
 
-_BY_ERRNO: dict[int, _Refusal] = {
+_BY_ERRNO: dict[int, _ErrorText] = {
     errno.ENOSPC: _FULL,
     errno.EDQUOT: _FULL._replace(what="the disk quota is used up"),
-    errno.EFBIG: _Refusal(ErrorCode.TOO_LARGE, "the file would be too large", "raise the limit (ulimit -f)"),
+    errno.EFBIG: _ErrorText(
+        ErrorCode.TOO_LARGE, "the file would be too large", "raise the limit (ulimit -f)"
+    ),
     errno.EROFS: _READ_ONLY,
     errno.EACCES: _FORBIDDEN,
     errno.EPERM: _FORBIDDEN,
-    errno.EIO: _Refusal(
+    errno.EIO: _ErrorText(
         ErrorCode.NOT_WRITABLE, "the disk reports an error", "see the system's log; the disk may be failing"
     ),
-    errno.ENOENT: _Refusal(ErrorCode.FILE_NOT_FOUND, "there is no such file or folder", "check the path"),
-    errno.ENOTDIR: _Refusal(ErrorCode.FILE_NOT_FOUND, "a part of the path is not a folder", "check the path"),
-    errno.EISDIR: _Refusal(ErrorCode.FILE_EXISTS, "a folder is there", "name a file"),
-    errno.EEXIST: _Refusal(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
-    errno.ENOTEMPTY: _Refusal(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),
-    errno.ENAMETOOLONG: _Refusal(ErrorCode.USAGE, "the name is too long", "choose a shorter one"),
-    errno.ELOOP: _Refusal(ErrorCode.USAGE, "links lead in a circle", "check the path"),
+    errno.ENOENT: _ErrorText(ErrorCode.FILE_NOT_FOUND, "there is no such file or folder", "check the path"),
+    errno.ENOTDIR: _ErrorText(
+        ErrorCode.FILE_NOT_FOUND, "a part of the path is not a folder", "check the path"
+    ),
+    errno.EISDIR: _ErrorText(ErrorCode.FILE_EXISTS, "a folder is there", "name a file"),
+    errno.EEXIST: _ErrorText(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
+    errno.ENOTEMPTY: _ErrorText(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),
+    errno.ENAMETOOLONG: _ErrorText(ErrorCode.USAGE, "the name is too long", "choose a shorter one"),
+    errno.ELOOP: _ErrorText(ErrorCode.USAGE, "links lead in a circle", "check the path"),
     errno.EMFILE: _TOO_MANY_FILES,
     errno.ENFILE: _TOO_MANY_FILES,
-    errno.EBUSY: _Refusal(ErrorCode.STATE_LOCKED, "another process uses it", "stop that first"),
-    errno.ETXTBSY: _Refusal(ErrorCode.STATE_LOCKED, "another process runs it", "stop that first"),
-    errno.ENOMEM: _Refusal(ErrorCode.BUSY, "no memory is left", "stop something else, or do less at once"),
+    errno.EBUSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process uses it", "stop that first"),
+    errno.ETXTBSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process runs it", "stop that first"),
+    errno.ENOMEM: _ErrorText(ErrorCode.BUSY, "no memory is left", "stop something else, or do less at once"),
     errno.EADDRINUSE: _IN_USE,
-    errno.EADDRNOTAVAIL: _Refusal(
+    errno.EADDRNOTAVAIL: _ErrorText(
         ErrorCode.USAGE, "this machine does not have that address", "use one of its own, or 127.0.0.1"
     ),
     **dict.fromkeys(
@@ -84,20 +90,20 @@ _BY_ERRNO: dict[int, _Refusal] = {
     ),
 }
 
-_BY_SQLITE: dict[int, _Refusal] = {
+_BY_SQLITE: dict[int, _ErrorText] = {
     sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_READONLY: _Refusal(
+    sqlite3.SQLITE_READONLY: _ErrorText(
         ErrorCode.NOT_WRITABLE, "the database may not be written", _FORBIDDEN.hint
     ),
-    sqlite3.SQLITE_CANTOPEN: _Refusal(
+    sqlite3.SQLITE_CANTOPEN: _ErrorText(
         ErrorCode.NOT_WRITABLE, "the database file cannot be opened", _FORBIDDEN.hint
     ),
     sqlite3.SQLITE_PERM: _FORBIDDEN,
     sqlite3.SQLITE_IOERR: _BY_ERRNO[errno.EIO],
-    sqlite3.SQLITE_BUSY: _Refusal(
+    sqlite3.SQLITE_BUSY: _ErrorText(
         ErrorCode.BUSY, "another process holds the database for long", "run the same again"
     ),
-    sqlite3.SQLITE_LOCKED: _Refusal(
+    sqlite3.SQLITE_LOCKED: _ErrorText(
         ErrorCode.BUSY, "another process holds the database for long", "run the same again"
     ),
 }
@@ -110,7 +116,7 @@ _TORCH_WRITE = re.compile(
 """What torch.save raises when a write fails. It drops the errno; the usual cause is a full disk."""
 
 _TORCH_MEMORY = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
-_NO_THREADS = _Refusal(
+_NO_THREADS = _ErrorText(
     ErrorCode.BUSY,
     "no more threads or processes can be started",
     "raise the limit (ulimit -u), or stop something",
@@ -154,13 +160,13 @@ def is_disk_full(error: BaseException) -> bool:
     return refusal is not None and refusal.code is ErrorCode.DISK_FULL
 
 
-def _refusal(error: BaseException) -> _Refusal | None:
+def _refusal(error: BaseException) -> _ErrorText | None:
     if isinstance(error, OSError):
         if error.errno in _BY_ERRNO:
             return _BY_ERRNO[error.errno]
         why = error.strerror or str(error) or type(error).__name__
         code = ErrorCode.INTERNAL if error.filename is None else ErrorCode.NOT_WRITABLE
-        return _Refusal(code, why, "")
+        return _ErrorText(code, why, "")
     if isinstance(error, sqlite3.Error):
         code_number = getattr(error, "sqlite_errorcode", None)
         if (

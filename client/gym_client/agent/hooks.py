@@ -109,7 +109,7 @@ class TimeLimit:
 
         def after_forward(module: torch.nn.Module, inputs: object, output: object) -> None:
             if threading.get_ident() == thread and isinstance(output, torch.Tensor) and output.requires_grad:
-                output.register_hook(raise_when_over)
+                output.register_hook(raise_when_over)  # type: ignore[no-untyped-call]
 
         handles = [
             modules.register_module_forward_pre_hook(before_forward),

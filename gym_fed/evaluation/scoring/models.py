@@ -374,13 +374,13 @@ def origin_of(model: ResolvedModel) -> ResolvedModel | None:
         return None
     if (model.folder / CONFIG).is_file():
         adapter = read_adapter(model.name, model.folder)
-        base, below = base_of(adapter), adapter.below
+        base, adapters = base_of(adapter), tuple(map(str, adapter.below))
     else:
         config = model.run_config
         if config is None or not config.get("model") or config.get("model_init"):
             return None
-        base, below = str(config["model"]), config.get("adapter") or []
-    adapters = tuple(map(str, [below] if isinstance(below, str) else below))
+        below = config.get("adapter") or []
+        base, adapters = str(config["model"]), (below,) if isinstance(below, str) else tuple(below)
     for name in (base, *adapters):
         if folder_here(name) is None:
             raise GymError(

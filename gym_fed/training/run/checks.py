@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.modeling.processors import is_vision_model
 from gym_fed.base.models import load_tokenizer, pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
@@ -23,7 +24,7 @@ from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.features.base import active_features
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import rows_to_encode, rows_to_learn
-from gym_fed.training.vision.conversations import check_vision_keys, is_vision_model
+from gym_fed.training.vision.conversations import check_vision_keys
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader

@@ -7,11 +7,12 @@ from pathlib import Path
 from fastapi import APIRouter
 
 from gym_fed.core.addresses import is_loopback
+from gym_fed.serving.http.connections import Tls
 from gym_fed.trust.identity.keys import is_encrypted
 from gym_fed.web.access import KEYS_NAME, WebKeys
 from gym_fed.web.app import Face
 from gym_fed.web.events import PageEvent
-from gym_fed.web.server import Tls, WebServer
+from gym_fed.web.server import WebServer
 from gym_server.federation import Federation
 from gym_server.web import contributors, health, home, invites, ledger, model, privacy, rounds, variants
 from gym_server.web.feed import HubFeed
