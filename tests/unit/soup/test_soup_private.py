@@ -27,8 +27,9 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.privacy.clipping import UNITS, Ruler, next_norm, noise_left, on_lattice, scale_factors
 from gym_fed.privacy.noise import NoiseSource
 from gym_fed.soup import stacks as decoded_stack
-from gym_fed.soup.building import build_aggregator
+from gym_fed.soup.building import build_aggregator, build_optimizer
 from gym_fed.soup.merging import SoupReport, merge
+from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 from gym_fed.soup.votes_soup import soup_from_votes
 
@@ -275,6 +276,17 @@ def test_votes_added_up_under_masks_give_the_soup_of_votes_that_the_hub_adds_up(
             sums, 3, 4, 2.0, recipe(rule), tmp_path / f"{rule}-sum", SPEC, private=chosen
         )
         assert hidden.sha256 == seen.sha256
+
+
+def test_the_server_optimiser_takes_its_step_on_a_sum_of_votes(tmp_path: Path) -> None:
+    sums = [(name, np.ones(math.prod(SHAPES[name]), np.int16)) for name in sorted(SHAPES)]
+    chosen = recipe("mean", server_optimizer="adam")
+    optimizer = build_optimizer(chosen)
+    assert optimizer is not None
+    state = OptimizerState(rule=optimizer.rule)
+    plain = soup_from_votes(sums, 3, 4, 2.0, recipe("mean"), tmp_path / "plain", SPEC)
+    stepped = soup_from_votes(sums, 3, 4, 2.0, chosen, tmp_path / "stepped", SPEC, optimizer_state=state)
+    assert stepped.sha256 != plain.sha256
 
 
 @pytest.mark.parametrize("others", [-1, 0, 1])

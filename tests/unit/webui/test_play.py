@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.web.model_server import ModelServer
 from gym_fed.webui.inventory import ModelServers
 from gym_fed.webui.jobs import Jobs
+from tests.support.wait import until
 from tests.support.webui_client import webui_client
 
 API = "/api/v1/play"
@@ -171,3 +173,12 @@ def test_nothing_is_asked_or_taught_without_the_page_s_token(client: TestClient)
     ):
         assert client.post(f"{API}/{path}", json=body).status_code == 403
     assert client.delete(API + "/taught", params={"base": "x", "id": "y"}).status_code == 403
+
+
+def test_a_server_that_cannot_start_says_why_in_its_output(tmp_path: Path) -> None:
+    server = ModelServer(str(tmp_path / "absent"), tmp_path, None)
+    try:
+        until(lambda: server.status == "failed", "the end of the server")
+        assert any(line.startswith("error (model-not-found): ") for line in server.facts()["output"])
+    finally:
+        server.stop()
