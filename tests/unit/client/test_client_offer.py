@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gym_client.cli.offer import Offer
 from gym_client.hub.traffic import Bandwidth
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, require_sums
 from rich.console import Console
+from safetensors.torch import load_file, save_file
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.privacy import SecureTask
@@ -175,3 +177,17 @@ def test_the_rounds_to_come_are_those_that_the_hub_announces_or_fewer(
 ) -> None:
     status = pb.StatusReply(num_rounds=10, version_height=4, recipe_json=json.dumps(recipe))
     assert rounds_to_come(status, limit) == rounds
+
+
+def test_a_base_is_read_again_from_disk_and_refused_once_it_has_changed_there(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_base, tmp_path / "base")
+    model = GlobalModel(str(folder))
+    model.reload()
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(GymError, match="changed on disk") as caught:
+        model.reload()
+    assert caught.value.code is ErrorCode.BASE_MISMATCH

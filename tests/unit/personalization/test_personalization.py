@@ -257,6 +257,17 @@ def test_a_rebased_variant_is_the_same_delta_on_the_new_base_with_its_losses(
         assert f"rebased from revision 1 of ada on {moved.from_base[:19]}" in opened.get("ada-1").note
 
 
+def test_a_variant_is_rebased_without_its_old_base_and_the_loss_there_is_not_measured(
+    tmp_path: Path, store: Path, ada: CreatedVariant, soup: Path
+) -> None:
+    listener = StopsAt("never", 0)
+    moved = trainer(tmp_path / "gone", store).rebase_variant(
+        "ada", str(soup), data=CHATS, force=True, output_name="ada-2", listener=listener
+    )
+    assert moved.losses.old is None
+    assert any("the old base is not at hand" in phase for phase in listener.phases)
+
+
 def test_a_refit_takes_the_old_ones_place_only_if_it_is_better(
     tiny_base: Path, tmp_path: Path, soup: Path, ada: CreatedVariant
 ) -> None:
