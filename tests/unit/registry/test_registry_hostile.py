@@ -14,6 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json
 from gym_fed.data.objects import Objects
 from gym_fed.registry import ModelRegistry
+from gym_fed.registry.manifest import DELTA_FILE
 from gym_fed.registry.models import DamagedWarning
 from gym_fed.registry.signers import own_key
 from gym_fed.registry.versions import VersionStore
@@ -65,6 +66,10 @@ def _file(**changed: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
             id="many-files",
         ),
         pytest.param(lambda v: v | {"kind": "delta"}, id="delta-without-one"),
+        pytest.param(
+            lambda v: v | {"kind": "delta", "files": [v["files"][0] | {"path": DELTA_FILE}], "base": None},
+            id="delta-without-a-base",
+        ),
         pytest.param(lambda v: v | {"format": "gym-model-2"}, id="other-format"),
         pytest.param(lambda v: v | {"post_install": "rm -rf ~"}, id="unknown-key"),
         pytest.param(lambda v: v | {"name": "me/other"}, id="other-name"),
