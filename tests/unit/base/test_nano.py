@@ -101,5 +101,9 @@ def test_devices_are_picked_or_refused() -> None:
     assert pick_device("auto").type in ("cpu", "cuda", "mps")
     with pytest.raises(GymError, match="unknown"):
         pick_device("abacus")
+    has = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    for name in [name for name, is_here in has.items() if not is_here]:
+        with pytest.raises(GymError, match=f"device '{name}' is not available on this machine"):
+            pick_device(name)
     with pytest.raises(GymError, match="dtype 'int8'"):
         load_model("gym-nano", dtype="int8")

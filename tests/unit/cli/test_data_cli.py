@@ -202,6 +202,14 @@ def test_a_text_that_csv_would_read_as_a_conversation_is_refused_and_other_json_
     assert load_rows(tmp_path / "fine.csv") == rows
 
 
+def test_generated_rows_replace_a_file_only_with_the_option(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    for words, number in (((), 3), (("--overwrite",), 5)):
+        assert gym("generate", file, "--task", "copy", "--num", number, *words).exit_code == 0
+        assert len(file.read_text().splitlines()) == number
+    assert error_of(gym("generate", file, "--task", "copy")).code is ErrorCode.FILE_EXISTS
+
+
 def test_mix_follows_the_weights_and_the_seed(tmp_path: Path) -> None:
     a = write(tmp_path / "a.jsonl", *({"text": f"a {i}"} for i in range(900)))
     b = write(tmp_path / "b.jsonl", *({"text": f"b {i}"} for i in range(900)))

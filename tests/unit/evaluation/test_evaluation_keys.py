@@ -16,8 +16,9 @@ from gym_fed.evaluation import evaluator
 from gym_fed.evaluation.evaluator import Evaluator, computed
 from gym_fed.evaluation.harness.sources import PreparedRequest
 from gym_fed.evaluation.records.document import record_id
+from gym_fed.evaluation.running import RunningFile
 from gym_fed.evaluation.scoring.models import open_models
-from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood
+from gym_fed.evaluation.scoring.scorer import AnswerResult, Continuation, Loglikelihood
 
 PART = Continuation((1,), (2,))
 
@@ -136,3 +137,15 @@ def test_parts_of_a_text_are_summed_and_greedy_only_together(greedy: tuple[bool,
         first.key: Loglikelihood(-1.75, all(greedy), 5),
         second.key: Loglikelihood(-9.0, True, 0),
     }
+
+
+def test_outcomes_of_an_evaluation_that_was_killed_are_read_again(tmp_path: Path) -> None:
+    outcomes = {
+        ("sums", 0, 0, 0): Loglikelihood(-1.5, True, 2),
+        ("sums", 0, 1, 0): AnswerResult("four", (4, 5), "stop", 1, (0.5, 0.25)),
+    }
+    with RunningFile(tmp_path, {"base": {"model": "a"}}) as running:
+        for request, outcome in outcomes.items():
+            running.add(request, {"base": outcome})
+    with RunningFile(tmp_path, {"base": {"model": "a"}}) as resumed:
+        assert resumed.outcomes == {"base": outcomes}

@@ -15,7 +15,7 @@ import pytest
 from gym_server.rpc.connections import ConnectionLimiter
 
 from tests.support.loopback_hub import LoopbackHub
-from tests.support.wait import SECONDS
+from tests.support.wait import SECONDS, until
 
 if not Path("/proc/self/fd").is_dir():
     pytest.skip("the limiter reads /proc/self/fd", allow_module_level=True)
@@ -60,6 +60,16 @@ def test_beyond_the_share_the_oldest_that_never_called_go_first() -> None:
                 accepted.close()  # as gRPC does
         assert limiter.look() == 0, "three are within the share"
         assert limiter.hung_up == 2
+
+
+def test_a_started_limiter_looks_by_itself() -> None:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        connected(stack, listener, 3)
+        limiter = ConnectionLimiter(2)
+        stack.callback(limiter.stop)
+        limiter.start(listener.getsockname()[1])
+        until(lambda: limiter.hung_up == 1, "one connection less", seconds=20)
 
 
 def test_beyond_the_hubs_connections_further_ones_are_closed_at_once(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.processes.sharding import check_distributed, deepspeed_config
+from gym_fed.training.processes.sharding import check_distributed, deepspeed_config, is_sharded_at_loading
 from gym_fed.training.run.folder import FolderLock, RunFolder
 
 
@@ -65,3 +65,9 @@ def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_pat
     )
     with pytest.raises(GymError, match="cannot go back to a checkpoint"):
         check_distributed(config, 2)
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "tensor_parallel"])
+def test_a_single_process_splits_no_model_at_loading(strategy: str) -> None:
+    config = TrainingConfig(model="gym-nano", distributed={"strategy": strategy})
+    assert not is_sharded_at_loading(config)
