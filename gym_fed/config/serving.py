@@ -70,7 +70,7 @@ class EngineConfig(StrictModel):
     fits, another one is preempted, and its tokens are recomputed later."""
 
     prefix_cache: bool | Literal["shared"] = True
-    """Whether a prompt reuses keys and values of an earlier prompt with the same prefix, user and variant; with
+    """True if a prompt reuses keys and values of an earlier prompt with the same prefix, user and variant; with
     ``shared``, of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
@@ -177,13 +177,13 @@ class FilterConfig(StrictModel):
     """The content filter of chat and completions. Off, unless ``input`` or ``output`` is on."""
 
     input: Side = False
-    """Whether requests are compared with the rules: true, or the categories that are."""
+    """True if requests are compared with the rules: true, or the categories that are."""
 
     output: Side = False
-    """Whether answers are. A stream is held back by as many characters as the longest rule can match."""
+    """True if answers are. A stream is held back by as many characters as the longest rule can match."""
 
     package_rules: bool = True
-    """Whether the small list of the package is used."""
+    """True if the small list of the package is used."""
 
     rules: list[Path] = Field(default_factory=list, max_length=32)
     """Rule files of your own, read when the server starts."""
@@ -249,7 +249,7 @@ class ServingConfig(ReadsOtherWords):
     """Memory for variants; the least used are dropped first, and older uses count less."""
 
     require_signature: bool = True
-    """Whether a variant without its owner's valid signature is refused."""
+    """True if a variant without its owner's valid signature is refused."""
 
     adapters_folder: Path | None = None
     """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""

@@ -64,9 +64,7 @@ class Defaults:
             config.model is not None and self.is_large and prequantised(config.model) is not None
         )
         return self._chosen(
-            config,
-            METHOD_KEYS,
-            lambda: method_defaults(config, self.num_weights, is_quantized=is_quantized),
+            config, METHOD_KEYS, lambda: method_defaults(config, self.num_weights, is_quantized=is_quantized)
         )
 
     def splitting(self, config: TrainingConfig, num_rows: int) -> TrainingConfig:

@@ -107,7 +107,7 @@ class GateEvaluation(StrictModel):
     """Confidence of that test: one-sided, of the paired difference over the drawn rows."""
 
     apply_chat_template: bool | None = None
-    """Whether prompts are conversations in the model's chat template; None: those of tasks that are conversations."""
+    """True if prompts are conversations in the model's chat template; None: those of tasks that are conversations."""
 
     @field_validator("suite")
     @classmethod
@@ -261,9 +261,9 @@ class DashboardConfig(StrictModel):
     listen: str = "127.0.0.1:9444"
     """host:port; port 0 takes a free one. An address that others can reach needs keys."""
     public: bool = False
-    """Whether viewing needs no key; changes always need one."""
+    """True if viewing needs no key; changes always need one."""
     ask: bool = False
-    """Whether the newest version answers ``prompts`` after every round, and operators' prompts. Its separate process
+    """True if the newest version answers ``prompts`` after every round, and operators' prompts. Its separate process
     needs the memory of one more model (docs/dashboard.md)."""
     prompts: list[Annotated[str, Field(min_length=1, max_length=500)]] = Field(
         default_factory=list, max_length=10
@@ -297,7 +297,7 @@ class ServerSections(StrictModel):
     base_model: str = "gym-nano"
     """``gym-nano``, a model folder, or a hub name that is on this machine."""
     serve_base: bool | Literal["auto"] = "auto"
-    """Whether contributors can download the base from the hub. ``auto``: if the licence in its model card allows
+    """True if contributors can download the base from the hub. ``auto``: if the licence in its model card allows
     redistribution (``gym_fed.base.files.REDISTRIBUTABLE``)."""
     enrolment: EnrolmentConfig = EnrolmentConfig()
     rounds: RoundsConfig = RoundsConfig()

@@ -237,7 +237,7 @@ class DeltaSoupConfig(ReadsOtherWords):
         return values
 
     @model_validator(mode="after")
-    def _validate_stateless(self) -> DeltaSoupConfig:
+    def _validate_soup(self) -> DeltaSoupConfig:
         for key in ("codec", "soup_codec"):
             if getattr(self, key).error_feedback:
                 raise ValueError(
@@ -249,10 +249,6 @@ class DeltaSoupConfig(ReadsOtherWords):
             )
         if self.codec.distill_steps or self.soup_codec.distill_steps:
             raise ValueError("distill_steps: a DeltaSoup has no data to distil on; use BitDeltaQuantizer")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_accounting(self) -> DeltaSoupConfig:
         if self.differential_privacy is None:
             return self
         if self.norm_ratio is not None:

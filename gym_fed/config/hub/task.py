@@ -105,22 +105,14 @@ class TrainingRecipe(OpenModel):
         return data
 
     @model_validator(mode="after")
-    def _validate_group_by_length(self) -> TrainingRecipe:
+    def _validate_recipe(self) -> TrainingRecipe:
         if self.group_by_length and self.privacy is not None:
             raise ValueError("group_by_length: with privacy, batches would depend on the rows; remove it")
         if self.group_by_length and ALGORITHMS.type_of(self.algorithm).orders_rows:
             raise ValueError(f"group_by_length: {self.algorithm} orders its rows by itself; remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_privacy(self) -> TrainingRecipe:
         if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
             those = " or ".join(ALGORITHMS.own_with("per_example"))
             raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_settings(self) -> TrainingRecipe:
         chosen = self.chosen_sections().get(self.algorithm)
         if chosen is None:
             return self
@@ -201,17 +193,9 @@ class TaskSpec(StrictModel):
         return data
 
     @model_validator(mode="after")
-    def _validate_distillation(self) -> TaskSpec:
+    def _validate_task(self) -> TaskSpec:
         check_distillation(self.recipe, self.codec)
-        return self
-
-    @model_validator(mode="after")
-    def _validate_freeze_a(self) -> TaskSpec:
         check_frozen_a(self.recipe, self.codec)
-        return self
-
-    @model_validator(mode="after")
-    def _validate_version_digest(self) -> TaskSpec:
         end = self.soups[-1].version_digest if self.soups else self.base_digest
         if end != self.version_digest:
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")

@@ -147,7 +147,7 @@ class DataSections(StrictModel):
     """System message for conversations that have none."""
 
     reasoning: Literal["learn", "drop", "off"] = "learn"
-    """Whether to learn or drop ``reasoning_content`` (or ``thinking``) of the assistant's messages.
+    """True if to learn or drop ``reasoning_content`` (or ``thinking``) of the assistant's messages.
     ``off`` (``sft`` and ``pretrain``) drops it, and does not learn the empty thought that some templates (Qwen3's)
     write in its place, as in prompts with thinking switched off. With ``learn``, a row whose reasoning the chat
     template cannot show is refused."""
@@ -174,19 +174,11 @@ class DataSections(StrictModel):
         return values
 
     @model_validator(mode="after")
-    def _validate_preprocess_only(self) -> DataSections:
+    def _validate_rows(self) -> DataSections:
         if self.preprocess_only and self.tokenized_path is None:
             raise ValueError("preprocess_only: needs tokenized_path, the folder for the encoded rows")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_shuffle(self) -> DataSections:
         if self.group_by_length and not self.shuffle:
             raise ValueError("group_by_length orders the rows by itself; remove shuffle: false")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_loss_keys(self) -> DataSections:
         if self.train_on_prompt and self.assistant_only_loss:
             raise ValueError("train_on_prompt and assistant_only_loss exclude each other")
         if self.mask_history and (self.train_on_prompt or self.assistant_only_loss is False):

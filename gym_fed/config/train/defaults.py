@@ -207,10 +207,7 @@ def _needs_full(config: TrainingConfig) -> str | None:
 
 
 def row_defaults(
-    config: TrainingConfig,
-    rows: RowFacts,
-    peak_bytes: Callable[[TrainingConfig], float],
-    memory_bytes: int,
+    config: TrainingConfig, rows: RowFacts, peak_bytes: Callable[[TrainingConfig], float], memory_bytes: int
 ) -> list[Default]:
     """Row length, batch, epochs and memory savers, for keys that ``config`` leaves open.
 
@@ -271,10 +268,7 @@ def rows_per_step(num_rows: int) -> int:
 
 
 def _batch(size: int, per_step: int) -> dict[str, int]:
-    return {
-        "per_device_train_batch_size": size,
-        "gradient_accumulation_steps": max(1, per_step // size),
-    }
+    return {"per_device_train_batch_size": size, "gradient_accumulation_steps": max(1, per_step // size)}
 
 
 def _length(rows: RowFacts, room: int) -> tuple[int, str]:

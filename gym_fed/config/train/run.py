@@ -132,15 +132,11 @@ class RunSections(StrictModel):
         return values
 
     @model_validator(mode="after")
-    def _validate_save_delta(self) -> RunSections:
+    def _validate_run(self) -> RunSections:
         if self.save_delta is not None and not self.save_final:
             raise ValueError("save_delta: nothing is written, because save_final is false")
         if self.save_delta is not None and self.save_delta.error_feedback:
             raise ValueError("save_delta.error_feedback: no round follows; set it to false")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_strategies(self) -> RunSections:
         for kind in ("save", "eval"):
             strategy, steps = getattr(self, f"{kind}_strategy"), getattr(self, f"{kind}_steps")
             if strategy == "steps" and not steps:
@@ -151,10 +147,6 @@ class RunSections(StrictModel):
                 )
         if self.early_stopping is not None and self.eval_strategy == "no":
             raise ValueError("early_stopping: needs evaluations, and eval_strategy is no")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_resume_from_checkpoint(self) -> RunSections:
         if isinstance(self.resume_from_checkpoint, str):
             for key in ("early_stopping", "loss_spikes", "auto_batch_size"):
                 if getattr(self, key) is not None:
@@ -162,10 +154,6 @@ class RunSections(StrictModel):
                         f"resume_from_checkpoint: {key} keeps more than a checkpoint holds; go on in the run's own "
                         "output_dir instead"
                     )
-        return self
-
-    @model_validator(mode="after")
-    def _validate_loss_spikes(self) -> RunSections:
         spikes = self.loss_spikes
         if spikes is not None and spikes.rollback and not 0 < self.save_steps <= spikes.window:
             raise ValueError(

@@ -87,7 +87,7 @@ class TrainingConfig(
     """Instead of ``model``: train from random weights."""
 
     @model_validator(mode="after")
-    def _validate_graders_and_roles(self) -> TrainingConfig:
+    def _validate_combinations(self) -> TrainingConfig:
         if self.graders and not ALGORITHMS.type_of(self.algorithm).needs_graders:
             those = ", ".join(ALGORITHMS.own_with("needs_graders"))
             raise ValueError(f"graders: {self.algorithm} does not use them; {those} do")
@@ -95,10 +95,6 @@ class TrainingConfig(
         if forgets and not ALGORITHMS.type_of(self.algorithm).forgets:
             those = " and ".join(ALGORITHMS.own_with("forgets"))
             raise ValueError(f"data: role forget is for {those}, not for {self.algorithm}")
-        return self
-
-    @model_validator(mode="after")
-    def _validate_combinations(self) -> TrainingConfig:
         if self.model is not None and self.model_init is not None:
             raise ValueError("give either model or model_init, not both")
         if self.adapter and self.model_init is not None:

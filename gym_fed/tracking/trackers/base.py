@@ -22,7 +22,7 @@ class RunInfo:
         project: The run's project.
         name: The run's own name.
         tags: Free words.
-        online: Whether a service may be talked to; otherwise everything stays in ``folder``.
+        online: True if a service may be talked to; otherwise everything stays in ``folder``.
         uri: The service's address, where it is not the package's own.
         from_step: Figures of later steps, from before an interruption, no longer count; None for a run that appends.
     """

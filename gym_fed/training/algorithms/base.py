@@ -39,34 +39,34 @@ class Algorithm(ABC):
     (``gym_fed/config/algorithms``), which names its type, and needs none here."""
 
     needs_graders: ClassVar[bool] = False
-    """Whether answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
+    """True if answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
 
     sequences_per_row: ClassVar[int] = 1
     """Sequences that the model reads for one row of a batch: two of a pair."""
 
     generates: ClassVar[bool] = False
-    """Whether every batch is made of whole groups of answers that the trained model writes."""
+    """True if every batch is made of whole groups of answers that the trained model writes."""
 
     uses_reference: ClassVar[bool] = False
-    """Whether the loss compares the model with the initial one under all settings."""
+    """True if the loss compares the model with the initial one under all settings."""
 
     scores_reference_once: ClassVar[bool] = False
     """For algorithms with a reference: whether it scores the rows only once, before the first step."""
 
     takes_reference: ClassVar[bool] = False
-    """Whether the config may name the model that the policy is compared with (``reference_model``)."""
+    """True if the config may name the model that the policy is compared with (``reference_model``)."""
 
     forgets: ClassVar[bool] = False
-    """Whether rows of ``role: forget`` are unlearned; for the others that role is refused."""
+    """True if rows of ``role: forget`` are unlearned; for the others that role is refused."""
 
     orders_rows: ClassVar[bool] = False
     """True if it decides which rows follow each other, so that ``shuffle: false`` is refused."""
 
     keeps_encoded: ClassVar[bool] = True
-    """Whether a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""
+    """True if a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""
 
     packs: ClassVar[bool] = False
-    """Whether whole rows may share a row of ``max_length`` (``packing: bfd``)."""
+    """True if whole rows may share a row of ``max_length`` (``packing: bfd``)."""
 
     assistant_only_default: ClassVar[bool] = True
     """The default of ``assistant_only_loss``: whether prompts are left out of what is learned."""
@@ -75,22 +75,22 @@ class Algorithm(ABC):
     """The default of ``packing``."""
 
     per_example: ClassVar[bool] = False
-    """Whether the loss is a mean over independent examples, as DP-SGD needs."""
+    """True if the loss is a mean over independent examples, as DP-SGD needs."""
 
     shards: ClassVar[bool] = False
-    """Whether the model's weights may be split over processes; not where it generates, scores or is copied."""
+    """True if the model's weights may be split over processes; not where it generates, scores or is copied."""
 
     multiplies_by_head: ClassVar[bool] = True
-    """Whether the loss multiplies by the output head's weights itself: an adapter on the head would not learn."""
+    """True if the loss multiplies by the output head's weights itself: an adapter on the head would not learn."""
 
     uses_model_loss: ClassVar[bool] = False
-    """Whether the loss is the one that the model itself computes."""
+    """True if the loss is the one that the model itself computes."""
 
     reads_images: ClassVar[bool] = False
-    """Whether models that read images are trained with images."""
+    """True if models that read images are trained with images."""
 
     federates: ClassVar[bool] = False
-    """Whether a hub may request it: it needs nothing but the contributor's own rows."""
+    """True if a hub may request it: it needs nothing but the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Defaults of its section for a few dozen rows of one person."""
@@ -123,7 +123,7 @@ class Algorithm(ABC):
 
         Args:
             config: The run's.
-            adapted: Whether the model is trained by an adapter, which is switched off to be the reference.
+            adapted: True if the model is trained by an adapter, which is switched off to be the reference.
         """
         section = config.chosen_sections().get(config.algorithm)
         scored_before = getattr(section, "precompute_ref_log_probs", False) is not False  # by default it is

@@ -26,7 +26,7 @@ class Feature:
     config (``gym_fed/config/train/compute.py``), which has their types."""
 
     per_example: ClassVar[bool] = False
-    """Whether gradients of single examples (``privacy``) have been tried with it."""
+    """True if gradients of single examples (``privacy``) have been tried with it."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""

@@ -28,7 +28,7 @@ class Critic(torch.nn.Module):
 
     Args:
         body: A ``transformers`` model without a head.
-        train_body: Whether the body learns, or the head alone.
+        train_body: True if the body learns, or the head alone.
     """
 
     def __init__(self, body: Any, *, train_body: bool = True) -> None:

@@ -96,11 +96,7 @@ def add_output_head(
         **named: Any,
     ) -> Any:
         if not fused_lm_head:
-            given = {
-                "labels": labels,
-                "shift_labels": shift_labels,
-                "num_items_in_batch": num_items_in_batch,
-            }
+            given = {"labels": labels, "shift_labels": shift_labels, "num_items_in_batch": num_items_in_batch}
             return own_forward(*args, **named, **{key: v for key, v in given.items() if v is not None})
         own_outputs = own_forward(*args, **{**named, "use_cache": False})
         logits = own_outputs.logits

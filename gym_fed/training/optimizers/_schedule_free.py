@@ -19,7 +19,7 @@ class ScheduleFree(MadeOptimizer):
     """An optimiser of the package ``schedulefree``.
 
     Attributes:
-        warms_up: Whether it takes ``warmup_steps``.
+        warms_up: True if it takes ``warmup_steps``.
     """
 
     replaces_schedule = True

@@ -61,7 +61,7 @@ class ProjectedOptimizer(MadeOptimizer):
     Attributes:
         projection: Arguments of that group, with defaults; users may set them.
         projectors: ``module:Class`` of the projectors that the state holds.
-        factored: Whether its second moments are a row and a column of each matrix.
+        factored: True if its second moments are a row and a column of each matrix.
     """
 
     projection: Mapping[str, Any] = field(default_factory=dict)

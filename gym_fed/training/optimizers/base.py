@@ -28,22 +28,22 @@ class OptimizerChoice:
     """One value of ``optimizer``. Stateless. Either ``arguments`` or ``make`` is overridden."""
 
     shards: bool = False
-    """Whether it takes weights that are split over processes."""
+    """True if it takes weights that are split over processes."""
 
     per_example: bool = False
-    """Whether noised gradients are all that it needs, so that ``privacy`` may use it."""
+    """True if noised gradients are all that it needs, so that ``privacy`` may use it."""
 
     learning_rate_scale: float | None = 1.0
     """Its usual learning rate, divided by AdamW's; None where no such ratio is known and the user gives the rate."""
 
     replaces_schedule: bool = False
-    """Whether it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
+    """True if it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
 
     whole_weights: bool = False
     """True if it works on whole weight matrices or layers, so that it cannot train an adapter."""
 
     makes_lora_fa: bool = False
-    """Whether it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
+    """True if it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
 
     state_values: float = 2.0
     """Values of state that it keeps for every trained value, each as wide as that; read by ``state_bytes``."""
@@ -92,7 +92,7 @@ class MadeOptimizer(OptimizerChoice):
         source: ``module:Class``.
         package: The required package; None for torch and transformers.
         extra: The extra of ours that installs it.
-        betas: Whether it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
+        betas: True if it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that are not the user's.
         gpu: Why it needs a CUDA GPU; empty when it does not.
         shards: See ``OptimizerChoice``.
@@ -175,7 +175,7 @@ class TrainedWeight:
     Attributes:
         shape: Its shape.
         itemsize: Bytes of one of its values.
-        hidden: Whether it is the matrix of a linear layer that is not an output head.
+        hidden: True if it is the matrix of a linear layer that is not an output head.
     """
 
     shape: tuple[int, ...]

@@ -49,7 +49,7 @@ class Memory:
         process: Libraries and context.
         allocator: Freed blocks that are not given back.
         embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
-        accumulates: Whether gradients are there while the next batch is computed.
+        accumulates: True if gradients are there while the next batch is computed.
     """
 
     weights: float

@@ -23,13 +23,7 @@ from gym_fed.core.text import counted
 from gym_fed.doctor.checks.devices import total_memory_bytes
 from gym_fed.training.model.architecture import empty_config
 from gym_fed.training.planning.memory import Memory, memory_of, row_length, tokens_of_batch
-from gym_fed.training.planning.sizes import (
-    Sizes,
-    has_causal_lm,
-    model_of,
-    sizes_of,
-    without_start,
-)
+from gym_fed.training.planning.sizes import Sizes, has_causal_lm, model_of, sizes_of, without_start
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +111,7 @@ def plan_run(
         config: The run.
         processes: How many processes share it.
         device: ``cpu``, ``cuda`` or ``mps``, of which memory is estimated; by default that of the run.
-        timed: Whether a few blocks are run to see how fast this machine is.
+        timed: True if a few blocks are run to see how fast this machine is.
 
     Raises:
         GymError: See ``sizes_of``.

@@ -24,7 +24,7 @@ class TextShape:
         head_dim: Width of a head.
         inner: Width of the MLP that a token passes; of all the experts that it is sent to.
         vocabulary: Width of the logits.
-        normed_heads: Whether queries and keys are normed.
+        normed_heads: True if queries and keys are normed.
     """
 
     hidden: int
@@ -56,8 +56,8 @@ class Sizes:
         linear: Those in matrices that are quantised.
         trained: Every tensor that is trained.
         active: Weights in the matrices that one token passes, the head too, without an adapter.
-        adapted: Whether an adapter is trained.
-        tied: Whether embeddings and head are one matrix.
+        adapted: True if an adapter is trained.
+        tied: True if embeddings and head are one matrix.
         shape: See ``TextShape``.
     """
 

@@ -227,11 +227,7 @@ def check_tokenized(config: TrainingConfig) -> None:
     reads_images = algorithm.keeps_encoded and algorithm.reads_images and config.model is not None
     refuse_first(
         (not algorithm.keeps_encoded, f"tokenized_path: {second_model}", "remove the key"),
-        (
-            reads_images and is_vision_model(str(config.model)),
-            f"tokenized_path: {_IMAGES}",
-            "remove the key",
-        ),
+        (reads_images and is_vision_model(str(config.model)), f"tokenized_path: {_IMAGES}", "remove the key"),
     )
 
 

@@ -128,7 +128,7 @@ class RunFolder:
             config: The resolved config.
             data_digest: Digest of the rows.
             eval_digest: That of the rows held out, if there are any.
-            resume: Whether an unfinished run may be continued.
+            resume: True if an unfinished run may be continued.
 
         Raises:
             GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files;
@@ -176,7 +176,7 @@ class RunFolder:
             data_digest: Digest of the rows.
             eval_digest: That of the rows held out, if there are any.
             begun: Result of ``begun``.
-            resume: Whether an unfinished run may be continued.
+            resume: True if an unfinished run may be continued.
 
         ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
 

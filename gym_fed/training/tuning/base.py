@@ -18,26 +18,26 @@ class Tuning(ABC):
     """A way to choose trainable weights. Stateless."""
 
     is_adapter: ClassVar[bool] = True
-    """Whether the model's own weights stay as they are and what is trained is saved alone."""
+    """True if the model's own weights stay as they are and what is trained is saved alone."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """Schema of the section with its name; None has no section. One of ours is a key of the config
     (``gym_fed/config/train/tuning.py``), which has its type, and needs none here."""
 
     trains_all: ClassVar[bool] = False
-    """Whether every weight of the model is trained."""
+    """True if every weight of the model is trained."""
 
     on_quantized: ClassVar[bool] = True
-    """Whether it trains on a quantised base; only adapters do."""
+    """True if it trains on a quantised base; only adapters do."""
 
     default_learning_rate: ClassVar[float] = 2e-4
     """Default of ``learning_rate`` for supervised training of a pre-trained model of more than ten million weights."""
 
     per_example: ClassVar[bool] = False
-    """Whether gradients of single examples (``privacy``) have been tried with it."""
+    """True if gradients of single examples (``privacy``) have been tried with it."""
 
     federates: ClassVar[bool] = False
-    """Whether a hub may ask for it: the difference it makes travels as values, or as LoRA's factors."""
+    """True if a hub may ask for it: the difference it makes travels as values, or as LoRA's factors."""
 
     sends_factors: ClassVar[bool] = False
     """For methods that federate: whether an update is LoRA's two factors per weight, instead of values."""

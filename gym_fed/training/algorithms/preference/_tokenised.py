@@ -27,7 +27,7 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         job: The job.
         trainer: TRL's class.
         arguments: Its config.
-        reference: Whether it takes a ``ref_model``: the model that the config names, or the policy as it starts. A
+        reference: True if it takes a ``ref_model``: the model that the config names, or the policy as it starts. A
             frozen copy is made of that, unless its adapter changes nothing yet and is switched off instead, or
             ``arguments`` say that its log-probabilities are computed beforehand.
     """

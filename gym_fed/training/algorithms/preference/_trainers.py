@@ -146,10 +146,7 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         ratios, kls = log_ratio.chunk(2), sequential_kl.chunk(2)  # chosen answers, rejected answers
         loss = self.pair_loss((ratios[0], kls[0]), (ratios[1], kls[1])).mean()
         rewards = self.beta * log_ratio.detach()
-        self._note(
-            inputs,
-            {"rewards": rewards.chunk(2), "kl": kls, "logps": log_prob.chunk(2)},
-        )
+        self._note(inputs, {"rewards": rewards.chunk(2), "kl": kls, "logps": log_prob.chunk(2)})
         return (loss, outputs) if return_outputs else loss
 
     def _reference_logits(self, batch: dict[str, Any]) -> torch.Tensor:

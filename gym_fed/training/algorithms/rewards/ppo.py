@@ -158,12 +158,7 @@ def generalised_advantages(
 
 
 def clipped_objective(
-    log_probs: Tensor,
-    old_log_probs: Tensor,
-    advantages: Tensor,
-    *,
-    epsilon: float,
-    epsilon_high: float,
+    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, *, epsilon: float, epsilon_high: float
 ) -> Tensor:
     """``L_CLIP = min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A)`` with ``r = pi / pi_old``.
 
