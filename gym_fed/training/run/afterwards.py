@@ -1,4 +1,4 @@
-"""Merges a trained model with others' deltas, and exports it as a model folder, an adapter or a delta.
+"""Merge a trained model with others' deltas, or export it as a model folder, an adapter or a delta.
 
 ``Trainer.apply_deltasoup`` and ``Trainer.export`` are these functions on the trainer's own result.
 """
@@ -105,7 +105,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
     from gym_fed.export.source import Source
     from gym_fed.training.model.lora_starts import start_subtracted
 
-    # What travels with a model's weights lies where they were read.
+    # Files that accompany the weights are copied from the base's folder.
     folders = [] if config.model is None or not with_files else [Path(resolve(config.model))]
     return Source(
         name=str(config.output_dir.absolute()),
@@ -122,7 +122,7 @@ def _source(model: Any, tokenizer: Any, config: TrainingConfig, *, with_files: b
 
 
 def _stored_dtype(model: Any, config: TrainingConfig) -> str:
-    """Return the type of an adapter's base on disk, or of a tuned model, which is written unconverted."""
+    """Return the stored type of an adapter's base, or the type of a tuned model."""
     from gym_fed.export.source import stored_dtype
 
     in_memory = str(model.dtype).removeprefix("torch.")
@@ -131,17 +131,18 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     try:
         folder = resolve(config.model)
     except GymError:
-        return in_memory  # a relative path, and the process has moved; formats that need the folder will report it
+        return (
+            in_memory  # a relative path after a change of directory; formats that need the folder report it
+        )
     return stored_dtype(Path(folder))
 
 
 def _on_full_base(model: Any, config: TrainingConfig) -> Any:
-    """The adapter of a base in few bits, on the base that everybody has: into few bits nothing can be merged exactly.
-
-    Any other model is handed back as it is.
+    """Move an adapter from a quantised base to the unquantised one, into which it can be merged exactly; return other
+    models unchanged.
 
     Raises:
-        GymError: ``USAGE`` when the base comes in few bits, so that there is no other.
+        GymError: ``USAGE`` if the base itself is stored quantised.
     """
     if not hasattr(model, "peft_config") or not getattr(model.get_base_model(), "is_quantized", False):
         return model
@@ -193,5 +194,5 @@ def _base(config: TrainingConfig) -> Any:
             "give TrainingConfig(model=...), the name or folder that training started from",
         )
     model = load_model(config.model, dtype=config.loaded_dtype).model
-    # A run that went on from an adapter trained the whole.
+    # A run that started from an adapter trained the merged model.
     return merged(model, config.model)

@@ -1,7 +1,7 @@
-"""Measures what a run has gained and lost: held-out rows, the user's prompts, and general knowledge.
+"""Measure what a run has gained and lost: held-out rows, the user's prompts, and general knowledge.
 
-The figures of the model before its first step are kept in the run folder (``check.json``), so that a run that was
-stopped is compared with where it began.
+The measurements before the first step are stored in the run folder (``check.json``), so that a resumed run is compared
+with its start.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _NO_SPREAD = 1e-6
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
-    """Return warnings from the log, with remedies; empty for algorithms without rewards.
+    """Return warnings about rewards from the log, with remedies; empty for algorithms without rewards.
 
     Args:
         config: The run's config.
-        history: What the trainer logged at each step: of GRPO and its kin ``completions/clipped_ratio`` and
+        history: The trainer's log entries; GRPO and similar algorithms log ``completions/clipped_ratio`` and
             ``reward_std``.
     """
     warnings = []
@@ -112,7 +112,7 @@ _LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
 _SKIP_HINT = "--no-check skips it"
 _LOOKED_AT = 32
-"""Rows of each kind among which prompts are looked for."""
+"""Number of training and of held-out rows that are searched for prompts."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,11 @@ class Measurement:
     """The measurements of a model at one moment.
 
     Attributes:
-        held_out: Loss of each held-out row, mean nats per token; empty where there are none, or the loss is not one of
-            rows.
-        retention: Loss of each retention item; empty where the base does not know them.
-        right: For each question among them, whether it is answered right.
+        held_out: Loss of each held-out row, mean nats per token; empty without held-out rows or a loss per row.
+        retention: Loss of each retention item; empty if the base does not know them.
+        right: Correctness of the answer to each question among them.
         answers: Greedy answers to the user's prompts.
-        ended: For each answer, whether it ended by itself.
+        ended: For each answer, True if it ended with an end token.
     """
 
     held_out: list[float] = field(default_factory=list)
@@ -144,13 +143,13 @@ class LearningCheck:
     """Measures a model before and after its run.
 
     Args:
-        config: The run's config, its defaults chosen.
+        config: The run's config, with its defaults.
         algorithm: The run's algorithm.
         tokenizer: The model's tokenizer.
         rows: Rows whose prompts may be shown, held-out ones first.
         encoded: Held-out rows as the run encodes them; None without any.
         folder: The run folder.
-        should_stop: Called between the parts of the last measurement; True leaves out those that remain.
+        should_stop: Called between the parts of the last measurement; True skips the remaining ones.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class LearningCheck:
         self._items: list[dict[str, Any]] = []
 
     def measure_before(self, model: Any, activity: Activity, *, is_new: bool) -> None:
-        """Measure the model before its first step; a run that is resumed reads what was measured then."""
+        """Measure the model before its first step; a resumed run reads the stored measurement."""
         if self._why_not is not None:
             self.skipped.append(self._why_not)
             return
@@ -201,7 +200,7 @@ class LearningCheck:
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
     ) -> CheckResult:
-        """Measure the trained model and compare. A failure is reported and never loses the trained model.
+        """Measure the trained model and compare. A failure is reported; the trained model is kept.
 
         Args:
             model: After its run.
@@ -259,12 +258,13 @@ class LearningCheck:
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
     def _stop_if_wanted(self) -> None:
-        """Leave a measurement of the trained model. Before training a signal needs no poll: nothing can be lost."""
+        """Abort a measurement of the trained model if a stop is requested. Before training, a signal ends the
+        process."""
         if self._has_trained and self._should_stop is not None and self._should_stop():
             raise KeyboardInterrupt("stopped by a signal")
 
     def _choose_prompts(self, context: int | None) -> None:
-        """Take the first prompts that leave room for an answer of twice the longest of the rows' own."""
+        """Choose the first prompts that leave room for an answer of twice the longest reference answer."""
         chosen = []
         for row in self._asked:
             ids = prompt_ids(self._tokenizer, prompt_of(row) or "")
@@ -343,11 +343,11 @@ def begin_check(
     """Measure the model before its first step.
 
     Args:
-        config: As for ``LearningCheck``, and so are the arguments below that are not named here.
+        config: See ``LearningCheck``, as for the other arguments.
         model: Prepared for training.
         given: Training rows, and held-out rows or None.
         is_new: False if the run is resumed.
-        should_stop: As for ``LearningCheck``.
+        should_stop: See ``LearningCheck``.
     """
     data, eval_data = given
     rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
@@ -358,17 +358,17 @@ def begin_check(
 
 
 def measures_rows(config: TrainingConfig) -> bool:
-    """True if the loss of a held-out row is the model's own on its tokens; else the algorithm's evaluation counts."""
+    """Return True if a held-out row is measured by the model's own loss, False if by the algorithm's evaluation."""
     return ALGORITHMS.type_of(config.algorithm).row_kind == "supervised" and config.packing != "bfd"
 
 
 def evaluates_first(config: TrainingConfig) -> bool:
-    """True if a checked run evaluates its held-out rows before the first step, by the algorithm's own loss."""
+    """Return True if a checked run evaluates its held-out rows before the first step by the algorithm's loss."""
     return (
         not measures_rows(config)
         and not ALGORITHMS.type_of(config.algorithm).generates
         and config.eval_strategy != "no"
-        and config.early_stopping is None  # would take the untrained weights for the best ones
+        and config.early_stopping is None  # it would keep the untrained weights as the best ones
     )
 
 
@@ -387,7 +387,7 @@ def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None
 
 
 def _from_history(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
-    """Return the algorithm's loss on held-out rows before the first step, and of the weights that were kept."""
+    """Return the algorithm's held-out loss before the first step and with the final weights."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     after = losses.get(max(losses, default=0) if best_step is None else best_step)
     return (

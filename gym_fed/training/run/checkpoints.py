@@ -1,7 +1,7 @@
-"""Seals a complete checkpoint with the digests of its files, and verifies them before a run resumes from it.
+"""Seal a complete checkpoint with the digests of its files, and verify them before a run resumes from it.
 
-The seal is written last. A checkpoint without one was cut off while it was written, by a kill or a full disk, and can
-be deleted. One whose files differ from its seal was complete and has been damaged since: it is never deleted here.
+The seal is written last. A checkpoint without a seal is incomplete, because of a kill or a full disk, and can be
+deleted. A checkpoint whose files differ from its seal was damaged later: it is never deleted here.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def seal(checkpoint: Path) -> None:
     """Write the sizes and SHA-256 digests of all files of a complete checkpoint next to them.
 
     The files and their folders are synced to the disk first: older checkpoints are deleted once the seal is written,
-    and after a power cut a seal over lost data would leave nothing to resume from. The files are streamed. One GiB
-    takes about a second on a CPU with SHA instructions, while it is in the page cache.
+    and after a power cut a seal over lost data would leave nothing to resume from. The files are streamed. One GiB in
+    the page cache takes about a second on a CPU with SHA instructions.
     """
     fsync_tree(checkpoint)
     fsync_folder(checkpoint.parent)
@@ -42,18 +42,18 @@ def seal(checkpoint: Path) -> None:
 
 
 def break_seal(checkpoint: Path) -> None:
-    """Unseal a checkpoint that is about to be written again."""
+    """Delete the seal of a checkpoint before it is overwritten."""
     (checkpoint / SEAL).unlink(missing_ok=True)
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Describe the first file of a sealed checkpoint that is not as it was written; None if all are."""
+    """Describe the first file of a sealed checkpoint that has changed; None if no file has."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return f"{SEAL} cannot be read"
-    for name, (size, _) in expected.items():  # sizes first: they cost nothing
+    for name, (size, _) in expected.items():  # sizes are cheaper to compare than digests
         file = checkpoint / name
         if not file.is_file():
             return f"{name} is missing"
@@ -70,7 +70,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def require_intact(checkpoint: Path) -> None:
-    """Refuse a checkpoint that the config names and that is incomplete or damaged.
+    """Refuse a named checkpoint that is incomplete or damaged.
 
     Raises:
         GymError: ``STATE_CORRUPT`` naming the checkpoint and the file.
@@ -146,7 +146,7 @@ _Trainer: Any = object  # what the mix-in is placed before
 class SealedCheckpoints(_Trainer):  # type: ignore[misc]
     """A mix-in for trainers that seals each checkpoint after the last callback has added its files.
 
-    What a failed save has written is deleted: a full disk then has room again for everything else.
+    A failed save is deleted, which frees space on a full disk.
     """
 
     args: Any
@@ -195,15 +195,15 @@ class SealedCheckpoints(_Trainer):  # type: ignore[misc]
 
 
 def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
-    """Return the checkpoint of another run that the config names; None without one, and if this run has its own.
+    """Return the checkpoint of another run that the config names; None if it names none or this run has its own.
 
     Args:
         config: The run's config.
         checkpoints: The run's own folder of checkpoints.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when no run of `gym train` has written it, or when it is not this run's newest;
-            ``FILE_NOT_FOUND`` for ``resume_from_checkpoint: true`` without any.
+        GymError: ``CONFIG_INVALID`` if it is not from `gym train`, or not the newest of this run; ``FILE_NOT_FOUND``
+            for ``resume_from_checkpoint: true`` without any.
     """
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
@@ -235,7 +235,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
 
 
 def another_run(named: Path, error: GymError) -> GymError:
-    """Return the error for a checkpoint of a run that learned something else; ``error`` names what differs."""
+    """Return the error for a checkpoint of a run with other settings; ``error`` names the difference."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",
@@ -244,7 +244,7 @@ def another_run(named: Path, error: GymError) -> GymError:
 
 
 def copy_checkpoint(named: Path, checkpoints: Path) -> Path:
-    """Copy a checkpoint of another run into this one, whole or not at all; return the copy."""
+    """Copy a checkpoint of another run into this one atomically, and return the copy."""
     checkpoints.mkdir(parents=True, exist_ok=True)
     # In this folder, because its parent may be on another disk.
     part = checkpoints / f".{named.name}.part"

@@ -1,6 +1,6 @@
 """Early stopping on held-out rows, and the weights of the best evaluation.
 
-Everything is read from what the trainer has logged, which its checkpoints carry: a resumed run stops at the same step.
+All decisions follow from the trainer's log, which checkpoints contain, so a resumed run stops at the same step.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None
 
 
 class EarlyStop(TrainerCallback):
-    """Ends the run when ``patience`` evaluations in a row were no better than the best before them.
+    """Stops the run after ``patience`` evaluations in a row without an improvement.
 
     Args:
         settings: Metric and patience.
-        model: Its trainable weights are kept at every improvement.
+        model: Its trainable weights are saved at every improvement.
         folder: The run folder; weights are in ``best/step-N.safetensors``.
     """
 
@@ -75,7 +75,8 @@ class EarlyStop(TrainerCallback):
         return best is not None and sum(step > best for step in steps) >= self._settings.patience
 
     def best_step(self, state: Any) -> int | None:
-        """Return the step of the best evaluation: the first that no later one beats by more than ``min_delta``."""
+        """Return the step of the best evaluation: the first that no later evaluation beats by more than
+        ``min_delta``."""
         best: tuple[int, float] | None = None
         for step, value in self._history(state):
             if best is None or value < best[1] - self._settings.min_delta:
@@ -86,7 +87,7 @@ class EarlyStop(TrainerCallback):
         """Load the weights of the best evaluation into the model.
 
         Returns:
-            Its step; None when there was no evaluation or ``restore_best`` is off.
+            The step of that evaluation; None without an evaluation or ``restore_best``.
 
         Raises:
             GymError: ``STATE_CORRUPT`` when the file of these weights is missing or damaged.
@@ -115,11 +116,11 @@ class EarlyStop(TrainerCallback):
         sign = 1 if self._settings.direction == "minimize" else -1
         metric = self._settings.metric
         figures = [(e["step"], sign * float(e[metric])) for e in state.log_history if metric in e]
-        # A figure that is not a number is worse than any: compared as it is, nothing would ever beat it.
+        # NaN counts as infinity: no value compares as less than NaN.
         return [(step, value if math.isfinite(value) else math.inf) for step, value in figures]
 
     def _keep(self, step: int) -> None:
-        """Save the weights. The previous improvement stays, because a resume or rollback may start before this one."""
+        """Save the weights. The previous file stays, because a resume or rollback may start before this step."""
         from safetensors.torch import save_file
 
         if not processes.is_main():

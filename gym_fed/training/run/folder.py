@@ -45,10 +45,10 @@ LOCK_FILE = ".lock"
 
 
 class FolderLock:
-    """A lock that is held from construction until ``release``.
+    """A lock on a folder for one process, held until ``release``; the system releases it if the process ends.
 
     Args:
-        folder: One that exists; ``.lock`` in it is the file that is locked.
+        folder: An existing folder; the locked file is ``.lock`` in it.
 
     Raises:
         GymError: ``STATE_LOCKED`` naming the process that holds it.
@@ -99,13 +99,13 @@ def is_held(folder: Path) -> bool | None:
     return False
 
 
-# These decide where and how often something is written, never what is learnt; they may change when resuming.
+# Keys of where and how often files are written, which may change on a resume.
 _FREE_KEYS = {
     *("output_dir", "logging_steps", "save_steps", "save_total_limit", "save_final", "save_dtype"),
     *("save_strategy", "tracking", "tracker", "resume_from_checkpoint"),
 }
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
-"""Under ``auto_batch_size`` these are found once, and their product is compared; see ``batch_size.known_sizes``."""
+"""Keys that ``auto_batch_size`` sets; only their product is compared, see ``batch_size.known_sizes``."""
 
 
 class RunFolder:
@@ -122,12 +122,12 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Refuse what ``open`` would refuse, and write nothing. If nothing was learned yet, any config may start.
+        """Refuse what ``open`` would refuse, and write nothing. A run that has learned nothing may change its config.
 
         Args:
             config: The resolved config.
             data_digest: Digest of the rows.
-            eval_digest: That of the rows held out, if there are any.
+            eval_digest: Digest of the held-out rows; None without any.
             resume: True if an unfinished run may be continued.
 
         Raises:
@@ -178,7 +178,7 @@ class RunFolder:
             begun: Result of ``begun``.
             resume: True if an unfinished run may be continued.
 
-        ``counts`` are of the rows of ``data`` and ``eval_data``, and are written down.
+        ``counts`` are the row counts of ``data`` and ``eval_data``, which are recorded.
 
         Returns:
             The newest intact checkpoint, or None when the run starts at its first step.
@@ -187,14 +187,14 @@ class RunFolder:
             GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here; ``STATE_CORRUPT`` if all
                 checkpoints are damaged.
         """
-        if not (self.path / "run.json").exists():  # no lock is left in a folder of other files
+        if not (self.path / "run.json").exists():  # leave no lock in a folder with other files
             self.check(config, data_digest, eval_digest, resume=resume)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         self.check(config, data_digest, eval_digest, resume=resume)
         begun = begun or self.begun()
         if not self._has_begun():
-            (self.path / "environment.json").unlink(missing_ok=True)  # of another config, perhaps
+            (self.path / "environment.json").unlink(missing_ok=True)  # it may belong to another config
         checkpoint = self.last_checkpoint()
         write_atomically(self.path / "config.yaml", dump_yaml(config).encode())
         values: dict[str, Any] = {
@@ -218,12 +218,12 @@ class RunFolder:
         return checkpoint
 
     def begun(self, config: TrainingConfig | None = None) -> str:
-        """Return when the unfinished run in this folder began, or the one that ``config`` resumes; else now.
+        """Return the start time of the unfinished run in this folder, or of the run that ``config`` resumes; else now.
 
         Local time in ISO format.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for an unfinished run of a release that compared rows by their tokens.
+            GymError: ``FILE_EXISTS`` for an unfinished run of an older release.
         """
         file = self.path / "run.json"
         if file.exists() and self._has_begun():
@@ -245,7 +245,7 @@ class RunFolder:
             self._lock.release()
 
     def require_unfinished(self) -> None:
-        """Refuse a finished run early, before a model is loaded.
+        """Refuse a finished run, before a model is loaded.
 
         Raises:
             GymError: ``FILE_EXISTS``.
@@ -300,7 +300,7 @@ class RunFolder:
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
 
     def _has_begun(self) -> bool:
-        """Return True if anything could be lost: a checkpoint (even torn), metrics, or a found batch size."""
+        """Return True if the run has left a checkpoint (even an incomplete one), metrics, or a batch size."""
         traces = (
             self.checkpoints.glob("checkpoint-*"),
             self.path.glob("*.jsonl"),
@@ -309,7 +309,8 @@ class RunFolder:
         return any(any(files) for files in traces)
 
     def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
-        """Verify the checkpoint that the config names, of another run or of this one; once, as it takes seconds."""
+        """Verify the checkpoint that the config names, of another run or of this one; only once, as it takes
+        seconds."""
         if named is None and isinstance(config.resume_from_checkpoint, str):
             given = Path(config.resume_from_checkpoint).expanduser()
             named = given if given.is_dir() and given.resolve().parent == self.checkpoints.resolve() else None
@@ -358,7 +359,7 @@ class RunFolder:
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:
-    """Return the keys that differ; for sections their single keys."""
+    """Describe the keys that differ; of sections, their inner keys."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(k for k in {*old, *new} if old.get(k) != new.get(k))
         return [text for k in keys for text in _differences(f"{key}.{k}", old.get(k), new.get(k))]

@@ -52,14 +52,14 @@ class StepReport:
     Attributes:
         step: Counts from 1.
         total: Steps of the whole run.
-        loss: Mean over the step's rows. Near 0 for algorithms that learn from rewards.
+        loss: Mean over the step's rows; near 0 for algorithms that learn from rewards.
         reward: Mean reward, where the algorithm logs one.
         num_tokens: Tokens seen so far; 0 where the algorithm does not count.
-        tokens_per_second: Since this process began or resumed; None before there is one.
-        seconds_left: By the pace since then.
-        memory_bytes: The most that the process has held so far: on the GPU where there is one, else in RAM.
-        evaluation: Figures on ``eval_data`` (``eval_loss``, ...) when this report is one of an evaluation.
-        epsilon: With ``privacy``: upper bound of the cost so far.
+        tokens_per_second: Throughput since this process started; None without tokens.
+        seconds_left: Estimate by the speed of this process.
+        memory_bytes: Peak memory of the process so far, on the GPU if there is one, else in RAM.
+        evaluation: Metrics on ``eval_data`` (``eval_loss``, ...), if this report is about an evaluation.
+        epsilon: Upper bound of the privacy cost so far, under ``privacy``.
     """
 
     step: int
@@ -76,7 +76,7 @@ class StepReport:
 
 OnReport = Callable[[StepReport], None]
 OnRows = Callable[[str, RowCounts], None]
-"""Takes ``data`` or ``eval_data``, or ``pipeline`` for one that encodes, and what became of the rows."""
+"""Called with ``data``, ``eval_data``, or ``pipeline`` for a data pipeline, and its row counts."""
 
 
 class RunHooks(TrainerCallback):
@@ -88,7 +88,7 @@ class RunHooks(TrainerCallback):
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Called after every step.
-        watch: Looks for spikes; one that is found stops the loop and is left in ``spike``.
+        watch: Detects spikes; a spike stops the loop and is stored in ``spike``.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class RunHooks(TrainerCallback):
             self.experiment.close()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over what a resumed run has logged, and drop metrics of steps that will be repeated."""
+        """Restore the log of a resumed run, and drop metrics of steps that will be repeated."""
         history = [entry for entry in state.log_history if "loss" in entry]
         self.losses = [float(entry["loss"]) for entry in history]
         self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
@@ -146,7 +146,7 @@ class RunHooks(TrainerCallback):
             self._evaluated(state, logs)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Skip the evaluation of an epoch for a run that stops in the middle of it."""
+        """Skip the evaluation of an epoch if the run stops during it."""
         if self.stopped or self.spike is not None:
             control.should_evaluate = control.should_log = control.should_save = False
 
@@ -165,7 +165,7 @@ class RunHooks(TrainerCallback):
         self.losses.append(loss)
         self._raw_tokens = int(logs.get("num_tokens", 0))
         self.num_tokens = self._tokens_before + self._raw_tokens
-        # Kept in the trainer's own history, so that a checkpoint carries it.
+        # Stored in the trainer's history, which checkpoints contain.
         state.log_history[-1]["tokens_so_far"] = self.num_tokens
         if step % self._logging_steps == 0 or step == state.max_steps:
             self._write(state)
@@ -218,7 +218,7 @@ class RunHooks(TrainerCallback):
         self._on_report(self._last_report)
 
     def _write(self, state: Any) -> None:
-        """Write means over the steps since the last line; momentary values (``learning_rate``) as they are."""
+        """Write means over the steps since the last line, and current values of ``learning_rate`` and similar ones."""
         count = state.global_step % self._logging_steps or self._logging_steps
         entries = [entry for entry in state.log_history if "loss" in entry][-count:]
         names = dict.fromkeys(key for entry in entries for key in _figures(entry) if key not in _OWN)

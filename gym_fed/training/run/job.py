@@ -1,4 +1,4 @@
-"""A training job: everything that an algorithm needs to build its trainer."""
+"""A training job: the input of an algorithm's ``build``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Job:
 
     Attributes:
         config: The run's config.
-        model: The model to train in place, already wrapped by PEFT where ``finetuning`` is an adapter.
+        model: The model to train in place, wrapped by PEFT if ``finetuning`` is an adapter.
         tokenizer: Its tokenizer (a processor for vision-language models).
         encoded: Encoded training rows.
         eval_encoded: Encoded rows of ``eval_data``; None without any.
         checkpoints: Folder for checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
-        evaluate_first: True if held-out rows are evaluated before the first step, too.
+        evaluate_first: True to evaluate held-out rows before the first step.
         graders: Graders, set up already; empty for algorithms without rewards.
     """
 
@@ -67,8 +67,8 @@ _NO_LIMIT = -1
 def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: bool = False) -> dict[str, Any]:
     """Return keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
-    TRL's defaults that would surprise are set here: mixed precision and gradient checkpointing are off unless
-    set, nothing is reported or pushed anywhere, and every step is logged so that our hooks see its loss.
+    TRL's surprising defaults are overridden: mixed precision and gradient checkpointing are off unless set, nothing is
+    reported or pushed, and every step is logged so that our hooks see its loss.
     """
     from gym_fed.training.features.base import feature_arguments
     from gym_fed.training.processes.sharding import trainer_arguments
@@ -113,12 +113,12 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
 
 
 def _eval_strategy(config: TrainingConfig) -> str:
-    """Return when held-out rows are evaluated, if there are any."""
+    """Return the ``eval_strategy`` of a run with held-out rows."""
     return config.eval_strategy or ("steps" if config.eval_steps else "epoch")
 
 
 def _order(config: TrainingConfig) -> str:
-    """Return the arguments for the order of rows in an epoch."""
+    """Return the sampling strategy that orders the rows of an epoch."""
     if not config.shuffle:
         return "sequential"
     return "group_by_length" if config.group_by_length else "random"

@@ -32,11 +32,11 @@ def run_to_end(
     rollbacks: Rollbacks | None,
     early_stop: EarlyStop | None,
 ) -> None:
-    """Train from ``checkpoint`` (or the first step) until the run ends, is stopped, or spikes too often.
+    """Train from ``checkpoint`` (or the first step) until the run ends, is stopped, or has too many spikes.
 
     Raises:
-        Diverged: When the loss does, or spikes too often.
-        GymError: ``DISK_FULL`` when a checkpoint, figures or weights cannot be written; see the callbacks for others.
+        Diverged: If the loss is not finite, or has too many spikes.
+        GymError: ``DISK_FULL`` if a checkpoint, metrics or weights cannot be written; see the callbacks for others.
     """
     if rollbacks is not None:
         trainer.wrap_dataloader = rollbacks.wrap
@@ -65,7 +65,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: EarlyStop | None) -> bool:
-    """Return True, with its weights loaded, if a checkpoint holds the last step: transformers would do one more."""
+    """Return True, with its weights loaded, if a checkpoint is of the last step; transformers would run one more."""
     from transformers.trainer_callback import TrainerState
 
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))

@@ -1,7 +1,7 @@
-"""Makes a run repeatable on one machine, and records its environment.
+"""Make a run repeatable on one machine, and record its environment.
 
-``environment.json`` holds versions, hardware, git commit and digests: no environment variables, host or user names, and
-no paths. A resume in another environment warns of what differs, for its numbers may differ too.
+``environment.json`` holds versions, hardware, git commit and digests, but no environment variables, host or user names,
+or paths. A resume in another environment warns of the differences, since results may differ too.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PACKAGES = (
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 _REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,200}")
 _MOST_READ, _MOST_PACKED = 4096, 1 << 20
-"""Bytes of a file of a repository that are looked at."""
+"""Maximum bytes that are read of a file of a repository."""
 
 
 class RunWarning(UserWarning):
-    """A warning about a run for its user, which does not stop the run."""
+    """A warning about a run for its user; the run continues."""
 
 
 @contextmanager
 def deterministic(settings: Reproducibility) -> Iterator[None]:
-    """Set torch as ``settings.deterministic`` requests within a context; before CUDA is first used.
+    """Apply ``settings.deterministic`` to torch within a context; must be entered before CUDA is first used.
 
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
@@ -76,7 +76,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
     if file.exists():
         record = json.loads(file.read_text(encoding="utf-8"))
         last = {**record["environment"], **(record["resumed_with"][-1] if record["resumed_with"] else {})}
-        # The run folder itself compares config and data, and knows which keys may change.
+        # The run folder compares config and data itself.
         changed = {k: v for k, v in now.items() if last.get(k) != v and not k.endswith("_sha256")}
         if not changed:
             return
@@ -93,7 +93,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
 
 
 def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
-    """Return everything that may change a run's numbers, as plain values."""
+    """Return everything that may change a run's results, as plain values."""
     import torch
 
     cuda = torch.cuda.is_available()
@@ -144,15 +144,15 @@ def _cpu_name() -> str:
 def _git() -> dict[str, str] | None:
     """Return the commit of the working directory; None outside a repository.
 
-    Read from its files: ``git`` itself executes what a repository's own config names (``core.fsmonitor``, filters), and
-    the working directory may be a stranger's.
+    It is read from files: ``git`` executes programs that a repository's config names (``core.fsmonitor``, filters), and
+    the working directory may be untrusted.
     """
     try:
         here = Path.cwd()
         folder = next((at / ".git" for at in (here, *here.parents) if (at / ".git").exists()), None)
         if folder is None:
             return None
-        if folder.is_file():  # a work tree names its own folder
+        if folder.is_file():  # a work tree's file names the folder
             folder = folder.parent / _line(folder).removeprefix("gitdir: ")
         head = _line(folder / "HEAD")
         commit = head if not head.startswith("ref: ") else _commit_of(folder, head.removeprefix("ref: "))
@@ -178,7 +178,7 @@ def _commit_of(folder: Path, ref: str) -> str | None:
 
 
 def _line(file: Path) -> str:
-    if not file.is_file():  # a pipe would be waited for
+    if not file.is_file():  # opening a pipe would block
         raise FileNotFoundError(file)
     with file.open("rb") as opened:
         return opened.read(_MOST_READ).decode("utf-8", "replace").strip()

@@ -20,7 +20,7 @@ from gym_fed.tracking.trackers.base import read_lines
 from gym_fed.training.run.folder import is_held
 
 _ACTIVE_SECONDS = 120
-"""Without support for locks, a run without a result counts as running while its metrics are not older."""
+"""Without file locks, an unfinished run counts as running if its metrics are newer than this."""
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class TrainResult:
     """The result of a run.
 
     Attributes:
-        steps: Optimiser steps of the whole run, those before a resume included.
+        steps: Optimiser steps of the whole run, including those before a resume.
         final_loss: Mean loss of the last ``logging_steps`` steps, in nats per token.
         losses: Loss of every step.
-        history: What the algorithm logged at every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
+        history: Log entries of every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
-        num_examples: Rows with something to learn (each counted once), however many of them the steps have seen.
-        rows: What became of all that were given: learned, cut, dropped.
+        num_examples: Number of distinct rows with something to learn.
+        rows: Counts of the given rows: learned, cut, dropped.
         num_processes: Number of processes of the run.
-        num_tokens: Tokens seen, repeats included, padding not.
-        model: The trained model, in evaluation mode: the one handed in, or a PEFT model around it.
+        num_tokens: Tokens seen, with repeats and without padding.
+        model: The trained model, in evaluation mode: the given model, or a PEFT model around it.
         tokenizer: Its tokenizer.
-        best_step: Step of its weights, under ``early_stopping.restore_best``; None for the last step.
-        epsilon: Privacy cost of the run under ``privacy``, at its ``target_delta``; None without.
-        privacy: The plan that was carried out.
+        best_step: Step of the weights, under ``early_stopping.restore_best``; None for the last step.
+        epsilon: Privacy cost of the run at ``target_delta``, under ``privacy``; else None.
+        privacy: The privacy plan of the run.
         check: Gains and losses, if the run was checked.
     """
 
@@ -84,7 +84,7 @@ class CheckResult:
 
     Attributes:
         held_out: None without held-out rows.
-        retention: None where the base does not know the retention set.
+        retention: None if the base does not know the retention set.
         prompts: The user's prompts that were answered.
         before: Their answers by the model before training.
         after: Their answers after training.
@@ -133,7 +133,7 @@ def list_run_folders(root: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> dict[str, Any]:
-    """Return the summary, or a replacement for an unreadable folder, so that one such hides no others."""
+    """Return the summary of a folder, or a replacement if it is unreadable, so that a list can be shown."""
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -210,7 +210,7 @@ def read_run_metrics(run: Path) -> list[dict[str, Any]]:
 
 
 def read_json(file: Path) -> Any:
-    """Return the document of a run's JSON file; None without one.
+    """Return the content of a run's JSON file; None if there is none.
 
     Raises:
         GymError: ``STATE_CORRUPT``.
@@ -225,6 +225,6 @@ def read_json(file: Path) -> Any:
 
 
 def _require_no_pipe(file: Path) -> None:
-    """Refuse a path that is not a file: opening a named pipe would wait for a writer."""
+    """Refuse a path that is not a regular file: opening a named pipe would block."""
     if file.exists() and not file.is_file():
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: is not a regular file")

@@ -1,7 +1,7 @@
-"""Loss spikes: detects them, rolls back to a checkpoint, and skips the batches since.
+"""Loss spikes: detect them, roll back to a checkpoint, and skip the batches since.
 
-Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Which batches were skipped is in
-``rollbacks.json`` of the run folder, so that a run that is killed and resumed takes the same way.
+Chowdhery et al. 2022, "PaLM: Scaling Language Modeling with Pathways", section 5.1. Skipped batches are recorded in
+``rollbacks.json`` of the run folder, so that a killed and resumed run skips the same ones.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def check_spikes(config: TrainingConfig) -> None:
 
 
 class Diverged(GymError):
-    """The error for a loss that is not finite, or spikes repeatedly: the settings are wrong, not a file."""
+    """The error for a loss that is not finite or spikes repeatedly."""
 
 
 def require_finite(model: Any, step: int) -> None:
-    """Refuse to end a run with weights that are not finite; the last step's loss precedes its update.
+    """Refuse final weights that are not finite; the loss of the last step does not depend on its update.
 
     Raises:
         Diverged: Naming a weight.
@@ -53,7 +53,7 @@ def require_finite(model: Any, step: int) -> None:
 
 @dataclass(frozen=True)
 class Spike:
-    """A step whose loss or gradient jumped. ``usual`` is the median that it is compared with (None for NaN)."""
+    """A step whose loss or gradient norm jumped. ``usual`` is the median of the steps before (None for NaN)."""
 
     step: int
     metric: str
@@ -62,7 +62,7 @@ class Spike:
 
 
 class SpikeWatch:
-    """Checks every step for spikes. They are recorded in ``spikes.json`` without ``rollback``."""
+    """Checks every step for spikes, and records them in ``spikes.json`` if ``rollback`` is off."""
 
     def __init__(self, settings: LossSpikes, folder: Path) -> None:
         self.settings = settings
@@ -99,7 +99,7 @@ class SpikeWatch:
 
 
 class Rollbacks:
-    """The rollbacks of a run so far, and the order of its batches that follows from them.
+    """The rollbacks of a run so far, and the resulting order of batches.
 
     Args:
         settings: The limit of rollbacks.
@@ -114,10 +114,10 @@ class Rollbacks:
         )
 
     def add(self, spike: Spike, to_step: int | None, trainer: Any) -> None:
-        """Record that the run rolls back to ``to_step``; the trainer's next dataloader skips what followed.
+        """Record a rollback to ``to_step``; the trainer's next dataloader skips the batches after it.
 
         Raises:
-            Diverged: When it has happened too often, or there is no checkpoint yet.
+            Diverged: After too many rollbacks, or without a checkpoint.
         """
         event = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
@@ -139,7 +139,7 @@ class Rollbacks:
             write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
 
     def wrap(self, loader: Any) -> Any:
-        """Return the dataloader with its rows in the remaining order; for ``LocalOnly.wrap_dataloader``."""
+        """Return the dataloader without the skipped batches; for ``LocalOnly.wrap_dataloader``."""
         batches = loader.batch_sampler
         shards = getattr(batches, "num_processes", 1)
         batches = getattr(batches, "batch_sampler", batches)
@@ -149,15 +149,15 @@ class Rollbacks:
 
 
 class SkippingSampler:
-    """A sampler without the batches to skip. Its length stays: an epoch ends with its first rows repeated.
+    """A sampler without the batches to skip. Its length is unchanged: an epoch ends with its first rows repeated.
 
-    The length stays so that steps, epochs and learning rates stay where they were; what comes before a skipped range is
-    never moved, so that a resume finds its place.
+    So steps, epochs and learning rates are unchanged. Batches before a skipped range do not move, so that a resume
+    continues at the right one.
 
     Args:
-        inner: The order as it would be.
+        inner: The original sampler.
         batch_size: Rows of one batch (of all processes).
-        ranges: ``(epoch, from, until)``: batches of the order that the ranges before it have left.
+        ranges: ``(epoch, from, until)``: batches of the order after the previous ranges are removed.
     """
 
     def __init__(self, inner: Any, batch_size: int, ranges: Sequence[tuple[int, int, int]]) -> None:
