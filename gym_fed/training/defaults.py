@@ -1,48 +1,49 @@
-"""Chooses a run's unset keys by model, rows and memory; ``config.train.defaults`` has the rules.
+"""Choose a run's unset keys by model, rows and memory; ``config.train.defaults`` has the rules.
 
-A run that was stopped keeps what it chose: its ``config.yaml`` wins over a new choice, so that more memory or a newer
-release does not change a run half way.
+A resumed run keeps its choices: its ``config.yaml`` takes precedence, so that more memory or a newer release does not
+change the run.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
-
-from gym_fed.config.train.defaults import (
-    LARGE,
-    MEMORY_KEYS,
-    METHOD_KEYS,
-    ROW_KEYS,
-    Default,
-    RowFacts,
-    applied,
-    method_defaults,
-    row_defaults,
-    split_default,
-)
+from collections.abc import Callable
+from collections.abc import Sequence
+from gym_fed.config.train.defaults import Default
+from gym_fed.config.train.defaults import LARGE
+from gym_fed.config.train.defaults import MEMORY_KEYS
+from gym_fed.config.train.defaults import METHOD_KEYS
+from gym_fed.config.train.defaults import ROW_KEYS
+from gym_fed.config.train.defaults import RowFacts
+from gym_fed.config.train.defaults import applied
+from gym_fed.config.train.defaults import method_defaults
+from gym_fed.config.train.defaults import row_defaults
+from gym_fed.config.train.defaults import split_default
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.training.processes.ranks import is_main, world_size
+from gym_fed.training.processes.ranks import is_main
+from gym_fed.training.processes.ranks import world_size
 from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
+from pathlib import Path
+from typing import Any
+import json
+
 
 _SAMPLE_ROWS = 512
 _SAME = ("model", "algorithm", "data", "eval_data")
-"""Keys that have to agree for a run in the folder to be the one that is continued."""
+"""Keys that must be equal for the run in the folder to be resumed."""
 
 
 class Defaults:
     """Chooses and remembers the defaults of one run.
 
     Args:
-        config: The run's config, as the user gave it.
-        model: In memory; None where ``config.model`` is loaded.
-        check: True if the run is checked, for which rows are held out.
+        config: The run's config, as given by the user.
+        model: The model in memory; None if ``config.model`` is loaded.
+        check: True if the run is checked, which needs held-out rows.
     """
 
     def __init__(self, config: TrainingConfig, model: Any = None, *, check: bool = False) -> None:
@@ -57,7 +58,7 @@ class Defaults:
         return self.num_weights > LARGE
 
     def for_method(self, config: TrainingConfig) -> TrainingConfig:
-        """Return ``config`` with a tuning method, rate and schedule; called before anything is loaded."""
+        """Return ``config`` with a tuning method, learning rate and schedule; called before anything is loaded."""
         from gym_fed.base.modeling.weight_count import prequantised
 
         is_quantized = config.quantization is not None or (
@@ -85,8 +86,8 @@ class Defaults:
 
         Args:
             config: With ``for_method`` applied.
-            given: Model and tokenizer in memory; None where ``config.model`` is loaded.
-            rows: What the run learns; empty where encoded rows are read.
+            given: Model and tokenizer in memory; None if ``config.model`` is loaded.
+            rows: The training rows; empty if encoded rows are read.
         """
         if self.is_large and rows:
             config = self._chosen(config, (*ROW_KEYS, *MEMORY_KEYS), lambda: _of_rows(config, given, rows))
@@ -97,7 +98,7 @@ class Defaults:
     def _chosen(
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
-        """Return ``config`` with the values of ``choose`` for ``keys``, or those that the unfinished run has chosen."""
+        """Return ``config`` with the values of ``choose`` for ``keys``, or with those of the unfinished run."""
         defaults = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
         self.chosen += defaults
         return applied(config, defaults)
@@ -119,7 +120,7 @@ class Defaults:
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
     """Return ``config`` with the values that a run of it would choose, for a plan.
 
-    Values that follow from the rows are left open where rows or tokenizer are not on this machine.
+    Values that depend on the rows stay unset if rows or tokenizer are not on this machine.
     """
     from gym_fed.base.downloads import missing_model
     from gym_fed.training.rows.run_rows import rows_of_run
@@ -192,7 +193,7 @@ def _tokenizer(config: TrainingConfig, given: tuple[Any, Any] | None) -> Any:
 
 
 def _num_weights(config: TrainingConfig, model: Any) -> int:
-    """Return the number of weights of the pre-trained model; 0 without one, or where loading will report why."""
+    """Return the number of weights of the pre-trained model; 0 without one, or if it cannot be read."""
     if model is not None:
         return sum(value.numel() for value in model.parameters())
     if config.model is None:
@@ -218,7 +219,7 @@ def _is_adapter(name: str) -> bool:
 def _stored(config: TrainingConfig) -> dict[str, Any] | None:
     """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None without one.
 
-    A run of another model, algorithm or other rows is none: opening the folder will refuse it.
+    None for a run of another model, algorithm or rows, which opening the folder refuses.
     """
     import yaml
 
@@ -236,9 +237,9 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return the tokens of the longest row, and those that 95% of the rows have at most; 0 where rows are joined.
+    """Return the tokens of the longest row, and the 95th percentile; 0 if rows are joined.
 
-    The rows with the most characters are tokenised; the others are estimated by their characters.
+    Only the rows with the most characters and a sample of the others are tokenised.
     """
     algorithm = ALGORITHMS.new(config.algorithm)
     is_packed = algorithm.packing_default if config.packing is None else bool(config.packing)

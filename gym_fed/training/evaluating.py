@@ -31,12 +31,12 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """Evaluate a model on ``eval_data`` and write the metrics into ``output_dir``.
 
     Returns:
-        What ``eval_results.json`` holds: the figures that a run of this config logs at an evaluation (``eval_loss``,
-        ...), and ``eval_perplexity``; and what became of the rows.
+        The content of ``eval_results.json``: the metrics of an evaluation of a run of this config (``eval_loss``, ...),
+        and ``eval_perplexity``; and the row counts.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` without ``eval_data`` or for an algorithm whose figures describe a training run;
-            ``FILE_EXISTS`` when ``output_dir`` holds figures; as ``Trainer.train`` for the others.
+        GymError: ``CONFIG_INVALID`` without ``eval_data`` or for an algorithm whose metrics describe a training run;
+            ``FILE_EXISTS`` if ``output_dir`` holds results; errors of ``Trainer.train``.
     """
     from transformers import PrinterCallback
 

@@ -1,6 +1,6 @@
 """Training scripts: a recipe is a Python script whose context provides devices, tracker, models and storage.
 
-docs/recipes.md has a whole one. Where a config is enough, use ``gym train``.
+See docs/recipes.md for an example. If a config is enough, use ``gym train``.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class RecipeContext:
             context.save_safely("policy", policy)
 
     Args:
-        output_dir: Folder of the recipe; made if need be. One that is there already is gone on with.
-        devices: ``auto`` takes every CUDA GPU, or MPS, or the CPU; else the name of a device, or several.
+        output_dir: Folder of the recipe; created if absent, else continued.
+        devices: ``auto`` for every CUDA GPU, or MPS, or the CPU; or the names of devices.
         seed: Set for Python, numpy and torch when the block is entered.
-        experiment: Where figures are logged; by default a ``gym_fed.Experiment`` in ``output_dir``, which is
-            closed at the end. One that is handed in stays open.
+        experiment: Receives metrics; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed at the end.
+            A given one stays open.
 
     Attributes:
-        output_dir: As given.
-        devices: What to compute on, ``torch.device`` objects; the first is the default of ``spawn``.
+        output_dir: The recipe's folder.
+        devices: The ``torch.device`` objects to compute on; the first is the default of ``spawn``.
         experiment: The tracker.
         storage: The folder that ``save_safely`` writes to.
 
@@ -111,9 +111,9 @@ class RecipeContext:
 
         Args:
             model: See ``spawn``.
-            tp: Processes that share its layers. A recipe holds whole models: only 1 is taken.
+            tp: Processes that share its layers. Recipes hold whole models, so only 1 is accepted.
             device: See ``spawn``.
-            dtype: The same.
+            dtype: See ``spawn``.
 
         Raises:
             GymError: ``USAGE`` for another ``tp``; see ``spawn``.
@@ -145,12 +145,12 @@ class RecipeContext:
 
         Args:
             role: See above.
-            model: A name as for ``load_model``, or a model spawned before, which is copied as it is now.
+            model: A name as for ``load_model``, or a spawned model, which is copied.
             device: By default the first of ``devices``.
             dtype: Type of the weights of a loaded model.
 
         Raises:
-            GymError: ``USAGE`` for another role; see ``load_model`` for a model that cannot be had.
+            GymError: ``USAGE`` for another role; errors of ``load_model``.
         """
         import copy
 
@@ -178,18 +178,18 @@ class RecipeContext:
     def save_safely(self, name: str, what: Any) -> Path:
         """Write to ``storage`` under ``name``, or ``NAME-2``, ``NAME-3``, ...; nothing is overwritten.
 
-        It is there as a whole or not at all, also after a kill, which may leave a hidden ``.NAME.*.partial`` behind.
+        The write is atomic; a kill may leave a hidden ``.NAME.*.partial``.
 
         Args:
             name: Name of the new file or folder; not a path.
-            what: Bytes or text for a file; a mapping of tensors, for a safetensors file; a spawned model, or anything
-                else with ``save_pretrained``, for a folder.
+            what: Bytes or text for a file; a mapping of tensors for a safetensors file; a spawned model or any object
+                with ``save_pretrained`` for a folder.
 
         Returns:
-            Where it is.
+            The path that was written.
 
         Raises:
-            GymError: ``USAGE`` for another name or something that cannot be saved.
+            GymError: ``USAGE`` for an invalid name or an object that cannot be saved.
         """
         if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
             raise GymError(
@@ -215,7 +215,7 @@ class RecipeContext:
         """Save a model with its tokenizer as in ``save_safely``.
 
         Raises:
-            GymError: ``USAGE`` for what no context has spawned.
+            GymError: ``USAGE`` for an object that is not a spawned model.
         """
         if not isinstance(model, LoadedModel):
             raise GymError(
@@ -277,7 +277,7 @@ def _writer(what: Any) -> Callable[[Path], Any]:
 
 
 def _claim(part: Path, wanted: Path) -> Path:
-    """Rename what was written to the first free name; another process may be taking it at the same moment."""
+    """Rename the written part to the first free name; another process may take a name at the same time."""
     number = 1
     while True:
         place = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")

@@ -1,7 +1,7 @@
-"""Search of settings with Optuna: every trial is a run folder, everything resumes, bad trials are pruned.
+"""Search settings with Optuna: every trial is a run folder, interrupted trials resume, bad ones are pruned.
 
-Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. A trial that was interrupted is run
-again with the same settings in the same folder, where its training resumes from its last checkpoint.
+Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. An interrupted trial runs again with
+the same settings in the same folder, where it resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ENDED = "ended"  # user attribute: why it has no value
 
 @dataclass(frozen=True)
 class TrialResult:
-    """A trial: its settings, its state (``complete``, ``pruned``, ``failed``), and its metric if it has one."""
+    """The outcome of a trial: settings, state (``complete``, ``pruned``, ``failed``), and metric if it has one."""
 
     number: int
     parameters: dict[str, Any]
@@ -78,19 +78,17 @@ class Search:
         reason = "privacy: every trial of a search costs privacy, and the search is not accounted for"
         remedy = "search on rows that are not private, and train with what was found"
         refuse_first((config.privacy is not None, reason, remedy))
-        for values in _tried_alone(
-            config.search.parameters
-        ):  # what is wrong is refused now, not when it is drawn
+        for values in _tried_alone(config.search.parameters):  # refuse invalid values before the first trial
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
-        """Run trials until the search has N that ended by themselves.
+        """Run trials until N have ended by themselves.
 
         Returns:
-            Every trial that ended, by number. The best one's config is in ``best.yaml``.
+            Every ended trial, by number. The config of the best one is in ``best.yaml``.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` where another search lies;
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder holds another search;
                 ``STATE_LOCKED`` while another process runs this search.
         """
         import optuna
@@ -128,7 +126,7 @@ class Search:
         storage = optuna.storages.RDBStorage(name)
         before = [s for s in optuna.get_all_study_names(storage) if s == "search"]
         done = len(optuna.load_study(study_name="search", storage=storage).trials) if before else 0
-        # A resumed sampler begins afresh: another seed, lest it draw the first settings again.
+        # A resumed sampler starts again: with the same seed it would draw the first settings again.
         seed = search.seed + done
         sampler: optuna.samplers.BaseSampler = (
             optuna.samplers.TPESampler(seed=seed)
@@ -155,7 +153,7 @@ class Search:
         return optuna.pruners.NopPruner()
 
     def _retry_unfinished(self, study: optuna.Study) -> None:
-        """Queue trials that a kill or Ctrl-C has interrupted, to run first in their own folders."""
+        """Queue interrupted trials, so that they run first and in their own folders."""
         from optuna.trial import TrialState
 
         for trial in study.get_trials(states=(TrialState.RUNNING,)):
@@ -196,7 +194,7 @@ class Search:
         return value
 
     def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
-        """Return the metrics of a trial's run; a finished one of an interrupted search is read, not run again."""
+        """Return the metrics of a trial's run; a finished run is read instead of repeated."""
         from gym_fed.tracking.trackers.base import read_lines
         from gym_fed.training.trainer import Trainer
 
@@ -224,7 +222,7 @@ class Search:
         """Return the config of a trial.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` naming the key that does not exist or refuses its value.
+            GymError: ``CONFIG_INVALID`` naming an unknown key, or a key with an invalid value.
         """
         plain = json.loads(json.dumps(self.config.trial(output_dir=str(folder))))
         for key, value in values.items():
@@ -261,7 +259,7 @@ class Search:
         write_atomically(file, text.encode())
 
     def _write_best(self, study: optuna.Study) -> None:
-        """``best.yaml``, a config for `gym train`, and ``trials.json``."""
+        """Write ``best.yaml``, a config for `gym train`, and ``trials.json``."""
         results = [_result(trial) for trial in _ended(study)]
         table = [vars(result) for result in results]
         write_atomically(self.folder / "trials.json", f"{json.dumps(table, indent=2)}\n".encode())
@@ -279,7 +277,7 @@ class Search:
 
 
 def _suggest(trial: optuna.Trial, key: str, values: SearchRange) -> Any:
-    """Draw one value by the study's sampler. Choices travel as JSON, so that they may be lists."""
+    """Draw one value with the study's sampler. Choices are passed as JSON, so that they may be lists."""
     if values.choices is not None:
         return json.loads(trial.suggest_categorical(key, [json.dumps(choice) for choice in values.choices]))
     assert values.low is not None

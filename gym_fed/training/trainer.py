@@ -1,7 +1,7 @@
-"""The trainer: turns a config, and possibly a model in memory, into a trained model and a run folder.
+"""The trainer: train a model by a config, and write its run folder.
 
-Algorithms live in ``algorithms/``; the loop itself is TRL's. A run that was stopped or killed is continued from
-its last checkpoint and ends with the same weights as one that was not.
+Algorithms are in ``algorithms/``; the loop itself is TRL's. A stopped or killed run resumes from its last checkpoint
+and ends with the same weights as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ class Trainer(ExpectedElsewhere):
 
     Args:
         config: The run's config.
-        model: Train this model in place instead of loading ``config.model`` (under ``finetuning: lora`` its weights
-            stay as they are, and the result's model is a PEFT wrapper; ``unload()`` gives the model back).
-        tokenizer: Goes with ``model``.
-        graders: Further graders, added to ``config.graders``.
+        model: Train this model in place instead of loading ``config.model``. Under ``finetuning: lora`` its weights do
+            not change, and the result's model is a PEFT wrapper, whose ``unload()`` returns the model.
+        tokenizer: The tokenizer of ``model``.
+        graders: Graders in addition to ``config.graders``.
         on_step: Called after every optimiser step with ``(step, total, loss)``.
-        on_rows: Called before the work with what became of the rows: ``("data", counts)``, and of ``eval_data`` where
-            there is some. Without it many lost rows are warned of.
-        on_report: Called with more, a ``hooks.StepReport``, after every step and evaluation; may raise to end the run.
+        on_rows: Called before training with row counts: ``("data", counts)``, and the same for ``eval_data`` if there
+            is any. Without it, many lost rows cause a warning.
+        on_report: Called with a ``hooks.StepReport`` after every step and evaluation; may raise to end the run.
         should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
-        check: True measures the model before and after: held-out loss, a few of the user's prompts, and whether it kept
-            ordinary knowledge (``result.check``). Rows are held out where none are named.
-        last_encoded: Shared by runs that learn the same rows one after another, which are then encoded once.
+        check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
+            knowledge (``result.check``). Rows are held out if none are named.
+        last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class Trainer(ExpectedElsewhere):
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
-                ``CONFIG_INVALID`` before anything is written, but for what an optimiser finds in the model: before the
-                first step, and then another config may begin in the folder.
+                ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model later, before the first
+                step; another config may then use the folder.
         """
         require_training(self.config)
         try:
@@ -151,7 +151,7 @@ class Trainer(ExpectedElsewhere):
             settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule withstands malicious clients.
 
         Returns:
-            The soup, and what became of every contribution; this trainer's own is called ``self``.
+            The soup and the outcome of every contribution; this trainer's own is called ``self``.
 
         Raises:
             GymError: ``USAGE`` before training, or when ``config.model`` does not name the base; see ``DeltaSoup`` for
@@ -171,11 +171,12 @@ class Trainer(ExpectedElsewhere):
         """Write the result's model to a new file or folder, as `gym export` does.
 
         Args:
-            path: Where; nothing is overwritten.
+            path: The new file or folder; nothing is overwritten.
             format: See ``gym export --list``; by default by the suffix of ``path``, else ``huggingface``.
-            codec: Of ``delta``; by default one bit per weight, or LoRA factors where that is what was trained.
-            quantization: One of the format's; by default its first.
-            check: Read it back in a fresh process and compare; what differs raises ``EXPORT_DIFFERS``, and is not kept.
+            codec: Codec of the format ``delta``; by default one bit per weight, or LoRA factors after LoRA training.
+            quantization: A quantisation of the format; by default its first.
+            check: True to read it back in a new process and compare; on a difference it is deleted, and
+                ``EXPORT_DIFFERS`` is raised.
         """
         from gym_fed.training.run.afterwards import export
 
@@ -244,7 +245,7 @@ class Trainer(ExpectedElsewhere):
         return device, folder, processes.on_main(lambda: folder.begun(config))
 
     def _split_of(self, num_rows: int) -> float:
-        """Return how many rows are held out if the config does not decide it."""
+        """Return the default of ``eval_split`` for this number of rows."""
         self.config = self._defaults.splitting(self.config, num_rows)
         return self.config.eval_split
 
@@ -311,7 +312,7 @@ class Trainer(ExpectedElsewhere):
             self._ready_graders(),
             warnings.catch_warnings(),
         ):
-            # Of transformers, about its own next major version.
+            # transformers warns of its next major version.
             warnings.simplefilter("ignore", FutureWarning)
             job = Job(
                 config=config,

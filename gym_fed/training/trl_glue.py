@@ -39,16 +39,16 @@ _Trainer: Any = object  # what the mix-in is placed before
 class LocalOnly(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before a TRL trainer, that sends nothing and writes no README into checkpoints.
 
-    TRL reports each construction of a trainer to the hub by default. A method is overridden rather
-    than an environment variable set, because the variable is read only when huggingface_hub is first imported.
+    TRL reports each new trainer to the Hub by default. A method is overridden, since the environment variable is read
+    only when huggingface_hub is first imported.
     """
 
     optimizer: Any
     make_optimizer: Any = None
-    """Set on an instance, ``Callable[[model], Optimizer | None]``: an optimiser that transformers does not make."""
+    """Set on an instance, ``Callable[[model], Optimizer | None]``: creates an optimiser instead of transformers."""
 
     wrap_dataloader: Any = None
-    """Set on an instance, ``Callable[[DataLoader], DataLoader]``: what the training dataloader is passed through."""
+    """Set on an instance, ``Callable[[DataLoader], DataLoader]``: wraps the training dataloader."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         with own_heads(type(self)):
@@ -58,7 +58,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         """Send nothing."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write nothing: the run folder records what was trained."""
+        """Write nothing: the run folder has the record."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create the optimiser of the config, unless transformers creates it."""
@@ -81,10 +81,10 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that does not fit: transformers would warn and train other weights.
+        """Refuse a checkpoint that does not fit the model; transformers would only warn.
 
         Raises:
-            GymError: ``MODEL_INVALID`` naming weights that it lacks, or has and the model has not.
+            GymError: ``MODEL_INVALID`` naming missing or unexpected weights.
         """
         model = self.model
         spared = {
@@ -109,7 +109,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
             model.tie_weights()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        """Load as the trainer does; an adapter's names are compared before, as PEFT ignores differences.
+        """Load as the trainer does, after comparing an adapter's names, whose differences PEFT ignores.
 
         Raises:
             GymError: ``MODEL_INVALID`` naming a weight of the adapter that the checkpoint lacks.
@@ -128,7 +128,7 @@ def local(trainer: type) -> Any:
 
 
 class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers; does nothing for models that every process holds whole."""
+    """A mix-in for trainers of models that are split while loading; does nothing for others."""
 
     is_distributed_loading_by_transformers: bool
     model: Any
@@ -165,14 +165,14 @@ class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
 
 
 class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Makes accelerate accept processes that share rows; its own check allows only GPUs, although gloo works too."""
+    """Makes accelerate accept processes that share rows on a CPU; its own check allows only GPUs."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
         """Accept every accelerator: the processes are joined already."""
 
 
 def _spread(*, strict: bool) -> StateDictOptions:
-    """Send whole tensors of the main process to every process's part."""
+    """Return options that distribute whole tensors of the main process to all processes."""
     return StateDictOptions(
         full_state_dict=True, broadcast_from_rank0=True, strict=strict, ignore_frozen_params=True
     )
@@ -188,8 +188,8 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 class EpochLengthGroups(LengthGroupedSampler):
     """transformers' order of ``group_by_length``, drawn from seed and epoch.
 
-    Its own is drawn from the process's random state as that is when an epoch begins, which a run resumed within a later
-    epoch does not have.
+    Its own depends on the random state at the start of an epoch, which a run that resumes in a later epoch does not
+    have.
     """
 
     def __init__(self, of: LengthGroupedSampler, seed: int) -> None:
@@ -245,7 +245,7 @@ def unpatched_afterwards(model: Any) -> Iterator[None]:
 
 @contextmanager
 def quiet_datasets() -> Iterator[None]:
-    """Hide progress bars of ``datasets``; those of TRL's passes over the rows are shown on a terminal only."""
+    """Hide progress bars of ``datasets``; TRL's are shown on a terminal only."""
     from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     disabled, before = are_progress_bars_disabled(), os.environ.get("TQDM_DISABLE")
@@ -264,7 +264,7 @@ def quiet_datasets() -> Iterator[None]:
 
 
 def adapter_is_idle(model: Any, ids: list[int]) -> bool:
-    """Return True if a PEFT model answers the tokens ``ids`` as its base does, apart from rounding."""
+    """Return True if a PEFT model has the same logits as its base for ``ids``, apart from rounding."""
     import torch
 
     batch, was_training = torch.tensor([ids], device=model.device), model.training

@@ -1,6 +1,6 @@
-"""The processes of one run: which one writes, and how they agree. A no-op with one process.
+"""The processes of one run: the main process, and agreement between them. A no-op with one process.
 
-torchrun (and ``gym train --nproc``) gives each process its place in the environment: ``RANK``, ``WORLD_SIZE``.
+torchrun (and ``gym train --nproc``) sets ``RANK`` and ``WORLD_SIZE`` in each process's environment.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 def start(settings: DistributedSettings, device: torch.device) -> None:
-    """Join the other processes, once; later calls and single processes return immediately.
+    """Join the other processes once; later calls and single processes return immediately.
 
     Raises:
-        GymError: ``UNAVAILABLE`` when the others are not there in time.
+        GymError: ``UNAVAILABLE`` if the others do not join in time.
     """
     if world_size() == 1 or dist.is_initialized():
         return
@@ -65,7 +65,7 @@ def stop() -> None:
 
 
 def count() -> int:
-    """Return how many processes respond: each adds one."""
+    """Return the number of processes that respond."""
     if not dist.is_initialized():
         return 1
     number = torch.ones(1, dtype=torch.int64, device=_device())
@@ -74,7 +74,7 @@ def count() -> int:
 
 
 def require_all(found: int) -> None:
-    """Refuse to train without the other processes: a library that ignores them would train N separate models.
+    """Refuse to train if the library sees another number of processes: it would train N separate models.
 
     Raises:
         GymError: ``INTERNAL``.
@@ -88,10 +88,10 @@ def require_all(found: int) -> None:
 
 
 def on_main(work: Callable[[], T]) -> T:
-    """Do ``work`` only in the main process; every process gets its result (JSON values) or its error.
+    """Run ``work`` in the main process only; every process gets its result (JSON values) or its error.
 
     Raises:
-        GymError: What ``work`` raised, in every process.
+        GymError: The error of ``work``, in every process.
     """
     if not dist.is_initialized():
         return work()
@@ -110,7 +110,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Return a function that is true if any process's is: all of them then stop at the same step."""
+    """Return a function that is true if ``wanted`` is true in any process, so that all stop at the same step."""
 
     def ask() -> bool:
         answer = wanted is not None and wanted()

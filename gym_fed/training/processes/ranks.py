@@ -32,15 +32,15 @@ def is_main() -> bool:
 def launch(arguments: Sequence[str], nproc: int) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
-    Process 0 writes to the terminal; what the others write is shown only when one of them fails first. Ctrl-C or
-    SIGTERM reaches each process once and gives it time for a checkpoint.
+    Process 0 writes to the terminal; the output of another process is shown only if it fails first. Ctrl-C or SIGTERM
+    reaches each process once and leaves it time for a checkpoint.
 
     Args:
-        arguments: What follows ``gym`` on the command line, without ``--nproc``.
+        arguments: The command line after ``gym``, without ``--nproc``.
         nproc: At least 2.
 
     Returns:
-        The exit code of the run: that of the first process that failed, 128 + N after signal N, or 0.
+        The exit code of the first process that failed, 128 + N after signal N, or 0.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -77,7 +77,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
 
 
 def _exit_code(status: int, rank: int) -> int:
-    """Return the exit code, or raise for a process that a signal ended."""
+    """Return the exit code, or raise an error if a signal ended the process."""
     if status >= 0:
         return status
     raise GymError(

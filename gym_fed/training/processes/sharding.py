@@ -1,4 +1,4 @@
-"""The strategies by which processes share a model: arguments of loading and of transformers for each."""
+"""The strategies by which processes share a model: arguments for loading and for transformers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_sharded_at_loading(config: TrainingConfig) -> bool:
 
 
 def check_distributed(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse a strategy that cannot work on this machine or with this config.
+    """Refuse a strategy that does not work on this machine or with this config.
 
     Raises:
         GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
@@ -101,7 +101,7 @@ def is_placed(model: Any, config: TrainingConfig) -> bool:
 
 
 def deepspeed_loading(config: TrainingConfig) -> Any:
-    """Split models by ZeRO 3 while loading, for as long as the returned object lives; None for other strategies."""
+    """Split models by ZeRO-3 while loading, as long as the returned object exists; None for other strategies."""
     settings = settings_of(config)
     if world_size() == 1 or settings.strategy != "deepspeed" or settings.zero_stage != 3:
         return None
@@ -128,7 +128,7 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
         "ddp_find_unused_parameters": False,
     }
     if settings.strategy in _AT_LOADING:
-        arguments["save_only_model"] = True  # as transformers demands; `resumable` takes it back
+        arguments["save_only_model"] = True  # required by transformers; `resumable` reverts it
     if settings.strategy == "tensor_parallel":
         arguments["parallelism_config"] = _tensor_parallelism()
     if settings.strategy == "deepspeed":
@@ -143,14 +143,14 @@ def resumable(trainer: Any) -> None:
 
 
 def _tensor_parallelism() -> Any:
-    """Return a parallelism in which every process gets the same rows."""
+    """Return a parallelism config in which every process gets the same rows."""
     from gym_fed.training.trl_glue import AnyDeviceParallelism
 
     return AnyDeviceParallelism(tp_size=world_size())
 
 
 def deepspeed_config(config: TrainingConfig) -> dict[str, Any]:
-    """Return DeepSpeed's JSON, with every number resolved, so that a model can be split while loading."""
+    """Return DeepSpeed's JSON config with all numbers resolved, as splitting while loading needs."""
     settings = settings_of(config)
     stage = settings.zero_stage or 2
     batch = config.per_device_train_batch_size

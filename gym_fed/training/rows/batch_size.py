@@ -1,8 +1,8 @@
 """``auto_batch_size``: the largest batch that fits, found by real forward and backward passes on the longest rows.
 
 The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch stays
-as in the config. A GPU reports when its memory is full; on a CPU the growth of the process is measured, and the next
-size is tried only if, growing evenly, it would stay within the budget: there nothing is raised, the process is killed.
+as in the config. A GPU reports when its memory is full. On a CPU the growth of the process is measured, and the next
+size is tried only if the extrapolated growth is within the budget: there no error is raised, but the process is killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Step = Callable[[int], None]
 
 
 def check_batch_size(config: TrainingConfig) -> None:
-    """Refuse ``auto_batch_size`` where something else decides the batch."""
+    """Refuse ``auto_batch_size`` if the batch is determined otherwise."""
     if config.auto_batch_size is None:
         return
     refuse_first(
@@ -65,7 +65,7 @@ def check_batch_size(config: TrainingConfig) -> None:
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
-    """Return ``config`` with the sizes that an unfinished run in its folder has found; None without any.
+    """Return ``config`` with the sizes that the unfinished run in its folder has found; None without any.
 
     Raises:
         GymError: ``FILE_EXISTS`` when they do not make up the global batch of ``config``.
@@ -86,14 +86,14 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
 
 
 def remember_sizes(config: TrainingConfig) -> None:
-    """Write the found sizes into the run folder, so that a resume uses the same."""
+    """Store the found sizes in the run folder for a resume."""
     sizes = {key: getattr(config, key) for key in _SIZES}
     write_atomically(config.output_dir / _FILE, f"{json.dumps(sizes)}\n".encode())
     write_atomically(config.output_dir / "config.yaml", dump_yaml(config).encode())
 
 
 def global_batch(config: TrainingConfig) -> int:
-    """Return the rows of one optimiser step in one process."""
+    """Return the number of rows per optimiser step of one process."""
     return config.per_device_train_batch_size * config.gradient_accumulation_steps
 
 
@@ -128,10 +128,10 @@ def find_batch_size(
     """Return ``config`` with the largest batch that fits, and its gradient accumulation.
 
     Args:
-        config: Its two sizes give the global batch.
-        model: The model on its device; its weights, gradients and random states are left unchanged.
-        build: A trainer of a config on rows.
-        rows: Encoded; the longest are tried.
+        config: Its two batch sizes determine the global batch.
+        model: The model on its device. Weights, gradients and random states do not change.
+        build: Builds a trainer from a config and rows.
+        rows: Encoded rows; the longest are tried.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when not even one row fits.
@@ -165,7 +165,7 @@ def find_batch_size(
 
 
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
-    """Return the memory that the run may take beyond its current use."""
+    """Return the bytes that the run may use beyond its current memory."""
     settings = config.auto_batch_size
     assert settings is not None  # the caller calls it only then
     if settings.memory_gib is not None:
@@ -196,7 +196,8 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Do the same by the growth of the process; a size is skipped if the two before it show that it will not fit."""
+    """Return the same on a CPU, by the growth of the process; a size is not tried if the two before show that it does
+    not fit."""
     base = psutil.Process().memory_info().rss
     best, before = None, 0
     for size in candidates:
@@ -204,7 +205,7 @@ def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None
         if growth > budget:
             return best
         best = size
-        # Doubled rows at most double what came with the last doubling; one row alone does not show its share.
+        # Doubling the rows at most doubles the growth of the last doubling; one row alone does not show it.
         expected = growth + 2 * (growth - before) if before else 2 * growth
         before = growth
         if expected > budget:

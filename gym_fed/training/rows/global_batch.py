@@ -1,9 +1,9 @@
 """Means over a whole step: a loss is divided by a count over all batches of the step, on every process.
 
-A mean of means over batches of unequal size is another loss than the mean over their rows or tokens. So every batch's
-mean is weighed by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor
-``processes`` undoes that gradients are averaged over them. The sum over a step is then the mean over its items,
-however they are cut into batches and spread over processes.
+A mean of means over batches of unequal size differs from the mean over their rows or tokens. So every batch's mean is
+weighted by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor ``processes``
+undoes that gradients are averaged over them. The sum over a step is then the mean over its items, independent of
+batches and processes.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _Trainer: Any = object  # what the mix-in is placed before
 class GlobalBatch(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before a ``transformers.Trainer`` whose loss is a mean over a batch.
 
-    A subclass counts a batch (``items``) and weighs the parts of its loss by ``share``. What is evaluated has
-    no step, and every share is 1.
+    A subclass counts a batch (``items``) and weights the parts of its loss by ``share``. In evaluation every share is
+    1.
     """
 
     loss_is_scaled_for_ga = True
-    """transformers divides by the number of batches otherwise."""
+    """Prevents transformers from dividing by the number of batches."""
 
     _step_items: dict[str, float] | None = None
     _waiting: tuple[Any, ...] = ()
@@ -33,20 +33,21 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
-        """Return the step's batches, counted only when the first is learned: a resume sets random states between."""
+        """Return the step's batches. They are counted in ``training_step``, since a resume sets random states in
+        between."""
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         self._waiting = tuple(batches)
         return batches, number
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
-        """Run the trainer's step; a batch outside a step, as in trials of sizes, is a step by itself."""
+        """Run the trainer's step; a batch outside the loop, as in trials of batch sizes, is a step by itself."""
         waiting, self._waiting = self._waiting, ()
         if waiting or self._step_items is None:
             self.count(list(waiting) or [inputs])
         return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
-        """Count the items of ``batches`` (at least one), the batches of a step. All processes have equally many."""
+        """Count the items of a step's batches, at least one. All processes have the same number of batches."""
         counts = [self.items(batch) for batch in batches]
         names = list(counts[0])
         import torch

@@ -1,4 +1,4 @@
-"""Packing: which models may have several rows in a sequence, and TRL's best-fit-decreasing packing of whole rows."""
+"""Packing of rows: models that support it, and TRL's best-fit-decreasing packing of whole rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gym_fed.training.model.architecture import known_architecture
 
 
 def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
-    """Pack encoded rows, the longest first, each where the least room is left (Ding et al. 2024, section 3).
+    """Pack encoded rows by best-fit decreasing (Ding et al. 2024, section 3).
 
     Args:
         rows: ``{"input_ids", "labels"}``, none longer than ``max_length``.
         max_length: Tokens in a packed row at most.
 
     Returns:
-        ``{"input_ids", "labels", "seq_lengths"}``: from the last, TRL's collator makes positions that restart with
-        each row, from which transformers makes a mask of blocks.
+        ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths`` TRL's collator makes positions that restart
+        with each row, and transformers a block mask.
     """
     from datasets import Dataset
     from trl import pack_dataset
@@ -34,7 +34,7 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
 
 
 def check_packing(config: TrainingConfig) -> None:
-    """Refuse packing for a run whose model cannot have it, before the model is loaded.
+    """Refuse packing for a model that does not support it, before the model is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
@@ -46,9 +46,8 @@ def check_packing(config: TrainingConfig) -> None:
 def require_packable(model_config: Any, config: TrainingConfig) -> None:
     """Refuse packing for a model in which one packed row would affect the next.
 
-    With ``True`` the rows of a sequence see each other by attention, which is what that value means; a state that is
-    carried along would mix them as well, and its code reads padding and positions differently. With ``bfd`` rows must
-    give the loss and the gradient that they give alone.
+    With ``True``, rows of a sequence may attend to each other, but must not share a recurrent state, whose code reads
+    padding and positions differently. With ``bfd``, rows must have the same loss and gradient as alone.
 
     Args:
         model_config: The model's ``transformers`` config.

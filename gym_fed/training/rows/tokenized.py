@@ -219,7 +219,7 @@ class TokenizedRows:
 
 
 def check_tokenized(config: TrainingConfig) -> None:
-    """Refuse ``tokenized_path`` if rows are not tokens that a later run can read."""
+    """Refuse ``tokenized_path`` if a later run could not read the encoded rows."""
     if config.tokenized_path is None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
@@ -246,7 +246,7 @@ def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
 
 
 def _require_tokens(row: dict[str, Any], size: int, number: int) -> None:
-    """Refuse a row with an id that the tokenizer does not have."""
+    """Refuse a row with an id outside the tokenizer's vocabulary."""
     if not isinstance(row, dict):
         raise ValueError(f"line {number}: is no mapping")
     if {"labels", "input_ids"} <= row.keys() and len(row["labels"]) != len(row["input_ids"]):
