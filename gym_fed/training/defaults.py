@@ -6,31 +6,30 @@ change the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from gym_fed.config.train.defaults import Default
-from gym_fed.config.train.defaults import LARGE
-from gym_fed.config.train.defaults import MEMORY_KEYS
-from gym_fed.config.train.defaults import METHOD_KEYS
-from gym_fed.config.train.defaults import ROW_KEYS
-from gym_fed.config.train.defaults import RowFacts
-from gym_fed.config.train.defaults import applied
-from gym_fed.config.train.defaults import method_defaults
-from gym_fed.config.train.defaults import row_defaults
-from gym_fed.config.train.defaults import split_default
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core import console
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.registries import ALGORITHMS
-from gym_fed.training.processes.ranks import is_main
-from gym_fed.training.processes.ranks import world_size
-from gym_fed.training.rows.run_rows import rows_to_encode
-from gym_fed.training.run.folder import RunFolder
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-import json
 
+from gym_fed.config.train.defaults import (
+    LARGE,
+    MEMORY_KEYS,
+    METHOD_KEYS,
+    ROW_KEYS,
+    Default,
+    RowFacts,
+    applied,
+    method_defaults,
+    row_defaults,
+    split_default,
+)
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
+from gym_fed.training.processes.ranks import is_main, world_size
+from gym_fed.training.rows.run_rows import rows_to_encode
+from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
 _SAME = ("model", "algorithm", "data", "eval_data")

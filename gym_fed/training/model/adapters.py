@@ -23,17 +23,17 @@ _OF_THE_RUN = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
-"""Settings of how an adapter is trained, not of what it is: each run chooses its own."""
+"""Settings of how an adapter is trained, which each run chooses for itself."""
 _HEADS = ("score", "classifier")
-"""PEFT adds these names to every adapter of a model with a score."""
+"""Names that PEFT adds to every adapter of a model with a score."""
 
 
 def starting_adapters(config: TrainingConfig) -> list[Adapter]:
     """Return all adapters that are applied to the base before the first step, in order, with those they depend on.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for one that is not there or cannot be read;
-            ``CONFIG_INVALID`` for an order in which they were not trained.
+        GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for an adapter that is missing or unreadable;
+            ``CONFIG_INVALID`` for another order than that of their training.
     """
     return in_order([read_adapter(name, Path(resolve(name))) for name in config.adapter])
 
@@ -63,7 +63,7 @@ def adapter_digests(config: TrainingConfig) -> list[str]:
 
 
 def require_none_merged(config: TrainingConfig) -> None:
-    """Refuse to merge an adapter into a model in memory, which does not belong to this run.
+    """Refuse to merge an adapter into a model in memory, which belongs to the caller.
 
     Raises:
         GymError: ``USAGE``.
@@ -77,12 +77,12 @@ def require_none_merged(config: TrainingConfig) -> None:
 
 
 def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
-    """Fill open settings of the tuning section from the adapter that is trained on.
+    """Fill unset keys of the tuning section from the adapter that the run continues.
 
-    So the run's ``config.yaml`` holds what was trained.
+    The run's ``config.yaml`` then describes the trained adapter.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming both where the section contradicts the adapter.
+        GymError: ``CONFIG_INVALID`` naming both values if the section contradicts the adapter.
     """
     adapter = trained_on(config)
     if adapter is None:
@@ -95,7 +95,9 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
         for key in type(section).model_fields
         if key in adapter.config and key not in _OF_THE_RUN and key != "init_lora_weights"
     }
-    for key in section.model_fields_set & trained.keys() - {"target_modules"}:  # compared layer by layer
+    for key in section.model_fields_set & trained.keys() - {
+        "target_modules"
+    }:  # compared by layer in resume_adapter
         if (own_value := _plain(getattr(section, key), None)) != trained[key]:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -117,7 +119,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
 
 
 def _plain(value: Any, like: Any) -> Any:
-    """Convert a value of PEFT's: an empty list is written as null, and a set in any order. ``like`` has its type."""
+    """Normalise a value of a PEFT config, in which empty lists are null and sets unordered; ``like`` has the type."""
     if value is None and isinstance(like, list | dict):
         return type(like)()
     if isinstance(value, list | tuple | set):
@@ -126,7 +128,7 @@ def _plain(value: Any, like: Any) -> Any:
 
 
 def check_adapters(config: TrainingConfig) -> None:
-    """Refuse adapters that do not fit the base, the method or each other, before anything is loaded.
+    """Refuse adapters that do not fit the base, the tuning method or each other, before anything is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.

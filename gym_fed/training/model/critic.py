@@ -1,8 +1,8 @@
 """The critic of PPO: a transformer's body with a scalar head that estimates the future reward at every token.
 
-The body is separate from the policy's. Shared, the critic's loss would move the policy, and under an adapter or a
-quantised base there would be no body to train. It starts as a copy of the policy's (it reads text already), or from
-the model that ``ppo.critic`` names, such as the reward model; its head starts at zero.
+The body is separate from the policy's: in a shared one the critic's loss would change the policy, and an adapter or a
+quantised base has no body to train. It starts as a copy of the policy's, or from the model that ``ppo.critic`` names,
+such as the reward model. The head starts at zero.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _HEAD = "value_head.safetensors"
 
 
 class Critic(torch.nn.Module):
-    """A model that returns a value for every token of an answer.
+    """A model that estimates a value for every token of an answer.
 
     Args:
         body: A ``transformers`` model without a head.
-        train_body: True if the body learns, or the head alone.
+        train_body: True to train the body too, False for the head alone.
     """
 
     def __init__(self, body: Any, *, train_body: bool = True) -> None:
@@ -58,7 +58,7 @@ def critic_like(policy: Any, *, train_body: bool) -> Critic:
     """Build a critic whose body is a copy of the policy's, adapters merged.
 
     Args:
-        policy: A causal LM or a PEFT model around one; it stays as it is.
+        policy: A causal LM or a PEFT model around one; not changed.
         train_body: See ``Critic``.
     """
     model = merged(copy.deepcopy(policy))

@@ -20,10 +20,10 @@ from gym_fed.training.vision.conversations import require_model_of_text
 def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     """Load the model and tokenizer (or processor, for images) of ``config.model`` or ``config.model_init``.
 
-    Adapters that the run starts from are in the model's weights, but for one that is trained on.
+    Adapters that the run starts from are merged into the model, except the one that it continues.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; see ``load_model`` for the others.
+        GymError: ``CONFIG_INVALID`` for an adapter on an adapter; errors of ``load_model``.
     """
     if config.model_init is not None:
         return init_model(config.model_init, seed=config.seed, dtype=config.dtype)
@@ -49,7 +49,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose weights do not have the config's ``dtype``; it is trained unconverted.
+    """Refuse a model in memory whose type is not the config's ``dtype``; it would be trained unconverted.
 
     Raises:
         GymError: ``USAGE``.
@@ -69,7 +69,7 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
 
 
 def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]:
-    """Build a causal LM whose weights depend on the seed alone.
+    """Build a causal LM whose weights depend only on the seed.
 
     Args:
         settings: Sizes and tokenizer.

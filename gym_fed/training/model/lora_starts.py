@@ -25,7 +25,7 @@ class _Start:
     """The initial state of one layer.
 
     Attributes:
-        weight: The base's own weight, on the CPU; None where it was not changed (LoftQ, whose base stays in few bits).
+        weight: The base's own weight, on the CPU; None if it was not changed (LoftQ, whose base stays quantised).
         a: A0 ``[r, in]``.
         b: B0 ``[out, r]``.
     """
@@ -36,7 +36,7 @@ class _Start:
 
 
 def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
-    """Wrap the model, keeping copies in main memory of the weights that wrapping changes."""
+    """Wrap the model, keeping CPU copies of the weights that wrapping changes."""
     before = {
         id(module): module.weight.detach().to("cpu", copy=True)
         for module in model.modules()
@@ -45,7 +45,7 @@ def keeping_originals(model: Any, wrap: Callable[[], Any]) -> Any:
     adapted = wrap()
     for layer in lora_layers(adapted):
         remember_start(layer, before[id(layer.get_base_layer())])
-    # An adapter that is added later (a trainer's frozen copy of this one) must not take from the base again.
+    # An adapter that is added later (a trainer's frozen copy) must not change the base again.
     adapted.peft_config["default"].init_lora_weights = True
     return adapted
 
@@ -69,14 +69,14 @@ def lora_layers(model: Any) -> Iterator[Any]:
 def to_plain_lora(model: Any) -> None:
     """Restore the base's weights, and append the initial factors to the adapter. Plain LoRA is unchanged.
 
-    A base in few bits keeps what it is; for it the start is subtracted in what is saved, not here.
+    A quantised base is not changed: ``start_subtracted`` handles it when the adapter is saved.
     """
     changed = [layer for layer in lora_layers(model) if hasattr(layer, _ATTRIBUTE)]
     changed = [layer for layer in changed if getattr(layer, _ATTRIBUTE).weight is not None]
     if not changed:
         return
     for name in [name for name in model.peft_config if name != "default"]:
-        model.delete_adapter(name)  # a copy of the start, valid only for the changed base
+        model.delete_adapter(name)  # a copy of the start, which belongs to the changed base
     for layer in changed:
         start: _Start = getattr(layer, _ATTRIBUTE)
         assert start.weight is not None
@@ -169,7 +169,7 @@ def loftq(
 
     Args:
         weight: W ``[out, in]``.
-        like: ``bitsandbytes.nn.Params4bit`` that holds W already, and has the settings of quantisation.
+        like: A ``bitsandbytes.nn.Params4bit`` of W, with the settings of quantisation.
         rank: Rank of the factors.
         iterations: T.
 

@@ -1,10 +1,10 @@
 """Log-probabilities of tokens without logits (TRL's fused head), for models with a plain output head.
 
-TRL's ``add_fused_lm_head`` repeats what a model does after its last layer: it multiplies by the head's weights, and
-scales and caps the logits by keys of the config that it knows by name. Where an architecture does something else (MPT's
-``logit_scale`` scales attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE counts its experts in
-``num_local_experts``), the loss would be another model's, or fail. It is used only for the architectures in ``FUSED``,
-and ``add_output_head`` reads the logits of the model's own forward pass for all others.
+TRL's ``add_fused_lm_head`` repeats the computation after a model's last layer: it multiplies by the head's weights, and
+scales and caps the logits by known keys of the config. For an architecture that differs (MPT's ``logit_scale`` scales
+attention; RecurrentGemma's cap is called ``logits_soft_cap``; Granite-MoE counts its experts in ``num_local_experts``)
+the loss would be wrong, or fail. So it is used only for the architectures in ``FUSED``; for all others
+``add_output_head`` reads the logits of the model's own forward pass.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FUSED = frozenset(
         ),  # read images, and have a language model within
     }
 )
-"""Model types for which a test finds the fused head's loss and gradients equal to those of the model's own forward.
+"""Model types whose fused head has the same loss and gradients as the model's own forward pass.
 
 ``tests/unit/training/test_output_head.py`` compares each of them, with all weights and with LoRA.
 """
@@ -76,7 +76,7 @@ def add_output_head(
 ) -> None:
     """Make ``model(..., labels=labels, fused_lm_head=True)`` return TRL's ``FusedCausalLMOutput``.
 
-    Takes the arguments of TRL's ``add_fused_lm_head``, whose place it takes.
+    A replacement of TRL's ``add_fused_lm_head`` with the same arguments.
     """
     from trl.trainer.utils import add_fused_lm_head
 
@@ -118,7 +118,7 @@ def add_output_head(
 
 @contextmanager
 def own_heads(trainer: type) -> Iterator[None]:
-    """Let TRL trainers that are created in this context add heads by ``add_output_head``."""
+    """Make TRL trainers that are created in this context use ``add_output_head``."""
     name = "add_fused_lm_head"
     modules = {sys.modules[base.__module__] for base in trainer.__mro__ if base.__module__.startswith("trl.")}
     before = {module: getattr(module, name) for module in modules if hasattr(module, name)}
@@ -165,7 +165,7 @@ def _scored(
         values["mean_logits"] = picked.detach().mean(-1)
     if "is_top1" in outputs:
         values["is_top1"] = picked.argmax(-1) == labels[mask]
-    # The scatter keeps a batch without labels connected to the model.
+    # The scatter keeps the graph of a batch without labels.
     laid = {name: value.new_zeros(mask.shape).masked_scatter(mask, value) for name, value in values.items()}
     number = mask.sum().clamp(min=1) if num_items is None else num_items
     loss = -laid["log_probs"].sum() / number

@@ -24,10 +24,10 @@ _NAMING = (
     ("rank_pattern", True),
     ("alpha_pattern", True),
 )
-"""Settings that name modules, and whether by regular expressions."""
+"""Settings that name modules, and True for those that take regular expressions."""
 
 _CONVERTED_ROUTER = "gate.weight"
-"""PEFT's name for the router of Mixtral, Qwen3-MoE and similar models."""
+"""PEFT's name of the router of Mixtral, Qwen3-MoE and similar models."""
 
 _HEADS = ("score", "classifier")
 _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
@@ -49,20 +49,20 @@ def wrap(
 
     Args:
         model: A ``transformers`` model.
-        peft_config: A ``peft.PeftConfig``; it stays as it is.
-        section: The section of the YAML that it was made of, for errors.
-        seed: Decides the random factors.
+        peft_config: A ``peft.PeftConfig``; not changed.
+        section: The section of the YAML, for errors.
+        seed: Seed of the random factors.
         frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when the settings fit no layer of the model, or PEFT would change them to fit.
+        GymError: ``CONFIG_INVALID`` if the settings fit no layer of the model, or PEFT would change them.
     """
     from peft import get_peft_model
     from transformers import set_seed
 
     from gym_fed.training.model.quantization import settle
 
-    peft_config = copy.deepcopy(peft_config)  # PEFT adds to lists in it, which may be those of our own config
+    peft_config = copy.deepcopy(peft_config)  # PEFT changes its lists, which may belong to our config
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
@@ -75,7 +75,7 @@ def wrap(
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="You have passed exclude_modules")
-            # Without patterns of the config the warning is about PEFT's own, which it writes for routed experts.
+            # Without patterns in the config, the warning is about PEFT's own patterns for routed experts.
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
             warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
@@ -110,11 +110,11 @@ def wrap(
 
 
 def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
-    """Wrap ``model`` with a saved adapter, ready to be trained.
+    """Wrap ``model`` with a saved adapter for further training.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when a weight of the adapter fits nothing in the model, or one is missing;
-            ``CONFIG_INVALID`` when the section names other layers than the adapter is on.
+        GymError: ``MODEL_INVALID`` if a weight of the adapter is missing or does not fit the model; ``CONFIG_INVALID``
+            if the section names other layers.
     """
     from peft import PeftConfig
 
@@ -155,7 +155,7 @@ def task_type(config: TrainingConfig) -> str:
 
 
 def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
-    """Refuse an adapter on the output head, which TRL's losses multiply by without it."""
+    """Refuse an adapter on the output head, which TRL's losses would ignore."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
@@ -176,7 +176,7 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
 
 
 def _leave_out_routers(model: Any, peft_config: Any) -> None:
-    """Exclude routers from ``all-linear``; a router that is named in ``target_modules`` gets its adapter."""
+    """Exclude routers from ``all-linear``; a router that ``target_modules`` names still gets an adapter."""
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
         names = sorted({*excluded, *router_names(model)})
@@ -185,9 +185,9 @@ def _leave_out_routers(model: Any, peft_config: Any) -> None:
 
 
 def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
-    """Take the router's weight out of what PEFT makes of ``all-linear`` for experts that transformers 5 fuses.
+    """Remove the router's weight from PEFT's targets under ``all-linear`` in experts that transformers 5 fuses.
 
-    ``exclude_modules`` does not apply to it. What is converted here stays as it is when PEFT converts it again. Where
+    ``exclude_modules`` does not apply to it, and PEFT's own conversion later changes nothing more. If
     ``narrow_targets`` has listed layers by name, PEFT adds no router.
     """
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
@@ -199,11 +199,9 @@ def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse names that no module of the model has; PEFT would omit them, or refuse them after wrapping."""
+    """Refuse names of modules that the model lacks; PEFT would ignore them, or refuse them after wrapping."""
     modules = [name for name, _ in model.named_modules()]
-    parameters = [
-        name for name, _ in model.named_parameters()
-    ]  # routed experts are one parameter, no modules
+    parameters = [name for name, _ in model.named_parameters()]  # routed experts are a parameter, not modules
     for key, is_pattern in _NAMING:
         names = [*modules, *parameters] if is_pattern else modules
         for module_name in getattr(peft_config, key, None) or ():
@@ -226,7 +224,7 @@ def _shown(targets: Any) -> str:
 
 
 def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
-    """Refuse an adapter on single tokens of tied embeddings: PEFT wraps the output head too, which TRL cannot read."""
+    """Refuse an adapter on single tokens of tied embeddings: PEFT also wraps the output head, which TRL cannot read."""
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
         raise GymError(

@@ -1,6 +1,6 @@
 """Quantised bases: quantised while they are loaded (QLoRA), or stored quantised by other tools.
 
-Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs"; bitsandbytes does it on CPU, too.
+Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs". bitsandbytes also runs on a CPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
-# Methods of models that come quantised: the packages that transformers 5.23 reads them with, and whether it does so on
-# a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by autoawq.)
+# Methods of stored quantised models: packages that transformers 5.23 needs to read them, and True if it reads
+# them on a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by
+# autoawq.)
 _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
     "bitsandbytes": (("bitsandbytes",), True),
     "gptq": (("gptqmodel", "optimum"), True),
@@ -69,8 +70,7 @@ def check_quantization(config: TrainingConfig) -> None:
 
 
 def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
-    """Return keyword arguments of ``from_pretrained`` that quantise the base while loading; empty without the
-    section."""
+    """Return keyword arguments of ``from_pretrained`` that quantise the base; empty without the section."""
     settings = config.quantization
     if settings is None:
         return {}

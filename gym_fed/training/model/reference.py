@@ -1,5 +1,4 @@
-"""The reference that a loss compares the policy with: a copy of it before training, or a model that the config
-names."""
+"""The reference model of a loss: a copy of the policy before training, or a model that the config names."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from gym_fed.training.model.quantization import quantization_arguments
 
 
 def check_reference(config: TrainingConfig) -> None:
-    """Refuse ``reference_model`` and ``reference_adapter`` if nothing would be compared with them.
+    """Refuse ``reference_model`` and ``reference_adapter`` if no loss would use them.
 
     Raises:
         GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` if the model is missing or invalid.
@@ -67,7 +66,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
     """Load the reference that the config names, frozen and on the policy's device; None if it names none.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when its vocabulary is not the policy's; see ``load_model`` for the others.
+        GymError: ``CONFIG_INVALID`` if its vocabulary differs from the policy's; errors of ``load_model``.
     """
     if not has_named_reference(config):
         return None

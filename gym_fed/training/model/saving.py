@@ -1,4 +1,4 @@
-"""Writes the result of a run: a model folder, or a PEFT adapter with the name of its base."""
+"""Write the result of a run: a model folder, or a PEFT adapter with the name of its base."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gym_fed.training.processes.sharding import is_split
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save the result next to the run's other files; after a kill the run is unfinished, never half a model.
+    """Save the result next to the run's other files; a kill leaves the run unfinished, but no partial model.
 
     Args:
         trainer: The trainer after its run.
         model: The trained model or PEFT model; it is not changed.
         tokenizer: Saved with it.
-        algorithm: Writes its own files (a critic, a head) too.
+        algorithm: Also writes its own files (a critic, a head).
         config: Gives the tuning method, ``save_dtype`` and the base's name.
         folder: The run folder.
 
     Raises:
-        GymError: ``DISK_FULL``; what was written is deleted, and the last checkpoint is still there.
+        GymError: ``DISK_FULL``; the partial result is deleted, and the last checkpoint remains.
     """
     part = folder / ".final.part"
     try:
@@ -64,28 +64,28 @@ def _save_final(
 
 
 def _move_into(part: Path, folder: Path) -> None:
-    """Move everything in ``part`` into ``folder``, replacing what a killed save has left there."""
+    """Move everything in ``part`` into ``folder``, replacing files of a killed save."""
     for entry in part.iterdir():
         if (folder / entry.name).is_dir():
-            shutil.rmtree(folder / entry.name)  # a folder is not replaced by another that is not empty
+            shutil.rmtree(folder / entry.name)  # rename does not replace a folder that is not empty
         entry.replace(folder / entry.name)
     part.rmdir()
 
 
 def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Write the tuned weights, whole in this process: a model folder, or an adapter with what its base needs.
+    """Write tuned weights that this process holds whole: a model folder, or an adapter with changes of its base.
 
     Args:
         model: The trained model or PEFT model; it is not changed.
         config: Gives the tuning method, ``save_dtype`` and the base's name.
-        folder: A new one, or an empty one.
+        folder: A new or empty folder.
     """
     TUNING.new(config.finetuning).save(model, config, folder, portable_name(config.model))
     _finish_adapter(model, config, folder)
 
 
 def _finish_adapter(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Apply ``save_dtype`` to an adapter, and write the changes of its base, which PEFT does not."""
+    """Apply ``save_dtype`` to an adapter, and write the changes of its base, which PEFT does not write."""
     if not TUNING.new(config.finetuning).is_adapter:
         return
     if config.save_dtype is not None:
@@ -108,7 +108,7 @@ def _fresh(part: Path) -> None:
 def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
     """Gather a model that is split over the processes, by the trainer; every process takes part."""
     is_adapter = TUNING.new(config.finetuning).is_adapter
-    # By default PEFT reads the base's config again, to find whether its vocabulary was changed.
+    # By default PEFT reads the base's config again to detect changes of its vocabulary.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
     if trainer.is_deepspeed_enabled:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)

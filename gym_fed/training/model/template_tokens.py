@@ -1,7 +1,7 @@
 """Special tokens of the chat template: refused if the tokenizer lacks them, or added with embedding rows.
 
-A template ends an answer with a token such as ``<|im_end|>``. A tokenizer that lacks it writes many plain tokens
-instead, and a model trained so never stops: no single token of its answers is the end.
+A template ends an answer with a token such as ``<|im_end|>``. A tokenizer without it writes several plain tokens, and
+the trained model never stops, because no single token ends its answers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _TOKEN_COLUMNS = (
 )
 """Columns of token ids that the algorithms' ``encode`` writes."""
 _MOST_CHECKED = 1000
-"""Rows that are looked at for conversations before the model is loaded; encoding refuses the others."""
+"""Number of rows that are checked before the model is loaded; encoding checks the others."""
 
 
 def check_template_tokens(config: TrainingConfig, rows: Iterable[dict[str, Any]]) -> None:
-    """Refuse a template whose end token the tokenizer lacks, and conversations without one, before weights are read.
+    """Refuse a template whose end token the tokenizer lacks, and conversations without a template, before weights are
+    loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``template_tokenizer``. ``DATA_INVALID``; see ``require_chat_template``.
@@ -52,8 +53,8 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     """Return the tokenizer (or processor) with ``chat_template`` and, on request, the tokens that it needs.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` naming both remedies where the token that ends an answer is none of the
-            tokenizer's, and where tokens are to be added that the tuning method would not train.
+        GymError: ``CONFIG_INVALID`` if the tokenizer lacks the token that ends an answer, or if the tuning method would
+            not train added tokens.
     """
     templated = use_chat_template(tokenizer, config.chat_template)
     if is_processor(templated) or not templated.chat_template:
@@ -87,7 +88,7 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
 
 
 def fit_to_template(model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-    """Return ``template_tokenizer``, with the model's embeddings made to fit it.
+    """Return ``template_tokenizer``, after extending the model's embeddings if needed.
 
     Raises:
         GymError: As ``template_tokenizer`` and ``fit_embeddings``.
@@ -101,13 +102,13 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
     """Give the model an embedding row for each token, with ``chat_template_tokens: add``.
 
     Args:
-        model: The loaded model; its embeddings grow in place. New rows begin as the mean of the others.
+        model: The loaded model; its embeddings grow in place. New rows start as the mean of the others.
         tokenizer: The tokenizer of the rows.
         config: The run's.
-        known: Tokens that the tokenizer had before any was added.
+        known: Number of tokens of the original tokenizer.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where the tuning method would not train them.
+        GymError: ``CONFIG_INVALID`` if the tuning method would not train them.
     """
     largest = _largest_id(tokenizer)
     rows = _num_embeddings(model)
@@ -120,9 +121,9 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
 def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> None:
     """Refuse rows with a token that has no embedding row, before anything is written.
 
-    A tokenizer may know more tokens than its model has rows (Gemma 3's has one for pictures): those that no row uses do
-    no harm. Rows with a ``prompt`` are the user's own, because GRPO and its like tokenise prompts when they generate
-    answers; their other columns go to rewards and may have any name.
+    A tokenizer may have more tokens than its model has rows (Gemma 3 has one for images); unused ones are harmless.
+    Rows with a ``prompt`` are not encoded, because GRPO and similar algorithms tokenise prompts when they generate
+    answers; their other columns are for graders and may have any name.
 
     Args:
         model: The loaded model.

@@ -14,8 +14,8 @@ _STATE = "adalora.safetensors"
 class Allocation(TrainerCallback):
     """Lets the allocator change ranks after each step.
 
-    PEFT would cut masked triplets out of what it saves, and cannot load that into a model of full rank; so the pattern
-    is kept here, and files hold every triplet, the masked ones as zeros.
+    PEFT would remove masked triplets from saved files, which then do not fit a model of full rank. So the pattern is
+    stored separately, and files hold all triplets, masked ones as zeros.
     """
 
     def __init__(self, model: Any, schedule: Callable[[int], tuple[int, int]]) -> None:

@@ -18,7 +18,7 @@ class Tuning(ABC):
     """A way to choose trainable weights. Stateless."""
 
     is_adapter: ClassVar[bool] = True
-    """True if the model's own weights stay as they are and what is trained is saved alone."""
+    """True if the model's own weights do not change and the trained ones are saved alone."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
     """Schema of the section with its name; None has no section. One of ours is a key of the config
@@ -37,10 +37,10 @@ class Tuning(ABC):
     """True if gradients of single examples (``privacy``) have been tried with it."""
 
     federates: ClassVar[bool] = False
-    """True if a hub may ask for it: the difference it makes travels as values, or as LoRA's factors."""
+    """True if a hub may request it: its updates are values, or LoRA factors."""
 
     sends_factors: ClassVar[bool] = False
-    """For methods that federate: whether an update is LoRA's two factors per weight, instead of values."""
+    """True if an update is LoRA's two factors per weight instead of values, for methods that federate."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
@@ -55,7 +55,7 @@ class Tuning(ABC):
 
     @classmethod
     def own_optimizer(cls, config: TrainingConfig) -> str | None:
-        """Return why only the optimiser of this method fits, naming the setting that chooses it; else None."""
+        """Return the reason why the method needs its own optimiser, naming the setting; None if it does not."""
         return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
@@ -76,12 +76,12 @@ class Tuning(ABC):
     def finish(self, model: Any, config: TrainingConfig) -> None:  # noqa: B027 - most have nothing to undo
         """Restore the base's weights that ``prepare`` changed, after training or a stop.
 
-        What ``model`` computes stays the same.
+        The function of ``model`` does not change.
         """
 
     @contextmanager
     def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Call ``finish`` on exit, whatever happens."""
+        """Call ``finish`` on exit, also after an error."""
         from gym_fed.training.model.quantization import adapters_keep_their_type
 
         try:

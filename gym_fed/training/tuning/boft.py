@@ -36,7 +36,7 @@ class Boft(Tuning):
         assert config.boft is not None  # filled in by the config
         peft_config = BOFTConfig(**peft_arguments(config))
         with warnings.catch_warnings():
-            if config.boft.boft_n_butterfly_factor == 1:  # the kernel that PEFT misses would not be used
+            if config.boft.boft_n_butterfly_factor == 1:  # the missing kernel is not needed
                 warnings.filterwarnings("ignore", message="Failed to load the CUDA extension|Setting boft_n")
             else:
                 warnings.filterwarnings("error", message="Setting boft_n")

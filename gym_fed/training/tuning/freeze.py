@@ -1,4 +1,4 @@
-"""Layer freezing: some layers, or parts of them, are trained in place; the others stay frozen."""
+"""Freeze tuning: some layers, or parts of them, are trained in place; the others are frozen."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Freeze(_Full):
 
 
 def _added_blocks(layers: list[Any], count: int) -> list[Any]:
-    """Return the last of every ``len(layers) / count`` layers, where LLaMA Pro puts the added blocks."""
+    """Return the last of every ``len(layers) / count`` layers, which are LLaMA Pro's added blocks."""
     reason = f"freeze.llama_pro: {counted(len(layers), 'layer', 'are')} no multiple of num_trainable_layers {count}"
     remedy = "give as many as there were blocks added, to a model that was expanded"
     refuse_first((len(layers) % count, reason, remedy))
@@ -67,7 +67,7 @@ def _layers(model: Any) -> list[Any]:
 
 
 def _heads(model: Any) -> list[Any]:
-    """Return heads that an algorithm put on the model with random weights, such as a reward model's score."""
+    """Return heads with random weights that an algorithm has added, such as a reward model's score."""
     return [module for name, module in model.named_children() if name in ("score", "classifier")]
 
 

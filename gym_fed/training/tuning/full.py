@@ -26,7 +26,7 @@ class Full(Tuning):
         refuse_quantization(config, "weights in few bits cannot be trained")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
-        model.requires_grad_(True)  # a model that an adapter was merged into or taken off is still frozen
+        model.requires_grad_(True)  # a model is still frozen after an adapter is merged or removed
         return model
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:

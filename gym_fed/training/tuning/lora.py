@@ -1,6 +1,6 @@
 """LoRA, Hu et al. 2021: two trained factors per linear layer, under the base model's parameter names.
 
-Its variants are settings of one method: DoRA, rsLoRA, LoRA+, LoRA-FA, and the starts PiSSA, OLoRA and LoftQ.
+Variants are settings: DoRA, rsLoRA, LoRA+, LoRA-FA, and the initialisations PiSSA, OLoRA and LoftQ.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ def add_lora(
         model: A ``transformers`` model.
         settings: Rank, scale, targets and variant. (``loftq`` starts as ``default``; ``LoraTuning.prepare`` completes
             it.)
-        seed: Decides the random A factors (B starts at zero). With ``settings.freeze_a`` they follow from it and the
-            layer's name alone, on every machine, and are not trained.
+        seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a`` they depend only on it and the
+            layer's name, on every machine, and are not trained.
         task: PEFT's name of what the model does.
         frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
 
@@ -158,8 +158,8 @@ def add_lora(
 def frozen_factor(seed: int, name: str, rank: int, width: int) -> torch.Tensor:
     """Return the shared A ``[rank, width]`` float32 of a layer: uniform within ``1 / sqrt(width)``, as PEFT's.
 
-    Its bits are SHAKE-256 of seed and name, so that no library's generator decides whether two contributors agree.
-    Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
+    Its bits are SHAKE-256 of seed and name, so that contributors agree whatever their library's generator. Sun et al.
+    2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
     """
     import numpy as np
     import torch

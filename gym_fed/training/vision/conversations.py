@@ -32,7 +32,7 @@ _PLACE = "<image>"
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
-    """Call ``require_model_of_text`` and ``require_image_model`` using the model's files, before it is loaded.
+    """Check the model's files by ``require_model_of_text`` and ``require_image_model``, before it is loaded.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.

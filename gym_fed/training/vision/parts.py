@@ -1,7 +1,6 @@
-"""The parts of a model that reads images: tower, projector and language model, and which of them are trained.
+"""The parts of a model that reads images (tower, projector, language model), and freezing them.
 
-Parts are found by the names that transformers gives their modules. A merger stands inside the tower of Qwen's models
-and of GLM's and is their projector.
+Parts are found by transformers' module names. In Qwen's and GLM's models the projector is the merger inside the tower.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _NAMES = {
     ),
     "freeze_language_model": ("language_model", "text_model", "lm_head"),
 }
-"""Names of modules (or of weights that stand alone), by the key of the part."""
+"""Names of modules and of weights without a module, by the key of the part."""
 _IN_TOWER = "merger"
 _WORDS = {
     "freeze_vision_tower": "vision tower",
@@ -44,7 +43,7 @@ def reads_images(model: Any) -> bool:
 def part_of(name: str) -> str | None:
     """Return the key of the part that a module or weight belongs to, by its name from the root; None for none.
 
-    PEFT's own words around a name (``base_model.model``, ``base_layer``) are ignored.
+    PEFT's prefixes and infixes (``base_model.model``, ``base_layer``) are ignored.
     """
     words = name.split(".")
     for index, word in enumerate(words):
@@ -59,7 +58,7 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """Return the keys of the frozen parts; none for a model that reads only text.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a part that is not found, and where nothing would be left to train.
+        GymError: ``CONFIG_INVALID`` for a part that is not found, or if nothing would be trained.
     """
     frozen = frozenset(key for key in _NAMES if getattr(config, key))
     if not reads_images(model):
@@ -83,7 +82,7 @@ def narrow_targets(model: Any, peft_config: Any, frozen: frozenset[str], section
     """Remove the layers of frozen parts from an adapter's ``target_modules``, in place.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where no layer is left, and for ``modules_to_save`` in a frozen part.
+        GymError: ``CONFIG_INVALID`` if no layer is left, or for ``modules_to_save`` in a frozen part.
     """
     if not frozen:
         return
