@@ -1,6 +1,6 @@
 """The base class of training algorithms: their rows, how rows are encoded, and the TRL trainer that they build.
 
-The facts about an algorithm are attributes of its class. Configs and checks read the attribute, never compare the name.
+Facts about an algorithm are attributes of its class, so that configs and checks never compare names.
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ from gym_fed.training.run.job import Job
 
 
 class Algorithm(ABC):
-    """A training algorithm. It has no state: its methods receive everything they need."""
+    """A training algorithm, without state."""
 
     row_kind: ClassVar[RowKind] = "supervised"
-    """Kind of the rows for ``encode``; see ``gym_fed.data.rows``. Other rows are converted or refused before."""
+    """Kind of the rows that ``encode`` takes; see ``gym_fed.data.rows``. Other rows are converted or refused."""
 
     learning_rate_scale: ClassVar[float] = 1.0
     """Default learning rate for large pre-trained models, relative to supervised fine-tuning by the same method."""
 
     task_type: ClassVar[str] = "CAUSAL_LM"
-    """PEFT's name of what the model does."""
+    """PEFT's name of the model's task."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the section with its name; None has no section. One of ours is a key of the config
-    (``gym_fed/config/algorithms``), which names its type, and needs none here."""
+    """Schema of the section with its name; None without a section. Sections of our algorithms are typed keys of the
+    config (``gym_fed/config/algorithms``), so they leave this None."""
 
     needs_graders: ClassVar[bool] = False
-    """True if answers are rewarded by graders; without any the run is refused, and for others ``graders`` is."""
+    """True if answers are rewarded by graders, of which the run needs at least one. Other algorithms refuse graders."""
 
     sequences_per_row: ClassVar[int] = 1
-    """Sequences that the model reads for one row of a batch: two of a pair."""
+    """Sequences per row of a batch: two for a pair."""
 
     generates: ClassVar[bool] = False
-    """True if every batch is made of whole groups of answers that the trained model writes."""
+    """True if batches consist of whole groups of answers that the trained model generates."""
 
     uses_reference: ClassVar[bool] = False
     """True if the loss compares the model with the initial one under all settings."""
 
     scores_reference_once: ClassVar[bool] = False
-    """For algorithms with a reference: whether it scores the rows only once, before the first step."""
+    """True if the reference scores the rows only once, before the first step."""
 
     takes_reference: ClassVar[bool] = False
-    """True if the config may name the model that the policy is compared with (``reference_model``)."""
+    """True if the config may name the reference (``reference_model``)."""
 
     forgets: ClassVar[bool] = False
-    """True if rows of ``role: forget`` are unlearned; for the others that role is refused."""
+    """True if rows of ``role: forget`` are unlearned; other algorithms refuse that role."""
 
     orders_rows: ClassVar[bool] = False
-    """True if it decides which rows follow each other, so that ``shuffle: false`` is refused."""
+    """True if the algorithm orders the rows itself, so that ``shuffle: false`` is refused."""
 
     keeps_encoded: ClassVar[bool] = True
-    """True if a later run may read encoded rows (``tokenized_path``): tokens that depend on no second model."""
+    """True if a later run may read its encoded rows (``tokenized_path``), which depend on no second model."""
 
     packs: ClassVar[bool] = False
-    """True if whole rows may share a row of ``max_length`` (``packing: bfd``)."""
+    """True if ``packing: bfd`` is supported."""
 
     assistant_only_default: ClassVar[bool] = True
-    """The default of ``assistant_only_loss``: whether prompts are left out of what is learned."""
+    """The default of ``assistant_only_loss``: True to learn no prompts."""
 
     packing_default: ClassVar[bool] = False
     """The default of ``packing``."""
@@ -78,19 +78,20 @@ class Algorithm(ABC):
     """True if the loss is a mean over independent examples, as DP-SGD needs."""
 
     shards: ClassVar[bool] = False
-    """True if the model's weights may be split over processes; not where it generates, scores or is copied."""
+    """True if the model's weights may be split over processes; False if it generates, scores or is copied."""
 
     multiplies_by_head: ClassVar[bool] = True
-    """True if the loss multiplies by the output head's weights itself: an adapter on the head would not learn."""
+    """True if the loss multiplies by the output head's weights itself, so that an adapter on the head would not
+    learn."""
 
     uses_model_loss: ClassVar[bool] = False
-    """True if the loss is the one that the model itself computes."""
+    """True if the loss is computed by the model itself."""
 
     reads_images: ClassVar[bool] = False
-    """True if models that read images are trained with images."""
+    """True if models that read images can be trained on images."""
 
     federates: ClassVar[bool] = False
-    """True if a hub may request it: it needs nothing but the contributor's own rows."""
+    """True if a hub may request it, because it needs only the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Defaults of its section for a few dozen rows of one person."""
@@ -103,14 +104,14 @@ class Algorithm(ABC):
 
     @classmethod
     def writes_answers(cls, config: TrainingConfig) -> bool:
-        """Return True if the trained model generates answers that it learns from."""
+        """Return True if the model learns from answers that it generates."""
         return cls.generates
 
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
-        """How the loss reads the vocabulary's logits: in tiles that are computed again backwards (TRL's
-        ``fused_lm_head``), all of a batch at once, or not at all. The first is for some architectures only; a model
-        that is not on this machine counts as one of them."""
+        """Return how the loss reads the logits: in tiles that are recomputed in the backward pass (TRL's
+        ``fused_lm_head``, for some architectures; assumed for a model that is not on this machine), all of a batch at
+        once, or not at all."""
         return "whole" if reads_whole_logits(config) else "tiled"
 
     def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
@@ -119,41 +120,43 @@ class Algorithm(ABC):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        """Return how many frozen and how many trained copies of the model a run holds besides the trained model.
+        """Return the number of frozen and of trained copies of the model in addition to the trained model.
 
         Args:
             config: The run's.
-            adapted: True if the model is trained by an adapter, which is switched off to be the reference.
+            adapted: True if an adapter is trained, which is disabled to get the reference.
         """
         section = config.chosen_sections().get(config.algorithm)
-        scored_before = getattr(section, "precompute_ref_log_probs", False) is not False  # by default it is
+        scored_before = (
+            getattr(section, "precompute_ref_log_probs", False) is not False
+        )  # the default is to precompute
         beside = cls.uses_reference and not (adapted or cls.scores_reference_once or scored_before)
         return (int(beside), 0)
 
     @classmethod
     def models_beside(cls, config: TrainingConfig) -> tuple[str, ...]:
-        """Return the names of further models that are loaded and stay frozen, such as a teacher."""
+        """Return the names of other models that are loaded and frozen, such as a teacher."""
         teacher = getattr(config.chosen_sections().get(config.algorithm), "teacher", None)
         return () if teacher is None else (teacher,)
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:
-        """Return the least number of rows in a batch under the given section."""
+        """Return the minimum number of rows in a batch under the given section."""
         return 1
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        """Return a line for the user: the next command for the trained model in ``folder``, or how it is used."""
+        """Return the next command for the trained model in ``folder``, or a description of its use."""
         return shlex.join(("gym", "chat", folder))
 
     def settings(self, config: TrainingConfig) -> Any:
-        """Return the section of this algorithm, of the type in the config or in ``Settings``."""
+        """Return the section of this algorithm."""
         return config.chosen_sections()[config.algorithm]
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
-        """Return True if the loss of a step measures how well its rows are known, so that they can cause a spike.
+        """Return True if the loss of a step measures how well the model fits its rows, so that a spike means bad rows.
 
-        Not where the model learns from its own answers, nor where a loss is meant to rise.
+        False if the model learns from its own answers, or if the loss is meant to rise.
         """
         return True
 
@@ -165,7 +168,7 @@ class Algorithm(ABC):
         """
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each row, uncut; by default of supervised rows.
+        """Return the number of tokens of each row before truncation; by default of supervised rows.
 
         Raises:
             GymError: As ``encode``.
@@ -177,16 +180,16 @@ class Algorithm(ABC):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """Encode rows to the columns of the trainer; their digest decides whether a run may resume.
 
-        Where a row may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` hold what became of each.
+        If rows may be dropped or cut, the list is an ``EncodedRows``, whose ``counts`` count them.
 
         Raises:
             GymError: ``DATA_INVALID`` for rows this algorithm cannot learn from.
         """
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """Return the model to tune, made from the loaded causal LM: the same, or with another head on its body.
+        """Return the model to tune: the loaded causal LM, or its body with another head.
 
-        Called before the tuning method prepares the model. The model returned is the result's model, too.
+        Called before the tuning method prepares the model. The returned model is also the result's model.
         """
         return model
 
@@ -195,4 +198,4 @@ class Algorithm(ABC):
         """Build the ``transformers.Trainer`` of the run: a TRL trainer made by ``trl_glue.local``."""
 
     def save(self, trainer: Any, folder: Path) -> None:  # noqa: B027 - most have nothing besides the model
-        """Write what belongs to the result besides the model (a critic, a head) into ``folder``."""
+        """Write further parts of the result (a critic, a head) into ``folder``."""

@@ -103,7 +103,7 @@ class Sft(Algorithm):
         arguments = SFTConfig(
             **job.arguments(),
             **named,
-            # Packed rows have their length already, and are in one row of tokens without padding.
+            # Packed rows have their final length and need no padding.
             max_length=None if job.config.packing == "bfd" else job.config.max_length,
             padding_free=job.config.packing == "bfd",
             dataset_kwargs={"skip_prepare_dataset": True},
@@ -167,7 +167,7 @@ def _or(value: bool | None, default: bool) -> bool:
 
 
 def check_token_loss(config: TrainingConfig) -> None:
-    """Refuse a loss other than the plain one where it would not be computed."""
+    """Refuse a loss other than ``nll`` if it would not be computed."""
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed = "" if config.sft is None else _changed(config)
     strategy = config.distributed_strategy
@@ -194,7 +194,7 @@ def check_token_loss(config: TrainingConfig) -> None:
 
 
 def require_plain_loss(config: TrainingConfig) -> None:
-    """Refuse a loss other than the plain one for a model that reads images."""
+    """Refuse a loss other than ``nll`` for a model that reads images."""
     key = "" if config.sft is None else _changed(config)
     refuse_first((key, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"))
 
@@ -222,7 +222,7 @@ def entropy_adaptive_loss(
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
         labels: ``[n, t]``; -100 is not learned.
-        num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
+        num_items_in_batch: Labelled tokens of the whole step; by default those of this batch.
         alpha: Power of the weight.
     """
     import torch
@@ -298,7 +298,7 @@ class _Anchored(_Trainer):  # type: ignore[misc]
 class _Routed(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before a TRL trainer, that adds the routers' loss of a mixture of experts to a custom loss.
 
-    TRL adds ``router_aux_loss_coef`` times that loss to those that it computes itself, and to no other.
+    TRL adds ``router_aux_loss_coef`` times that loss only to losses that it computes itself.
     """
 
     compute_loss_func: Any

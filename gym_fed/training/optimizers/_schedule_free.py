@@ -1,7 +1,7 @@
-"""Schedule-free optimisers: an average of the iterates takes the place of a falling learning rate.
+"""Schedule-free optimisers, which average the iterates instead of lowering the learning rate.
 
 Defazio et al. 2024, "The Road Less Scheduled". Gradients are taken at y and the result is x: the weights must be
-exchanged before the model is used, which transformers does around evaluation and we do at the end.
+exchanged before the model is used. transformers does so for evaluation, the callback here at the end.
 """
 
 from __future__ import annotations

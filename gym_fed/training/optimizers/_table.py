@@ -24,7 +24,7 @@ from gym_fed.training.optimizers.base import (
 _BNB = "bitsandbytes.optim"
 
 _LION_RATE = 0.3
-"""Chen et al. 2023, section 5: 3 to 10 times smaller than AdamW's, for every step has the same size."""
+"""Chen et al. 2023, section 5: 3 to 10 times smaller than AdamW's, since every step has the same size."""
 
 _PAGED = "its state moves between GPU and main memory"
 
@@ -56,10 +56,10 @@ class Soap(MadeOptimizer):
 
 @dataclass(frozen=True)
 class ProjectedOptimizer(MadeOptimizer):
-    """An optimiser with a group of projected weights.
+    """An optimiser that projects the gradients of linear layers, and so their state, to a low rank.
 
     Attributes:
-        projection: Arguments of that group, with defaults; users may set them.
+        projection: Arguments of the projected group, with defaults; users may set them.
         projectors: ``module:Class`` of the projectors that the state holds.
         factored: True if its second moments are a row and a column of each matrix.
     """
@@ -75,7 +75,7 @@ class ProjectedOptimizer(MadeOptimizer):
             return self._moments(weight, config)
         wide, narrow = max(weight.shape), min(weight.shape)
         rank = int(config.optimizer_args.get("rank", self.projection["rank"]))
-        if self.projection.get("proj") != "random":  # there are no more singular vectors than that
+        if self.projection.get("proj") != "random":  # there are only that many singular vectors
             rank = min(rank, narrow)
         state = self._moments(TrainedWeight((rank, wide), weight.itemsize), config)
         return state + rank * narrow * weight.itemsize
@@ -121,7 +121,7 @@ class ProjectedOptimizer(MadeOptimizer):
 
 
 def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
-    """Refuse an argument of the projection with a wrong type or value."""
+    """Refuse a projection argument of a wrong type or value."""
     if name in _CHOICES:
         fits, expected = value in _CHOICES[name], f"one of {', '.join(_CHOICES[name])}"
     elif name == "scale":
@@ -136,7 +136,7 @@ def _require_value(config: TrainingConfig, name: str, value: Any) -> None:
 def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
     """Return a subclass whose state holds only tensors and numbers.
 
-    The libraries keep projector objects in it, and a checkpoint with objects is not loaded (``weights_only``).
+    The libraries store projector objects, which ``weights_only`` does not load from a checkpoint.
     """
     kinds = {source: imported(source) for source in projectors}
 
@@ -250,7 +250,8 @@ TABLE: dict[str, MadeOptimizer] = {
         state_values=1.0,
     ),  # Chen et al. 2023
     "soap": Soap("pytorch_optimizer:SOAP", package="pytorch_optimizer"),  # Vyas et al. 2024
-    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their own singular vectors, renewed now and then.
+    # Zhao et al. 2024, algorithm 1: gradients in the subspace of their singular vectors, updated
+    # periodically.
     "galore_adamw": _galore("GaLoreAdamW"),
     "galore_adafactor": _galore(
         "GaLoreAdafactor",

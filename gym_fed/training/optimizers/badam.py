@@ -99,9 +99,7 @@ class BAdam(MadeOptimizer):
         own = {name: config.optimizer_args.get(name, default) for name, default in _OWN.items()}
         adam = self.construct([value for _, value, _ in weights], config)
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="BAdam expect"
-            )  # float32 weights cost memory, not truth
+            warnings.filterwarnings("ignore", message="BAdam expect")  # float32 weights cost only memory
             try:
                 return called(
                     config,
@@ -129,7 +127,7 @@ def _resumable(block_optimizer: Any) -> Any:
         def __init__(self, **arguments: Any) -> None:
             with redirect_stdout(None):
                 super().__init__(**arguments)
-            del self.__dict__["state_dict"]  # the library's, of the inner optimiser alone
+            del self.__dict__["state_dict"]  # the library's, which covers only the inner optimiser
 
         def switch_trainable_params(self, verbose: int | None = 0) -> None:
             self._active_block = self.current_block_idx
@@ -163,7 +161,7 @@ def _resumable(block_optimizer: Any) -> Any:
                     value.copy_(saved)
             inner = {key: value for key, value in state_dict.items() if key != "blocks"}
             self.base_optimizer.load_state_dict(inner)
-            for group in self.param_groups:  # the schedule writes here, and the inner groups follow at a step
+            for group in self.param_groups:  # the schedule writes here; the inner groups follow at a step
                 group["lr"] = blocks["lr"]
 
     return Resumable

@@ -19,34 +19,34 @@ from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
 _SMALLEST_IN_8_BITS = 4096
-"""Values that a tensor has at least where bitsandbytes keeps its state in 8 bits."""
+"""Minimum number of values of a tensor whose state bitsandbytes keeps in 8 bits."""
 
 _OURS = {"self", "params", "model", "lr", "betas", "weight_decay", "kwargs", "args", "maximize", "closure"}
 
 
 class OptimizerChoice:
-    """One value of ``optimizer``. Stateless. Either ``arguments`` or ``make`` is overridden."""
+    """The base class of optimisers, stateless. A subclass overrides ``arguments`` or ``make``."""
 
     shards: bool = False
-    """True if it takes weights that are split over processes."""
+    """True if it supports weights that are split over processes."""
 
     per_example: bool = False
-    """True if noised gradients are all that it needs, so that ``privacy`` may use it."""
+    """True if it needs only noised gradients, so that ``privacy`` may use it."""
 
     learning_rate_scale: float | None = 1.0
-    """Its usual learning rate, divided by AdamW's; None where no such ratio is known and the user gives the rate."""
+    """Its usual learning rate divided by AdamW's; None if unknown, so that the user must set the rate."""
 
     replaces_schedule: bool = False
-    """True if it takes the place of a schedule: it warms up by itself under a constant one, or refuses to."""
+    """True if it replaces the learning rate schedule, so that a constant one is required."""
 
     whole_weights: bool = False
-    """True if it works on whole weight matrices or layers, so that it cannot train an adapter."""
+    """True if it needs whole weight matrices or layers, so that it cannot train an adapter."""
 
     makes_lora_fa: bool = False
-    """True if it becomes LoRA-FA's own optimiser, where ``lora.lora_fa`` is set."""
+    """True if it implements LoRA-FA under ``lora.lora_fa``."""
 
     state_values: float = 2.0
-    """Values of state that it keeps for every trained value, each as wide as that; read by ``state_bytes``."""
+    """State values per trained value, of the same type; read by ``state_bytes``."""
 
     of_one_model: str = ""
     """Why it cannot train a second model (a critic) too, as a verb phrase for messages; empty if it can."""
@@ -57,8 +57,7 @@ class OptimizerChoice:
     def check(self, config: TrainingConfig) -> None:
         """Refuse what this optimiser, machine or installation cannot honour, before anything is loaded.
 
-        One that reads ``optimizer_args``, the betas or LoRA+'s ratio overrides this: here they are refused, so that
-        none is given for nothing.
+        Refuses ``optimizer_args``, betas and LoRA+'s ratio; an optimiser that uses them overrides this.
 
         Raises:
             GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
@@ -92,14 +91,14 @@ class MadeOptimizer(OptimizerChoice):
         source: ``module:Class``.
         package: The required package; None for torch and transformers.
         extra: The extra of ours that installs it.
-        betas: True if it takes ``betas``; without, ``adam_beta1`` and ``adam_beta2`` are refused.
-        fixed: Arguments that are not the user's.
-        gpu: Why it needs a CUDA GPU; empty when it does not.
+        betas: True if it takes ``betas``; else ``adam_beta1`` and ``adam_beta2`` are refused.
+        fixed: Arguments that users cannot set.
+        gpu: Reason why it needs a CUDA GPU; empty if it does not.
         shards: See ``OptimizerChoice``.
-        per_example: The same.
-        learning_rate_scale: The same.
-        state_values: The same; a momentum that the config sets is one more.
-        state_bits: Bits of a value of state in bitsandbytes, whose blocks of 256 share a scale; 0 for others.
+        per_example: See ``OptimizerChoice``.
+        learning_rate_scale: See ``OptimizerChoice``.
+        state_values: See ``OptimizerChoice``; a momentum that the config sets is one more.
+        state_bits: Bits of a state value in bitsandbytes, whose blocks of 256 share a scale; 0 for other libraries.
     """
 
     source: str
@@ -136,15 +135,15 @@ class MadeOptimizer(OptimizerChoice):
         self.try_arguments(config)
 
     def check_loraplus(self, config: TrainingConfig) -> None:
-        """Refuse ``lora.loraplus_lr_ratio`` if the optimiser groups weights differently. Most accept any groups."""
+        """Refuse ``lora.loraplus_lr_ratio`` if the optimiser groups weights in its own way."""
 
     def known(self) -> list[str]:
-        """Return the names that ``optimizer_args`` may hold."""
+        """Return the valid names in ``optimizer_args``."""
         parameters = inspect.signature(self.type().__init__).parameters
         return [name for name in parameters if name not in _OURS and name not in self.fixed]
 
     def try_arguments(self, config: TrainingConfig) -> None:
-        """Create an optimiser of four numbers, so that a wrong value is refused before a model is loaded."""
+        """Create an optimiser of one small tensor, so that invalid values are refused before a model is loaded."""
         import torch
 
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)
@@ -208,7 +207,7 @@ def check_known(config: TrainingConfig, known: list[str]) -> None:
 
 
 def refuse_betas(config: TrainingConfig) -> None:
-    """Refuse ``adam_beta1`` and ``adam_beta2`` where nothing would read them."""
+    """Refuse ``adam_beta1`` and ``adam_beta2`` for an optimiser without betas."""
     refuse_set(config, ("adam_beta1", "adam_beta2"), f"optimizer {config.optimizer} has no betas")
 
 
@@ -232,7 +231,7 @@ def imported(source: str) -> Any:
 
 
 def called(config: TrainingConfig, make: Any) -> Any:
-    """Return ``make()``; complaints about values become a ``GymError``.
+    """Return ``make()``; errors about values become a ``GymError``.
 
     Raises:
         GymError: ``CONFIG_INVALID``.
@@ -250,7 +249,7 @@ def called(config: TrainingConfig, make: Any) -> Any:
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:
-    """Refuse an optimiser that only makes sense if whole weights are trained."""
+    """Refuse an optimiser that trains whole weights in combination with an adapter."""
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
     reason = f"optimizer: {config.optimizer} {why}; finetuning is {config.finetuning}"
     refuse_first((is_adapter, reason, "use finetuning: full or freeze, or another optimizer"))
@@ -301,7 +300,7 @@ def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
 
 
 class _Groups:
-    """A replacement of an optimiser's class where PEFT builds the groups and calls it at once."""
+    """A stand-in for an optimiser's class, which records the groups that PEFT builds."""
 
     def __init__(self, groups: list[dict[str, Any]], **_: Any) -> None:
         self.groups = [group for group in groups if group["params"]]

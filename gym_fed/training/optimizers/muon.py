@@ -29,7 +29,7 @@ class Muon(MadeOptimizer):
 
     def check(self, config: TrainingConfig) -> None:
         refuse_loraplus(config)
-        # The betas are AdamW's part here, so that they are not refused.
+        # The betas are for AdamW here, so they are not refused.
         super().check(config.model_copy(update={"adam_beta1": 0.9, "adam_beta2": 0.999}))
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:

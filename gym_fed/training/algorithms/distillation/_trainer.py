@@ -1,8 +1,8 @@
 """TRL's ``GKDTrainer`` for rows that are tokenised already, with the temperature in the divergence.
 
 TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
-that the student's answers replaced. Here the student answers all batches of a step before the first is learnt from, so
-that the tokens of the whole step can be counted.
+that the student's answers replaced. Here the student answers all batches of a step before the first one is trained on,
+so that the step's tokens can be counted.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
     """A trainer whose loss is the divergence from the teacher, in nats per labelled token of the whole step.
 
     Args:
-        args: As for ``GKDTrainer``.
-        divergence: Of ``[n, vocabulary]`` logits of the student and of the teacher, summed over ``n``.
+        args: Arguments of ``GKDTrainer``.
+        divergence: Divergence of ``[n, vocabulary]`` logits of student and teacher, summed over ``n``.
         tokens: The columns of both models' logits that are tokens; the others are padding.
-        kwargs: As for ``GKDTrainer``.
+        kwargs: Arguments of ``GKDTrainer``.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         super().__init__(*args, data_collator=PromptedRows(tokenizer.pad_token_id or 0), **kwargs)
         columns = range(self.model.config.get_text_config().vocab_size)
         padding = sorted({*columns} - {*(columns[tokens] if isinstance(tokens, slice) else tokens)})
-        if padding:  # the teacher need not have rows for them
+        if padding:  # the teacher may have no rows for them
             self.generation_config.suppress_tokens = padding
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:

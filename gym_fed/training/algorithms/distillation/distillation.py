@@ -1,6 +1,6 @@
 """Knowledge distillation: the student learns the teacher's distribution at every token.
 
-``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's words or the student's own. Agarwal
+``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's answers or the student's own. Agarwal
 et al. 2024, "On-Policy Distillation of Language Models" (GKD), equations 1 and 2; Hinton et al. 2015 for the
 temperature (the loss is not multiplied by its square).
 """
@@ -32,7 +32,7 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 class Distillation(Algorithm):
     """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
 
-    keeps_encoded = False  # they are compared with the teacher's words
+    keeps_encoded = False  # encoding compares vocabularies with the teacher's
     tried = "full; off-policy and on-policy"
     untried = "adapters"
 
@@ -46,7 +46,7 @@ class Distillation(Algorithm):
         return config.distillation.lmbda > 0
 
     def loss_measures_rows(self, config: TrainingConfig) -> bool:
-        return not self.writes_answers(config)  # on-policy, the words are the student's own
+        return not self.writes_answers(config)  # on-policy answers are the student's own
 
     def check(self, config: TrainingConfig) -> None:
         from gym_fed.base.models import resolve
@@ -149,7 +149,7 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _prompt_length(labels: list[int]) -> int:
-    """Return the number of tokens before the last run of labels, that is before the last answer."""
+    """Return the number of tokens before the last answer (the last run of labels)."""
     end = max(i for i, label in enumerate(labels) if label != IGNORED)
     while end >= 0 and labels[end] != IGNORED:
         end -= 1
@@ -176,7 +176,7 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
             f"{largest:,}",
             "restore its weights and tokenizer, or choose another teacher",
         )
-    # TRL refuses other numbers of padding rows by this key, which nothing else reads in a model that is not saved.
+    # TRL refuses models with different vocab_size; nothing else reads it, since the teacher is not saved.
     teacher.config.get_text_config().vocab_size = ours
     return teacher.eval(), min(theirs, ours)
 

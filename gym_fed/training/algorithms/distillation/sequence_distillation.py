@@ -88,7 +88,7 @@ class TeacherAnswers:
     """The answers of one run's teacher.
 
     Args:
-        config: Gives teacher, settings, seed, device and run folder.
+        config: The run's config.
     """
 
     def __init__(self, config: TrainingConfig) -> None:
@@ -108,7 +108,8 @@ class TeacherAnswers:
         keys = [self._key(row) for row in rows]
         distinct = dict(zip(keys, rows, strict=True))
         known = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
-        # By length for little padding; batches are those of all rows, so that a stopped run draws the same again.
+        # Ordered by length for little padding. Batches do not depend on stored answers, so a resumed run
+        # draws the same.
         order = sorted(distinct, key=lambda key: (len(json.dumps(distinct[key]["prompt"])), key))
         size = self._settings.teacher_batch_size
         batches = [order[at : at + size] for at in range(0, len(order), size)]
@@ -118,7 +119,7 @@ class TeacherAnswers:
         return [known[key] for key in keys]
 
     def keep(self) -> None:
-        """Move the generated answers into the run folder, which is open by now."""
+        """Move the generated answers into the run folder once that is open."""
         if self._writes and self._part.exists():
             lines = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
             _append(self._kept.with_suffix(".part"), lines.values(), "w")
@@ -210,7 +211,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     """Return the complete lines of a file whose last line a kill may have cut."""
     if not file.is_file():
         return []
-    lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete
     return [json.loads(line) for line in lines]
 
 

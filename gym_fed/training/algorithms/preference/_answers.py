@@ -40,7 +40,7 @@ class Pairs(Algorithm):
 
 
 def check_preference(config: TrainingConfig) -> None:
-    """Refuse keys that only texts and conversations have, and dropout that TRL would switch off."""
+    """Refuse keys that are only for texts and conversations, and dropout that TRL would disable."""
     keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
     refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
     sections = config.chosen_sections()
@@ -63,14 +63,14 @@ def encode_answers(
 ) -> list[dict[str, Any]]:
     """Encode prompts and answers to token ids, uncut.
 
-    A conversation is rendered by the chat template, a plain text gets an end token. The answer begins where prompt and
-    prompt with answer part, as in TRL; of a pair, where the first of the two does.
+    A conversation is rendered by the chat template, a plain text gets an end token. As in TRL, the answer starts at the
+    first token in which prompt and prompt with answer differ; for a pair, at the earlier of both.
 
     Args:
         tokenizer: Conversations need its chat template.
         rows: See ``gym_fed.data.rows``.
         answers: Columns with answers, such as ``("chosen", "rejected")``.
-        reasoning: What becomes of ``reasoning_content`` of their messages: it counts with the answer, or is left out.
+        reasoning: Treatment of ``reasoning_content`` of the answers: part of the answer, or dropped.
 
     Returns:
         ``{"prompt_ids", "chosen_ids", "rejected_ids"}`` per row: lists of ids.
@@ -100,8 +100,8 @@ def answer_lengths(encoded: list[dict[str, Any]]) -> list[int]:
 def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
     """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
 
-    Rows whose prompt leaves no room are dropped; the ``counts`` of the result are of rows and of their answers' tokens.
-    ``length`` is added: that of the longer answer with its prompt.
+    Rows whose prompt leaves no room are dropped. The result's ``counts`` count rows and tokens of answers; its rows
+    have a ``length``, that of the prompt with the longer answer.
 
     Raises:
         GymError: ``DATA_INVALID`` when no row is left.

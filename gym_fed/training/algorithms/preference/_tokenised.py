@@ -27,9 +27,9 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         job: The job.
         trainer: TRL's class.
         arguments: Its config.
-        reference: True if it takes a ``ref_model``: the model that the config names, or the policy as it starts. A
-            frozen copy is made of that, unless its adapter changes nothing yet and is switched off instead, or
-            ``arguments`` say that its log-probabilities are computed beforehand.
+        reference: True if it takes a ``ref_model``: the model that the config names, or a frozen copy of the initial
+            policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments`` precompute
+            its log-probabilities.
     """
     from gym_fed.training.trl_glue import local, quiet_datasets
 
@@ -78,7 +78,7 @@ def is_adapted(model: Any) -> bool:
 
 
 def starts_as_base(job: Job) -> bool:
-    """Return True if a PEFT model answers as its base does: for LoRA, not for PiSSA."""
+    """Return True if a PEFT model initially has its base's outputs, as with LoRA but not PiSSA."""
     from gym_fed.training.trl_glue import adapter_is_idle
 
     return adapter_is_idle(job.model, job.encoded[0]["prompt_ids"] or answers_of(job.encoded[0])[0])
@@ -101,8 +101,8 @@ class _OnIds(_Trainer):  # type: ignore[misc]
     def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
         """Return the data set with columns of the reference's log-probabilities, in memory.
 
-        TRL's own hands them over in a file of the data set's cache, which for rows in memory is a folder of the
-        main process alone: the other processes do not find it.
+        TRL passes them in a file of the data set's cache, which for rows in memory is a folder of the main process that
+        other processes do not find.
         """
         from torch.utils.data import DataLoader
 
@@ -136,10 +136,9 @@ class _OnIds(_Trainer):  # type: ignore[misc]
 class _AdapterOff(_Trainer):  # type: ignore[misc]
     """A mix-in for PEFT models whose reference is the model with its adapter off, so that no copy is held.
 
-    TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with it, cannot be made for
-    AdaLoRA and subtracts PiSSA's factors from the base a second time. It does so only when no reference is given, so
-    one is given, and never kept. Log-probabilities that are computed beforehand are those of the adapter as it starts,
-    which need not be the base's.
+    Without a given reference TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with
+    it, does not exist for AdaLoRA, and subtracts PiSSA's factors from the base again. So a reference is given, and
+    discarded. Precomputed log-probabilities are those of the initial adapter, which may differ from the base's.
     """
 
     _starting = False

@@ -26,7 +26,7 @@ class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
     """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is one over the chosen answers' tokens.
 
     ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
-    weight: these remain functions of one batch.
+    weight: these are still per batch.
     """
 
     loss_weights: list[float]
@@ -56,9 +56,8 @@ def _chosen_tokens(batch: dict[str, Any]) -> Any:
 class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
     """A ``KTOTrainer`` whose loss is a mean over rows, with one estimate of the KL for all batches of a step.
 
-    Ethayarajh et al. 2024, section 4.1, take the mean over a batch, and TRL that over the batches which the processes
-    hold at one time. Here it is the mean over the whole step, computed before its first batch; the cost
-    is the same. An evaluation has no step and takes TRL's.
+    Ethayarajh et al. 2024, section 4.1, take the mean over a batch, TRL over the current batches of all processes. Here
+    it is the mean over the whole step, computed before its first batch at the same cost. Evaluation uses TRL's.
     """
 
     _step_kl: float | None = None
@@ -96,7 +95,8 @@ class KtoMeans(RowMeans, _Kto):  # type: ignore[misc]
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         if self.model.training and self._step_kl is not None:
-            # TRL takes the mean of policy less reference: the policy is given the step's mean, the reference 0.
+            # TRL computes mean(policy - reference): the policy's values are replaced by the step's mean, the
+            # reference's by 0.
             self._given_kl = [self._step_kl, 0.0]
             if "ref_KL_logps" in inputs:
                 inputs = {**inputs, "ref_KL_logps": torch.zeros_like(inputs["ref_KL_logps"])}

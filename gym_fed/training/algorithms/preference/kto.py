@@ -35,8 +35,8 @@ from gym_fed.training.run.job import Job
 class Kto(Algorithm):
     """KTO on single answers that were liked or not; a preference pair becomes two such rows.
 
-    Rows are shuffled once, by ``seed``, and then taken in that order in every epoch: the KL of a step is estimated
-    on its prompts with the answers of their neighbours.
+    Rows are shuffled once by ``seed``, and every epoch has that order: the KL of a step is estimated on its prompts
+    with the answers of neighbouring rows.
     """
 
     orders_rows = True
@@ -50,7 +50,7 @@ class Kto(Algorithm):
 
     @classmethod
     def least_batch(cls, settings: Any) -> int:
-        return 2 if settings.loss_type == "kto" else 1  # a KL is estimated within the batch
+        return 2 if settings.loss_type == "kto" else 1  # the KL is estimated within the batch
 
     def check(self, config: TrainingConfig) -> None:
         check_preference(config)
@@ -103,7 +103,7 @@ class Kto(Algorithm):
 
 
 def _labels(rows: list[Row]) -> list[bool]:
-    """Return whether each row's answer was liked; warn if all labels are the same."""
+    """Return the labels as booleans; warn if all are the same."""
     labels = []
     for number, row in enumerate(rows, 1):
         liked = label_of(row["label"])

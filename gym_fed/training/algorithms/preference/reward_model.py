@@ -60,7 +60,7 @@ class RewardModel(Algorithm):
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         """Encode pairs; those with a conversation of more than ``max_length`` tokens are left out, as in TRL.
 
-        Half an answer has no reward. ``length`` is that of the longer conversation.
+        A truncated answer has no reward. ``length`` is that of the longer conversation.
         """
         encoded, counts = [], RowCounts()
         for row in encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning):
@@ -86,7 +86,7 @@ class RewardModel(Algorithm):
         settings.num_labels = 1
         settings.get_text_config().pad_token_id = tokenizer.pad_token_id
         try:
-            with torch.device("meta"):  # its body is thrown away at once
+            with torch.device("meta"):  # its body is discarded
                 scorer = AutoModelForSequenceClassification.from_config(
                     settings, dtype=model.dtype, attn_implementation=settings._attn_implementation
                 )
@@ -101,7 +101,7 @@ class RewardModel(Algorithm):
         for name, head in scorer.named_children():
             if name != scorer.base_model_prefix:
                 head.to_empty(device="cpu").apply(scorer._init_weights)
-        for mark in _QUANTISED:  # a loaded model is recognised by more than its config
+        for mark in _QUANTISED:  # a quantised model is recognised by these attributes too
             if hasattr(model, mark):
                 setattr(scorer, mark, getattr(model, mark))
         return scorer

@@ -28,9 +28,9 @@ class PpoTrainer(GrpoRollouts):
     """A trainer whose policy and critic learn in one step, by the loss of ``_compute_loss``.
 
     Args:
-        critic: Trained in the same step as the policy, in a parameter group of its own.
+        critic: The critic, trained in the same step as the policy in its own parameter group.
         settings: The section ``ppo``.
-        arguments: As for ``GRPOTrainer``.
+        arguments: Arguments of ``GRPOTrainer``.
     """
 
     def __init__(self, *arguments: Any, critic: Critic, settings: PpoSettings, **named: Any) -> None:
@@ -41,7 +41,7 @@ class PpoTrainer(GrpoRollouts):
         self.add_callback(_CriticSteps(self))
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
-        """Store the reference for the rewards, which hold the penalty; TRL computes no divergence for a loss."""
+        """Store the reference for the penalty in the rewards; TRL adds no divergence to the loss."""
         super().use_reference(beta, reference)
         self.kl_weight, self.beta = beta, 0.0
 
@@ -57,14 +57,15 @@ class PpoTrainer(GrpoRollouts):
             }
             plain = [existing for existing in optimizer.param_groups if existing.get("use_muon") is False]
             if plain:
-                # Muon's defaults are those of its own groups: the critic is moved as embeddings and norms are.
+                # Muon's defaults are for its own groups; the critic is updated by AdamW, as embeddings and
+                # norms are.
                 group = {**{key: value for key, value in plain[0].items() if key != "params"}, **group}
             optimizer.add_param_group(group)
         return optimizer
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return answers with each token's advantage, return and critic's value; each ``[B, T]``."""
-        self.beta = self.kl_weight  # so that TRL scores the answers by the reference, too
+        self.beta = self.kl_weight  # makes TRL score the answers by the reference too
         try:
             batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         finally:
@@ -135,7 +136,7 @@ class PpoTrainer(GrpoRollouts):
     def _tokens_of_the_step(self, inputs: dict[str, Any]) -> torch.Tensor:
         """Return this process's share of the tokens that one optimiser step learns from."""
         tokens: torch.Tensor = inputs["num_items_in_batch"].clamp(min=1) / self.accelerator.num_processes
-        if self.model.training:  # the count is of a whole generation: scaled as TRL's "dapo" does
+        if self.model.training:  # the count is of a whole generation; scaled as TRL's "dapo" does
             tokens = tokens * self.current_gradient_accumulation_steps / self.args.steps_per_generation
         return tokens
 
@@ -168,7 +169,7 @@ class PpoTrainer(GrpoRollouts):
         return values
 
     def _old_log_probs(self, batch: dict[str, Any]) -> torch.Tensor:
-        """Return the policy's log-probabilities when it answered; TRL omits them where its own loss needs none."""
+        """Return the policy's log-probabilities at generation; TRL omits them if its loss does not need them."""
         if "old_per_token_logps" not in batch:
             ids, mask = _whole(batch)
             with torch.no_grad(), disable_gradient_checkpointing(self.model):

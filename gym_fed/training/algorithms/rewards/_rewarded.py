@@ -81,7 +81,7 @@ class Rewarded(Algorithm):
             **job.arguments(),
             **{name: getattr(settings, name) for name in (*shared, *names)},
             "num_generations_eval": 1,
-            # The reference is made by us, of the model in memory: TRL would load one by the model's name.
+            # We make the reference from the model in memory: TRL would load it by name.
             "beta": 0.0,
         }
 
@@ -91,7 +91,7 @@ class Rewarded(Algorithm):
         return (int(config.chosen_sections()[config.algorithm].beta > 0 and not adapted), 0)
 
     def _warn_of_left_out(self, job: Job) -> None:
-        """Warn of prompts that do not fill a generation: TRL's sampler leaves out others in each epoch."""
+        """Warn of prompts that do not fill a generation; TRL's sampler drops different ones in each epoch."""
         needed = prompts_per_generation(self.name, self.settings(job.config), job.config)
         if left_out := len(job.encoded) % needed:
             warnings.warn(
@@ -127,7 +127,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
 
 
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
-    """Refuse a mix of conversations and texts: TRL looks only at the first prompt of a batch."""
+    """Refuse a mix of conversations and texts: TRL checks only the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
         if isinstance(row["prompt"], str) != first_is_text:

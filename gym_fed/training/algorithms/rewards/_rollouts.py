@@ -37,16 +37,16 @@ _Rloo: Any = RLOOTrainer
 class Rollouts(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
 
-    A checkpoint may fall between two uses of the same answers. They are saved with it, so that a resumed run continues
-    learning from them instead of generating others, and ends with the same weights.
+    A checkpoint may fall between two uses of the same answers. It contains them, so that a resumed run uses them again
+    and ends with the same weights.
     """
 
     _buffered_inputs: Any
     prompts: Sequence[Any]
-    """Set after construction: the prompt of each row that the dataset's column ``row`` counts."""
+    """Set after construction: the prompts, indexed by the dataset's column ``row``."""
 
     _num_tokens = 0
-    """Seen since this process began; the trainer's own count is that of the whole run."""
+    """Tokens since this process started; the trainer's own count is of the whole run."""
 
     def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
         return EpochSampler(super()._get_train_sampler(dataset))
@@ -78,8 +78,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         self._buffered_inputs = batches or None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log tokens since this process began, as TRL's other trainers count them; no clock times, which never
-        repeat."""
+        """Log tokens since this process started, as TRL's other trainers do, and no times, which are not
+        reproducible."""
         if self.model.training:
             metrics = self._metrics["train"]
             metrics.pop("step_time", None)
@@ -93,7 +93,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return generated
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """Tokenise as TRL does, with one BOS where a text prompt was templated before."""
+        """Tokenise as TRL does, without a second BOS for text prompts that already have one."""
         prompt_ids, *rest = super()._tokenize_prompts(prompts)
         return [without_second_bos(self.processing_class, ids) for ids in prompt_ids], *rest
 
@@ -104,7 +104,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         return batch
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
-        """Weigh the divergence from a reference by ``beta``; None is the model itself with its adapter switched off."""
+        """Set the weight ``beta`` of the divergence from a reference; None is the model with its adapter disabled."""
         self.beta = beta
         if reference is not None:
             add_output_head(reference, temperature=self.temperature)
@@ -117,14 +117,14 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
     """The trainer of GRPO and GSPO, and the generation of answers for PPO.
 
-    TRL's losses are means over the step, but for two: ``bnpo``, which is one over the tokens of a batch by definition,
-    and the entropy bonus, whose mean over a batch is weighed here by the batch's tokens.
+    TRL's losses are means over the step, except ``bnpo``, a mean over a batch's tokens by definition, and the entropy
+    bonus, whose mean over a batch is weighted here by the batch's tokens.
     """
 
     entropy_coef: float
 
     advantages: Callable[[torch.Tensor], torch.Tensor] | None = None
-    """Set after construction: rewards ``[prompts, answers]`` to advantages. None where a subclass makes its own."""
+    """Set after construction: maps rewards ``[prompts, answers]`` to advantages; None if a subclass computes them."""
 
     _rewards_by_grader: torch.Tensor
 
@@ -186,13 +186,13 @@ class EpochSampler(RepeatSampler):
 
 
 def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
-    """Build a trainer of ``job`` that calls its graders.
+    """Build the trainer of ``job`` with its graders.
 
     Args:
         trainer_class: A subclass of ``Rollouts``.
         job: The run; its graders are set up.
         arguments: Its ``GRPOConfig`` or ``RLOOConfig``, with ``beta`` 0.
-        beta: Weight of the KL term; above 0 there is a reference, see ``reference_of``.
+        beta: Weight of the KL term; above 0 it needs a reference, see ``reference_of``.
         more: Further keyword arguments of the trainer.
     """
     reference = reference_of(job) if beta else None
@@ -213,10 +213,11 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
 
 
 def reference_of(job: Job) -> Any | None:
-    """Return the model that the config names, or a copy of the policy; None means the policy with its adapter off.
+    """Return the reference that the config names, or a copy of the policy; None for the policy with its adapter
+    disabled.
 
-    That is so for an adapter that changes nothing yet. Most begin so; PiSSA, OLoRA and one that is trained on do not,
-    which the model's answers show.
+    None is for an adapter that does not change the model yet, which a forward pass shows; PiSSA, OLoRA and continued
+    adapters do.
     """
     named = named_reference(job.config, job.model)
     if named is not None:
@@ -234,7 +235,7 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
     Args:
         grader: Set up already.
-        rows: What the dataset's column ``row`` counts: each answer is graded with the columns of its row.
+        rows: All rows, indexed by the dataset's column ``row``; an answer is graded with the columns of its row.
     """
 
     def reward(
@@ -267,7 +268,7 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
     """Make the dataset that TRL draws from: row numbers, and a column of its name for prompts.
 
-    The prompts themselves stay outside, because Arrow would require one type for each of their values.
+    The prompts themselves are kept apart, because Arrow requires one type per column.
     """
     from datasets import Dataset
 

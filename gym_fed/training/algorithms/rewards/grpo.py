@@ -48,8 +48,8 @@ def group_advantages(rewards: Tensor, *, scale: str) -> Tensor:
 
     Args:
         rewards: ``[prompts, answers]`` float32, the sum of all graders.
-        scale: What the difference is divided by: the deviation of its ``group`` (the paper), that of the whole
-            ``batch`` (Hu et al. 2025, "REINFORCE++"), or ``none`` (Liu et al. 2025, "Dr. GRPO").
+        scale: The divisor: the standard deviation of the ``group`` (the paper) or of the ``batch`` (Hu et al. 2025,
+            "REINFORCE++"), or ``none`` (Liu et al. 2025, "Dr. GRPO").
 
     Returns:
         ``[prompts, answers]``; 0 where all answers to a prompt have the same reward.

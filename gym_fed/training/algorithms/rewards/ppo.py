@@ -37,7 +37,8 @@ class Ppo(Rewarded):
         super().check(config)
         settings = self.settings(config)
         strategy = config.distributed_strategy
-        # The critic's weights are a group of the policy's optimiser, so one that knows the layers of one model fails.
+        # The critic's weights are a group of the policy's optimiser, which must not depend on one model's
+        # layers.
         optimizer = OPTIMIZERS.new(config.optimizer)
         conflict = TUNING.type_of(config.finetuning).own_optimizer(config)
         if optimizer.of_one_model:
@@ -83,7 +84,7 @@ class Ppo(Rewarded):
         settings = self.settings(job.config)
         named = self.arguments(job, "entropy_coef")
         prompts = prompts_per_generation(self.name, settings, job.config)
-        # TRL refuses groups of one, which GRPO could not learn from: they are set behind its check.
+        # TRL refuses groups of one, from which GRPO could not learn, so the number is set after its check.
         arguments = GRPOConfig(
             **{**named, "num_generations": settings.num_generations * prompts},
             loss_type="dapo",
@@ -94,7 +95,7 @@ class Ppo(Rewarded):
         if settings.critic is None:
             critic = critic_like(job.model, train_body=train_body)
             if job.config.base_dtype is not None:
-                critic = critic.float()  # it is trained whole
+                critic = critic.float()  # all its weights are trained
         else:
             critic = load_critic(settings.critic, job.model, dtype=job.config.dtype, train_body=train_body)
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)
@@ -138,7 +139,7 @@ def generalised_advantages(
         values: ``[B, T]``, the critic's estimate before each token.
         mask: ``[B, T]``, 1 at tokens and 0 at the padding after them.
         gamma: Discount of later rewards.
-        gae_lambda: 0 is ``delta`` alone, 1 the sum of all rewards to come less the value.
+        gae_lambda: 0 is ``delta`` alone, 1 the sum of all future rewards minus the value.
 
     Returns:
         Advantages and returns (advantage + value), each ``[B, T]`` in the type of ``rewards``; 0 at the padding.

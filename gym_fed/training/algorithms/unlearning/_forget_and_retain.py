@@ -1,7 +1,7 @@
 """The common part of the unlearning algorithms: pairs of rows, one to forget and one to keep, and their refusals.
 
-Pairs are made once, by the seed: an epoch goes over the larger group, and the rows of the smaller one are repeated,
-each time in another order. So every batch holds both kinds, and a resumed run sees the same ones.
+Pairs are made once by the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time in
+another order. So every batch has both kinds, and a resumed run has the same batches.
 """
 
 from __future__ import annotations

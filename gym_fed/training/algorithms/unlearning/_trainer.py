@@ -25,8 +25,8 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     Args:
         args: Arguments of ``SFTTrainer``.
         retain_weight: Weight of ``L_retain``.
-        forget_loss: The part of the rows to forget. Takes ``[n, t]`` log-probabilities (0 where not labelled) and the
-            mask of labels, gives a scalar.
+        forget_loss: The loss of the rows to forget: maps ``[n, t]`` log-probabilities (0 where not labelled) and the
+            mask of labels to a scalar.
         kwargs: Arguments of ``SFTTrainer``.
     """
 
@@ -85,7 +85,8 @@ class ReferenceTrainer(UnlearningTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Before the first step, and before a checkpoint is loaded, the model is the reference: no copy is needed.
+        # Before the first step and before a checkpoint is loaded the model is the reference, so no copy is
+        # needed.
         self.train_dataset = self._with_reference(self.train_dataset)
         if self.eval_dataset is not None:
             self.eval_dataset = self._with_reference(self.eval_dataset)

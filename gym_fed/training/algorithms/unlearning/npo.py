@@ -1,4 +1,4 @@
-"""Negative preference optimisation (NPO): answers to forget are rejected answers without a chosen counterpart.
+"""Negative preference optimisation (NPO): rows to forget are rejected answers without a chosen counterpart.
 
 ``L = -2 / beta * E[log sigmoid(-beta * log(pi / pi_ref))] + retain_weight * L_retain``; ``npo_loss`` is the first term,
 ``L_retain`` the next-token loss. Zhang et al. 2024, "Negative Preference Optimization: From Catastrophic Collapse to
