@@ -15,7 +15,7 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 
 
 class Attention(Feature):
-    """Sets transformers' attention implementation; the model gets its former one back at the end."""
+    """Sets transformers' attention implementation, and restores the former one at the end."""
 
     tried = "eager and sdpa; refusal of the others, which need CUDA"
 
@@ -40,10 +40,10 @@ class Attention(Feature):
 
 @contextmanager
 def attention_of(model: Any, name: str) -> Iterator[None]:
-    """Give the model another attention implementation within a context.
+    """Set the model's attention implementation within a context.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the model's code cannot be given one.
+        GymError: ``MODEL_INVALID`` if the model's code does not support it.
     """
     before = model.config._attn_implementation
     model.set_attn_implementation(name)

@@ -19,11 +19,11 @@ _OFF = (None, False, "no", "auto")
 
 
 class Feature:
-    """A key of the top level. Stateless; called only if the key is on."""
+    """The base class of features, stateless. Its methods are called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the key, for a feature of another package; None is true or false. Those of ours are keys of the
-    config (``gym_fed/config/train/compute.py``), which has their types."""
+    """Schema of the key for a feature of another package; None for a boolean. Keys of our features are typed in the
+    config (``gym_fed/config/train/compute.py``)."""
 
     per_example: ClassVar[bool] = False
     """True if gradients of single examples (``privacy``) have been tried with it."""
@@ -43,25 +43,25 @@ class Feature:
         return {}
 
     def apply(self, model: Any, config: TrainingConfig) -> None:
-        """Change the loaded model in place, for good: the result has the change too.
+        """Change the loaded model in place, permanently.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a model that cannot be changed so.
+            GymError: ``MODEL_INVALID`` for an unsupported model.
         """
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Change the model for the duration of the run; afterwards it is as before."""
+        """Change the model for the duration of the run."""
         yield
 
 
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
     """Return the features whose keys are on, by name, in alphabetical order.
 
-    A warning names one of another package whose key means something else already; nothing can turn it on.
+    A feature of another package whose key is already a field is left out, with a warning.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for one of another package that cannot be used.
+        GymError: ``MISSING_DEPENDENCY`` for an unusable feature of another package.
     """
     own, fields = FEATURES.own(), type(config).model_fields
     hidden = [name for name in FEATURES.names() if name not in own and name in fields]
@@ -81,8 +81,8 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
     """Apply the features' lasting changes to the model, in place, and return it.
 
     Raises:
-        GymError: ``MODEL_INVALID`` when the model cannot have a feature; ``CONFIG_INVALID`` for an algorithm that does
-            not go with what it has, and for packing that it cannot have.
+        GymError: ``MODEL_INVALID`` if the model does not support a feature; ``CONFIG_INVALID`` for an algorithm or
+            packing that conflicts with the changed model.
     """
     from gym_fed.training.features.mixture_of_depths import check_routed
     from gym_fed.training.rows.packing import require_packable
@@ -96,7 +96,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
 @contextmanager
 def featured(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """Apply the features' changes that last as long as the run, as a context."""
+    """Apply the features' temporary changes within a context."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     with ExitStack() as stack:
         for feature in active_features(config).values():
@@ -105,7 +105,7 @@ def featured(model: Any, config: TrainingConfig) -> Iterator[None]:
 
 
 def writes_answers(config: TrainingConfig) -> bool:
-    """Return True if the trained model writes answers that it learns from."""
+    """Return True if the model learns from answers that it generates."""
     writes: bool = ALGORITHMS.type_of(config.algorithm).writes_answers(config)
     return writes
 
@@ -114,8 +114,8 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     """Return the mode of the model that computes the reference's log-probabilities; None without a reference.
 
     A frozen copy or another model is in evaluation mode; so is every model before the first step. A model whose adapter
-    is switched off for the moment is in the policy's mode. Whether an adapter that does not start at zero is computed
-    beforehand is known only when it is there: ``either``.
+    is temporarily disabled is in the policy's mode. For an adapter that does not start at zero this is unknown before
+    it exists: ``either``.
     """
     algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     if not algorithm.uses_reference:
@@ -125,7 +125,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     if beforehand or not tuning.is_adapter or config.reference_model or config.reference_adapter:
         return "evaluation"
     if config.adapter and not config.new_adapter:
-        return "evaluation"  # the adapter as it was: scored beforehand, or a copy
+        return "evaluation"  # the initial adapter: precomputed, or a copy
     return "training" if tuning.starts_as_base(config) else "either"
 
 

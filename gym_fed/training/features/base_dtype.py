@@ -1,4 +1,4 @@
-"""Frozen weights in 16 bits under an adapter in float32: half the memory of the base, and full-precision updates."""
+"""Frozen weights in 16 bits under an adapter in float32: half the base's memory, and full-precision updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gym_fed.training.features.base import Feature
 
 
 class BaseDtype(Feature):
-    """Loads the model in ``base_dtype``, and holds every trained weight in float32."""
+    """Loads the model in ``base_dtype``, and keeps all trained weights in float32."""
 
     tried = "bfloat16 under every adapter, with modules_to_save, bases in 4 bits, sft, dpo, ppo and a reward model"
 
@@ -47,14 +47,14 @@ class BaseDtype(Feature):
 
     @contextmanager
     def during(self, model: Any, config: TrainingConfig) -> Iterator[None]:
-        """Convert trained weights to float32, for good: they are saved so."""
+        """Convert trained weights to float32; they are saved as such."""
         import torch
 
         dtype = getattr(torch, config.loaded_dtype)
         low = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype is dtype]
         for weight in low:
             weight.data = weight.data.float()
-        # Of whole modules: PEFT holds its own factors in float32, and converts around them.
+        # Only whole modules: PEFT converts around its own float32 factors.
         widened, body = set(map(id, low)), set(model.base_model.modules())
         for module in model.modules():
             if widened & {id(weight) for weight in module.parameters(recurse=False)}:
@@ -63,7 +63,7 @@ class BaseDtype(Feature):
 
 
 def _convert_around(module: Any, dtype: Any) -> None:
-    """Let a float32 module take 16-bit values, and return them in ``dtype``; None leaves them in float32."""
+    """Make a float32 module accept 16-bit values, and return ``dtype``; None for float32."""
     import torch
 
     def widen(_: Any, values: tuple[Any, ...]) -> tuple[Any, ...]:

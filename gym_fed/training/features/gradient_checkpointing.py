@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature
 
 
 class GradientCheckpointing(Feature):
-    """Uses transformers' implementation, in the form that also works with frozen embeddings."""
+    """Uses transformers' non-reentrant implementation, which also works with frozen embeddings."""
 
     tried = "yes"
 

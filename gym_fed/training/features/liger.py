@@ -15,7 +15,7 @@ class Liger(Feature):
     tried = "refusal only: needs CUDA"
 
     def check(self, config: TrainingConfig) -> None:
-        require_cuda("liger: true")  # before the import: it patches what it then cannot run
+        require_cuda("liger: true")  # before the import, which patches transformers
         require_package("liger_kernel", "liger: true", "gpu")
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class MixedPrecision(Feature):
         import torch
 
         device = pick_device(config.device)
-        # transformers accepts fp16 on a CPU and then computes in float32.
+        # transformers accepts fp16 on a CPU but computes in float32.
         lacks_bf16 = device.type == "cuda" and not torch.cuda.is_bf16_supported()
         refuse_first(
             (
@@ -35,5 +35,5 @@ class MixedPrecision(Feature):
         )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        # transformers needs ``use_cpu`` set, although it would find the CPU by itself.
+        # transformers needs ``use_cpu``, although it detects the CPU.
         return {config.mixed_precision: True, "use_cpu": pick_device(config.device).type == "cpu"}

@@ -10,7 +10,7 @@ from gym_fed.training.features.base import Feature
 
 
 class RopeScaling(Feature):
-    """Scales the model; a model folder has the change in its config, an adapter's in ``base_changes.json``."""
+    """Scales the model; the change is saved in a model's config, or in an adapter's ``base_changes.json``."""
 
     tried = "yes"
 

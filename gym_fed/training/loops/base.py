@@ -25,7 +25,7 @@ ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True)
 class StringThread:
-    """Turns of text; every method that adds one gives a new thread.
+    """A conversation; methods that add a turn return a new thread.
 
     ::
 
@@ -91,11 +91,11 @@ class StringThread:
         return self._with("assistant", text)
 
     def last_content(self) -> str:
-        """The text of the last turn; empty without one."""
+        """Return the text of the last turn; empty without one."""
         return self.turns[-1][1] if self.turns else ""
 
     def messages(self) -> list[dict[str, str]]:
-        """The turns in the form of chat templates."""
+        """Return the turns as messages for chat templates."""
         return [{"role": role, "content": text} for role, text in self.turns]
 
     def prompt(self) -> StringThread:
@@ -122,12 +122,12 @@ class Loop(ABC):
         model: A model that ``RecipeContext.spawn`` gave, which is trained.
         lr: Learning rate.
         samples_per_batch: Samples of the data set that one step learns from.
-        samples_per_mini_batch: Samples that are computed at once; by default all of the batch.
+        samples_per_mini_batch: Samples per forward pass; by default the whole batch.
         max_grad_norm: Gradients are clipped to this norm.
         max_steps: Steps; by default as many as ``epochs`` give.
         epochs: Passes over the data set.
-        context: Gives device, seed and tracker, and a folder: the loop's own below it.
-        output_dir: The folder, without a context. A stopped loop resumes from it.
+        context: Provides device, seed, tracker, and a folder for the loop's own.
+        output_dir: The loop's folder, from which a stopped loop resumes; by default below the context's.
         settings: Further keys of a training file, such as ``{"max_length": 512}``.
         should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
 
@@ -201,7 +201,7 @@ class Loop(ABC):
         """Return the config of the run, as a file of `gym train` would hold it.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` naming a value that cannot be.
+            GymError: ``CONFIG_INVALID`` naming an invalid value.
         """
         from gym_fed.config.train.defaults import as_given
         from gym_fed.config.train.training import TrainingConfig
@@ -252,11 +252,11 @@ class Graded(Loop):
     """A loop that learns from graded answers.
 
     Args:
-        dataset: Threads; answers at their ends are left out, and their metadata is what graders read.
+        dataset: Threads; final answers are left out, and graders read their metadata.
         policy_model: The model that writes the answers and is trained.
-        grader: A ``Grader``, several of them, or a function of an answered thread that gives a number.
+        grader: A ``Grader``, several, or a function from an answered thread to a number.
         kl_beta: Weight of the divergence from the model at the start.
-        options: Those of ``Loop``.
+        options: Options of ``Loop``.
     """
 
     def __init__(

@@ -141,8 +141,8 @@ class PPO(Graded):
 
     Args:
         dataset: See ``Graded``.
-        policy_model: The same.
-        value_model: A critic of ``RecipeContext.spawn("value", ...)``, which is trained, too; None makes a copy of the
+        policy_model: See ``Graded``.
+        value_model: A critic from ``RecipeContext.spawn("value", ...)``, which is trained too; None for a copy of the
             policy's body.
         grader: See ``Graded``.
         lr_policy: Learning rate of the policy.
@@ -152,7 +152,7 @@ class PPO(Graded):
         max_num_ppo_steps: PPO steps; by default as many as ``epochs`` give.
         num_iterations: See above.
         max_completion_length: Longest answer in tokens.
-        options: Those of ``Loop``.
+        options: Options of ``Loop``.
     """
 
     algorithm = "ppo"

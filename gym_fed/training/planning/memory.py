@@ -1,9 +1,9 @@
 """Estimate the peak memory of a run by component; docs/planning.md derives each formula.
 
-Activations are what autograd keeps. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4 i`` values:
-residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys, values and
-output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/training). The idea is
-that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
+Activations are the tensors that autograd saves. For one token in a block under ``sdpa`` these are ``6 h + 2 q + 2 k + 4
+i`` values: residual stream, normed input and input of the matrices, before attention and before the MLP; queries, keys,
+values and output; gate, its SiLU, up and their product. A count of saved tensors confirms it (tests/unit/training). The
+idea is that of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TILE_BYTES = 29
 """Bytes for each logit of a tile while torch differentiates it: 7 values in float32 and a mask. Triton needs none."""
 
 PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
-"""Memory of a process without a model: Python and torch, or a context on the GPU; measured on the CPU."""
+"""Memory of a process without a model: Python and torch (measured), or a context on the GPU."""
 
 ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 581 << 20}
-"""The same under an adapter: PEFT imports more, bitsandbytes too, whether or not weights are quantised."""
+"""The same with an adapter: PEFT imports further packages, among them bitsandbytes."""
 
 ALLOCATOR_BYTES = {"cpu": 160 << 20, "cuda": 0, "mps": 0}
-"""Freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py. No GPU's has been measured."""
+"""Freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class Memory:
         gradients: Gradients of the trained weights.
         optimizer: State of the optimiser.
         activations: Activations that autograd saves for a batch.
-        logits: The head's output and what the loss makes of it.
-        copies: Reference, critic and teacher, with what a trained one needs.
+        logits: The head's output and the loss's intermediate values.
+        copies: Reference, critic and teacher, with gradients and state of a trained one.
         generation: Keys and values while answers are written.
         process: Libraries and context.
-        allocator: Freed blocks that are not given back.
+        allocator: Freed blocks that are not returned to the system.
         embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
-        accumulates: True if gradients are there while the next batch is computed.
+        accumulates: True if gradients are kept while the next batch is computed.
     """
 
     weights: float
@@ -66,7 +66,7 @@ class Memory:
 
     @property
     def peak(self) -> float:
-        """The peak: gradients and activations replace each other, and no answers are generated meanwhile."""
+        """The peak memory. Activations, gradients and generation do not overlap, unless gradients accumulate."""
         batch = self.activations + self.logits
         held = self.gradients if self.accumulates else 0.0
         moment = max(batch + held, self.gradients + self.embedding, self.generation)
@@ -87,7 +87,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
         config: The run.
         sizes: Its weights.
         device: ``cpu``, ``cuda`` or ``mps``.
-        processes: How many share what ``distributed`` splits.
+        processes: Number of processes that share the split parts.
     """
     weight_share, state_share = _shares(config, processes)
     width = _BYTES[config.dtype]
@@ -158,7 +158,7 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
         )
         norms -= (shape.queries + shape.keys) * width  # the norm's output is counted as queries and keys
     if config.attention == "eager":
-        values += 2 * (shape.queries - shape.keys)  # keys and values, repeated for every head
+        values += 2 * (shape.queries - shape.keys)  # keys and values are repeated for every head
         scores = shape.heads * length * (width if width == 4 else 4 + width)
     else:
         scores = 4 * shape.heads  # the logarithm of each row's sum
@@ -191,8 +191,8 @@ def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
 def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> float:
     """Bytes that LoRA on the seven matrices of a block saves on top of the frozen ones.
 
-    That is what each first factor gives; and its input, where that is a copy: under dropout, or of another type than
-    the base. Then the inputs that matrices share, and that of the last one, are not kept themselves.
+    These are the outputs of the first factors, and their inputs if they are copies (under dropout, or of another type
+    than the base); the original inputs are then not saved.
     """
     if config.lora is None:
         return 0.0

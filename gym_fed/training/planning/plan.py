@@ -35,8 +35,8 @@ _FEWEST_TOKENS = 32
 _REPETITIONS = 3
 
 _MOVED = 6
-"""Values of a trained weight that an update reads or writes besides its state: its gradient four times (to measure, to
-clip and to use it) and itself twice."""
+"""Values per trained weight that an update reads or writes in addition to its state: the gradient four times (norm,
+clipping, use) and the weight twice."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class RunPlan:
         sizes: Its weights.
         memory: Memory of one process.
         device: Where it would run.
-        available: Bytes that the device has; None where this machine lacks it.
+        available: Memory of the device in bytes; None if this machine does not have it.
         tokens: Maximum tokens per step.
         operations: Floating-point operations of one step.
         steps: Steps of the run; None if the number of rows is unknown.
-        seconds: Seconds per step on this machine; None if the model is too large to be tried here.
+        seconds: Seconds per step on this machine; None if the model is too large to be timed.
     """
 
     sizes: Sizes
@@ -110,8 +110,8 @@ def plan_run(
     Args:
         config: The run.
         processes: How many processes share it.
-        device: ``cpu``, ``cuda`` or ``mps``, of which memory is estimated; by default that of the run.
-        timed: True if a few blocks are run to see how fast this machine is.
+        device: ``cpu``, ``cuda`` or ``mps``, whose memory is estimated; by default the run's device.
+        timed: True to time some blocks on this machine.
 
     Raises:
         GymError: See ``sizes_of``.
@@ -160,7 +160,7 @@ def _rows_of(source: DataConfig) -> int | None:
 
 
 def _device_of(config: TrainingConfig, kind: str | None) -> Any:
-    """The run's device, or that of ``kind``; None if this machine lacks it, which a plan does not require."""
+    """Return the run's device, or one of ``kind``; None if this machine does not have it."""
     try:
         return pick_device(kind or config.device)
     except GymError:
@@ -178,13 +178,13 @@ def available_bytes(device: Any) -> int:
 
 @dataclass(frozen=True)
 class BlockTiming:
-    """Measured seconds of the parts of a step on this machine.
+    """Measured times of the parts of a step on this machine.
 
     Attributes:
         block: Seconds per token in one block, forward and backward.
         rest: Seconds per token in embeddings, head and loss.
         update: Seconds per byte that clipping and the optimiser read or write.
-        length: Tokens of the rows that were timed.
+        length: Tokens per timed row.
     """
 
     block: float
@@ -210,10 +210,10 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
     """Time steps of one and three blocks of the model on ``device``.
 
-    None where that would take long, and for a model that reads images whose language model has no class of its own.
+    None if that would take long, or for a model that reads images and whose language model has no class of its own.
 
-    They have random weights, and are tuned, checkpointed and updated as ``config`` says; the update is AdamW's. On a
-    CPU the clock is this thread's CPU time, so that other processes disturb less.
+    The blocks have random weights, and are tuned and checkpointed as in ``config``, and updated by AdamW. On a CPU this
+    thread's CPU time is measured, which other processes affect less.
     """
     import torch
 
@@ -284,18 +284,18 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
 
 
 def _tuned(config: TrainingConfig, model: Any) -> Any:
-    """Add LoRA to ``model``, or freeze it as other adapters do, or leave it."""
+    """Add LoRA to ``model``, or freeze it as other adapters do; unchanged for full tuning."""
     if not TUNING.type_of(config.finetuning).is_adapter:
         return model
     if config.lora is not None:
-        named = config.lora.target_modules  # names alone: a path may point to a block that is not here
+        named = config.lora.target_modules  # only names: a path may point to a missing block
         has_names = isinstance(named, list) and all(name.isidentifier() for name in named)
         lora = config.lora.model_copy(update={"target_modules": named if has_names else "all-linear"})
         return TUNING.new(config.finetuning).prepare(
             model, without_start(config.model_copy(update={"lora": lora}))
         )
     for name, weight in model.named_parameters():
-        weight.requires_grad_("norm" in name)  # few weights, so that gradients reach every block
+        weight.requires_grad_("norm" in name)  # few trained weights, so that gradients reach every block
     return model
 
 

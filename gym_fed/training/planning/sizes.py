@@ -22,9 +22,9 @@ class TextShape:
         heads: Query heads of a block.
         key_heads: Key and value heads.
         head_dim: Width of a head.
-        inner: Width of the MLP that a token passes; of all the experts that it is sent to.
+        inner: Width of the MLP, or of all experts that a token is routed to.
         vocabulary: Width of the logits.
-        normed_heads: True if queries and keys are normed.
+        normed_heads: True if queries and keys have norms.
     """
 
     hidden: int
@@ -52,10 +52,10 @@ class Sizes:
     """The weights of a run.
 
     Attributes:
-        total: Weights of the model, shared ones once, without an adapter.
-        linear: Those in matrices that are quantised.
+        total: Weights of the model without an adapter; shared ones count once.
+        linear: Weights in matrices that can be quantised.
         trained: Every tensor that is trained.
-        active: Weights in the matrices that one token passes, the head too, without an adapter.
+        active: Weights in the matrices that process one token, including the head, without an adapter.
         adapted: True if an adapter is trained.
         tied: True if embeddings and head are one matrix.
         shape: See ``TextShape``.
@@ -84,8 +84,8 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     """Count the weights that ``config`` would load and train.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` for a model that is nowhere, ``UNAVAILABLE`` where the Hub has to be asked for its
-            config and cannot be; ``CONFIG_INVALID`` where the tuning method does not fit the model.
+        GymError: ``MODEL_NOT_FOUND`` for an unknown model, ``UNAVAILABLE`` if its config must be read from the Hub,
+            which cannot be reached; ``CONFIG_INVALID`` if the tuning method does not fit the model.
     """
     import torch
 
@@ -123,7 +123,7 @@ def count_model(name: str) -> int:
 
 
 def model_of(config: Any) -> Any:
-    """A causal LM or vision model of this ``transformers`` config, with random weights."""
+    """Build a causal LM or vision model of a ``transformers`` config, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForImageTextToText
@@ -131,14 +131,15 @@ def model_of(config: Any) -> Any:
 
 
 def has_causal_lm(config: Any) -> bool:
-    """True if ``transformers`` has a causal LM class for this config."""
+    """Return True if ``transformers`` has a causal LM class for this config."""
     from transformers import AutoModelForCausalLM
 
     return type(config) in AutoModelForCausalLM._model_mapping
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:
-    """``config`` with an adapter initialised to zero: other initialisations read weights and have the same size."""
+    """Return ``config`` with an adapter that starts at zero: other initialisations read weights and have the same
+    size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:
         changes["lora"] = config.lora.model_copy(update={"init_lora_weights": "default", "freeze_a": False})

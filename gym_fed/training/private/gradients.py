@@ -37,7 +37,7 @@ Batch = dict[str, torch.Tensor]
 class ClippedGradients:
     """Sums gradients of examples, each clipped to ``max_grad_norm`` over all trained weights together.
 
-    Attaches Opacus' hooks to ``model``; ``close`` takes them off again.
+    Attaches Opacus' hooks to ``model``; ``close`` removes them.
     """
 
     def __init__(self, model: Any, mode: str, max_grad_norm: float) -> None:
@@ -47,7 +47,7 @@ class ClippedGradients:
         )
 
         self.model, self.mode = model, mode
-        # Not strict: buffers are refused there, even those of position embeddings. `require_exact` is stricter.
+        # Not strict: that would refuse buffers, even of position embeddings. `require_exact` checks more.
         if mode == "ghost":
             self.hooks = GradSampleHooksFastGradientClipping(
                 model, loss_reduction="sum", strict=False, max_grad_norm=max_grad_norm
@@ -75,7 +75,7 @@ class ClippedGradients:
             _forget_gradients(optimizer.params)
             self.hooks.disable_hooks()
             weighed = shares * losses
-            if not counted.all():  # even times 0 they would leave NaN in the sum
+            if not counted.all():  # times 0 they would still leave NaN in the sum
                 rest = {key: value[counted] for key, value in batch.items()}
                 weighed = shares[counted] * example_losses(self.model, rest)
             if len(weighed):
@@ -123,11 +123,11 @@ class LatticeNoise:
 
     Args:
         noise_multiplier: Standard deviation over the sensitivity.
-        max_grad_norm: L2 norm of the most that one example adds to the sum.
+        max_grad_norm: Maximum L2 norm that one example adds to the sum.
         num_values: Number of values of a sum, all tensors together.
 
     Attributes:
-        std: Standard deviation: a little above ``noise_multiplier * max_grad_norm``, for the rounding.
+        std: Standard deviation, slightly above ``noise_multiplier * max_grad_norm`` to cover the rounding.
     """
 
     def __init__(self, noise_multiplier: float, max_grad_norm: float, num_values: int) -> None:
@@ -143,7 +143,7 @@ class LatticeNoise:
             )
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
-        # Known only to this process: anybody who knew it could subtract the noise.
+        # Secret: with the seed anybody could subtract the noise.
         self._source = NoiseSource(os.urandom(SEED_BYTES))
 
     def add(self, total: torch.Tensor) -> torch.Tensor:
@@ -177,13 +177,13 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
 
     @property
     def accumulated_iterations(self) -> int:
-        """The number 1: physical batches are parts of one logical batch, whose expected size divides the sum once."""
+        """Return 1: physical batches are parts of one logical batch, whose expected size divides the sum once."""
         return 1
 
     def clip_and_accumulate(self) -> None:
         """Add clipped gradients of single examples to ``summed_grad``; one whose norm is not finite adds nothing.
 
-        Opacus' own multiplies it by 0, which leaves NaN: the author of the weights could see one example that way.
+        Opacus multiplies it by 0, which leaves NaN and would reveal the example to the author of the weights.
         """
         samples = [self._get_flat_grad_sample(weight) for weight in self.params]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
@@ -204,7 +204,7 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
 
 
 class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc]
-    """The same for ``ghost``, whose sums are clipped in the backward pass."""
+    """The optimiser of ``ghost``, whose sums are clipped in the backward pass."""
 
     lattice: LatticeNoise
     add_noise = NoisyOptimizer.add_noise
@@ -213,8 +213,8 @@ class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc
 def require_exact(gradients: ClippedGradients) -> None:
     """Compare the gradients of single examples with autograd's for each alone, on synthetic tokens.
 
-    What couples examples (batch norm, routers of experts), what Opacus does not know (weights outside of modules), and
-    what it counts twice (tied weights under ``ghost``) is found here, whatever it is called.
+    This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not know
+    (outside of modules), and weights that it counts twice (tied weights under ``ghost``).
 
     Raises:
         GymError: ``CONFIG_INVALID`` naming a weight and the remedy.
@@ -229,7 +229,7 @@ def require_exact(gradients: ClippedGradients) -> None:
                 computed = {"": gradients.hooks.get_norm_sample().clone()}
             else:
                 computed = {name: _grad_sample(weight) for name, weight in weights.items()}
-        except Exception as error:  # any failure of a hook of Opacus rules the model out
+        except Exception as error:  # any failure of an Opacus hook rules the model out
             raise _refused(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
             _forget_gradients(weights.values())

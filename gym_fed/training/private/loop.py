@@ -1,12 +1,12 @@
 """The training loop of DP-SGD, which replaces transformers' loop and keeps its checkpoints, logs and evaluations.
 
 A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
-the sum and divides it by the expected size of a batch. A batch may be empty: then the step is noise, as it has to be.
-Batches and noise come from the operating system's randomness, so that no two runs are alike and nothing is skipped on
-a resume: steps since the last checkpoint are drawn again, and no kept weight holds the earlier draws.
+the sum and divides it by the expected size of a batch. A batch may be empty: then the step is only noise, which the
+accounting requires. Batches and noise come from the operating system's randomness. A resume draws the steps since the
+last checkpoint again; no saved weight depends on the earlier draws.
 
-The weights may be those of somebody who wants to know whether a row is there. So a run ends only by what the noised
-weights show. The treatment of a row does not depend on other rows: it is padded by its own length alone.
+The weights may come from an attacker who wants to know if a row is in the data. So only the noised weights may end a
+run, and the treatment of a row does not depend on other rows: its padding depends on its own length.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ class DpSgd(_Trainer):  # type: ignore[misc]
 def _physical_batches(
     rows: list[dict[str, Any]], size: int, max_length: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield rows of similar length, each padded to a multiple of ``_PAD_TO`` that its own length decides.
+    """Yield batches of rows, each row padded to the next multiple of ``_PAD_TO`` of its own length.
 
-    What a batch's longest row decided for the others would couple them: padding is masked, but 0 times infinity is not.
+    Padding by the batch's longest row would couple rows: padding is masked, but 0 times infinity is not 0.
     """
     by_length: dict[int, list[dict[str, Any]]] = {}
     for row in rows:
@@ -154,7 +154,7 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
 
 
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
-    """Refuse noised weights that are not finite. Nothing else is looked at, because only they are published."""
+    """Refuse noised weights that are not finite. Nothing else is checked, because only they are published."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         raise Diverged(
             ErrorCode.DATA_INVALID,
@@ -185,9 +185,8 @@ _WORD_BYTES = 8
 def poisson_sample(num_examples: int, expected: int) -> list[int]:
     """Return the indices of one batch, possibly none, each drawn with probability ``expected / num_examples``.
 
-    64 bits decide on an example; the probability is rounded down to a multiple of 2^-64. The accountant's amplification
-    by sampling holds for this alone: not for shuffled batches of a fixed size, and not for a seeded generator: the
-    seed would reveal who was in which batch.
+    The probability is rounded down to a multiple of 2^-64. The accountant's amplification by sampling holds only for
+    this: not for shuffled batches of a fixed size, and not for a seeded generator, whose seed would reveal the batches.
     """
     if expected >= num_examples:
         return list(range(num_examples))

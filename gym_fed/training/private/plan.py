@@ -1,4 +1,4 @@
-"""The privacy cost of a run, before its first step and after each."""
+"""The privacy cost of a run, planned and after each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 _POINTS = 4
 _LEAST_STEPS = 10
 _HOPELESS = 100.0
-"""Noise over signal of a whole run above which it is refused: 10,000 such runs together would still be half noise."""
+"""Maximum ratio of noise to signal of a run: 10,000 such runs together would still be half noise."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Plan:
         return epsilon([self.event(steps)], self.target_delta)
 
     def epsilon_at_most(self, step: int) -> float:
-        """Return an upper bound on ``epsilon(step)`` that is cheap after every step: it rises a few times per run."""
+        """Return a cheap upper bound on ``epsilon(step)``, which rises only a few times per run."""
         every = max(_LEAST_STEPS, math.ceil(self.steps / _POINTS))
         return self.epsilon(min(self.steps, every * math.ceil(step / every)))
 
@@ -74,8 +74,8 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
     """Make the plan of a run whose config has ``privacy``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when there are fewer examples than a step shall see, when no noise reaches
-            ``target_epsilon``, or when the noise is all there would be; ``MISSING_DEPENDENCY``.
+        GymError: ``CONFIG_INVALID`` if a batch is larger than the data, if no noise reaches ``target_epsilon``, or if
+            the noise hides any signal; ``MISSING_DEPENDENCY``.
     """
     privacy = config.privacy
     assert privacy is not None
@@ -97,14 +97,14 @@ def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
         target_delta=privacy.target_delta,
     )
     _require_a_signal(plan)
-    plan.epsilon()  # what cannot be accounted for is refused before the first step
+    plan.epsilon()  # refuse what the accountant cannot handle before the first step
     return plan
 
 
 def _require_a_signal(plan: Plan) -> None:
     """Refuse a run whose noise drowns any signal, and warn if a single run would learn next to nothing.
 
-    Rounds of a federation add up, over contributors and over rounds; so what one run cannot learn is not refused yet.
+    The limit is high because a federation averages over contributors and rounds.
     """
     share = plan.noise_share
     figures = (
