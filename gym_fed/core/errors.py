@@ -11,40 +11,6 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any
 
-Refusal = tuple[object, str, str | Callable[[], str]] | tuple[object, str]
-"""``(applies, reason, remedy)``; without a remedy the table's own. One that is slow to write (it lists a registry) is a
-function."""
-
-
-def refuse_first(*refusals: Refusal, prefix: str = "", suffix: str = "", remedy: str = "") -> None:
-    """Raise the first refusal whose condition is true. All conditions and reasons are evaluated first.
-
-    Args:
-        refusals: The table.
-        prefix: Precedes every reason.
-        suffix: Follows every reason.
-        remedy: The remedy of rows that have none.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` with the refusal's reason and remedy.
-    """
-    for applies, reason, *own in refusals:
-        if applies:
-            hint = own[0] if own else remedy
-            text = hint if isinstance(hint, str) else hint()
-            raise GymError(ErrorCode.CONFIG_INVALID, f"{prefix}{reason}{suffix}", text)
-
-
-def refuse_set(config: Any, keys: Iterable[str], reason: str, remedy: str = "remove the key") -> None:
-    """Refuse a pydantic ``config`` in which one of ``keys`` is neither None nor its default.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` with ``KEY: reason``.
-    """
-    for key in keys:
-        is_set = getattr(config, key) not in (None, type(config).model_fields[key].default)
-        refuse_first((is_set, f"{key}: {reason}", remedy))
-
 
 class ErrorCode(Enum):
     """Error codes. The value is sent over the wire.
@@ -239,3 +205,45 @@ class GymError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+
+Refusal = tuple[object, str, str | Callable[[], str]] | tuple[object, str]
+"""``(applies, reason, remedy)``; without a remedy the table's own. One that is slow to write (it lists a registry) is a
+function."""
+
+
+def refuse_first(
+    *refusals: Refusal,
+    code: ErrorCode = ErrorCode.CONFIG_INVALID,
+    prefix: str = "",
+    suffix: str = "",
+    remedy: str = "",
+) -> None:
+    """Raise the first refusal whose condition is true. All conditions and reasons are evaluated first.
+
+    Args:
+        refusals: The table.
+        code: The error's code.
+        prefix: Precedes every reason.
+        suffix: Follows every reason.
+        remedy: The remedy of rows that have none.
+
+    Raises:
+        GymError: With the refusal's reason and remedy.
+    """
+    for applies, reason, *own in refusals:
+        if applies:
+            hint = own[0] if own else remedy
+            text = hint if isinstance(hint, str) else hint()
+            raise GymError(code, f"{prefix}{reason}{suffix}", text)
+
+
+def refuse_set(config: Any, keys: Iterable[str], reason: str, remedy: str = "remove the key") -> None:
+    """Refuse a pydantic ``config`` in which one of ``keys`` is neither None nor its default.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` with ``KEY: reason``.
+    """
+    for key in keys:
+        is_set = getattr(config, key) not in (None, type(config).model_fields[key].default)
+        refuse_first((is_set, f"{key}: {reason}", remedy))

@@ -278,9 +278,8 @@ class ServedVariant:
         self._serving: Serving | None = shared.take()
         try:
             assert self._serving.store is not None  # a trainer's serving has one
-            self._serving.store.release(
-                self._serving.store.acquire(name)
-            )  # verified and in memory, or rejected
+            # Acquiring verifies the variant and loads it, or rejects it.
+            self._serving.store.release(self._serving.store.acquire(name))
         except BaseException:
             self.close()
             raise

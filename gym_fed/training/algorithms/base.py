@@ -127,9 +127,8 @@ class Algorithm(ABC):
             adapted: True if an adapter is trained, which is disabled to get the reference.
         """
         section = config.chosen_sections().get(config.algorithm)
-        scored_before = (
-            getattr(section, "precompute_ref_log_probs", False) is not False
-        )  # the default is to precompute
+        # The default, None, precomputes.
+        scored_before = getattr(section, "precompute_ref_log_probs", False) is not False
         beside = cls.uses_reference and not (adapted or cls.scores_reference_once or scored_before)
         return (int(beside), 0)
 

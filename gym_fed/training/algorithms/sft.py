@@ -171,25 +171,18 @@ def check_token_loss(config: TrainingConfig) -> None:
     named = "reference_model" if config.reference_model else "reference_adapter"
     changed = "" if config.sft is None else _changed(config)
     strategy = config.distributed_strategy
+    unused = f"{named}: {config.algorithm} compares with no other model by this loss"
+    split = f"sft.loss_type: asft keeps a second model, and {strategy} splits one"
+    conflict = next((key for key in ("privacy", "mixture_of_depths", "liger") if getattr(config, key)), None)
+    own_loss = f"sft.{changed}: {conflict} has a loss of its own"
     refuse_first(
         (
             has_named_reference(config) and not is_anchored(config),
-            f"{named}: {config.algorithm} compares with no other model by this loss",
+            unused,
             f"set sft.loss_type: asft, or remove {named}",
         ),
-        (
-            changed and is_anchored(config) and strategy != "ddp",
-            f"sft.loss_type: asft keeps a second model, and {strategy} splits one",
-            "use distributed.strategy: ddp, or dft",
-        ),
-        *(
-            (
-                changed and getattr(config, key),
-                f"sft.{changed}: {key} has a loss of its own",
-                f"remove sft.{changed}, or {key}",
-            )
-            for key in ("privacy", "mixture_of_depths", "liger")
-        ),
+        (is_anchored(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
+        (changed and conflict, own_loss, f"remove sft.{changed}, or {conflict}"),
     )
 
 

@@ -22,27 +22,19 @@ class BaseDtype(Feature):
         tuning = TUNING.type_of(config.finetuning)
         section = config.chosen_sections().get(config.finetuning)
         strategy = config.distributed_strategy
+        method = config.finetuning
+        biases = getattr(section, "bias", "none") != "none"
+        shards = f" is not split by {strategy}, which shards weights of one type together"
         refuse_first(
             (
                 tuning.trains_all and not tuning.is_adapter,
-                f"{key} is the type of frozen weights, and full tuning freezes none",
-                "set dtype instead",
+                " is for frozen weights, and full tuning freezes none",
             ),
-            (
-                not tuning.is_adapter,
-                f"{key} is the type of the base of an adapter, and finetuning: {config.finetuning} has none",
-                "set dtype instead",
-            ),
-            (
-                getattr(section, "bias", "none") != "none",
-                f"{key} would hold the base's biases, which are trained",
-                f"set {config.finetuning}.bias: none",
-            ),
-            (
-                strategy != "ddp",
-                f"{key} is not split by {strategy}, which shards weights of one type together",
-                "set dtype: bfloat16, or distributed.strategy: ddp",
-            ),
+            (not tuning.is_adapter, f" is for the base of an adapter, and finetuning: {method} has none"),
+            (biases, " would hold the base's biases, which are trained", f"set {method}.bias: none"),
+            (strategy != "ddp", shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
+            prefix=key,
+            remedy="set dtype instead",
         )
 
     @contextmanager

@@ -19,14 +19,14 @@ class MixtureOfDepths(Feature):
         frozen = not TUNING.type_of(config.finetuning).trains_all
         compiled = "torch_compile cannot compile blocks whose number of tokens follows from the data"
         conflict = _conflict_of_algorithm(config)
-        reasons: tuple[tuple[object, str | None], ...] = (
+        refuse_first(
             (frozen, f"finetuning: {config.finetuning} would not train the routers"),
-            (conflict, conflict),
+            (conflict, str(conflict)),
             (config.torch_compile, compiled),
-            (config.unsloth, "unsloth has blocks of its own"),
+            (config.unsloth, "unsloth has its own blocks"),
+            prefix="mixture_of_depths: ",
+            remedy="use finetuning: full, an algorithm such as sft or pretrain, and no compilation",
         )
-        remedy = "use finetuning: full, an algorithm such as sft or pretrain, and no compilation"
-        refuse_first(*((applies, f"mixture_of_depths: {reason}", remedy) for applies, reason in reasons))
 
     def apply(self, model: Any, config: TrainingConfig) -> None:
         from gym_fed.base.modeling.mixture_of_depths import convert_to_mixture_of_depths

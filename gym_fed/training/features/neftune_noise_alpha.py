@@ -15,18 +15,18 @@ class NeftuneNoiseAlpha(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
+        shared = (
+            f"the reference of {config.algorithm} is this model without its adapter, and would be noised too"
+        )
         refuse_first(
-            (
-                writes_answers(config),
-                f"neftune_noise_alpha: {config.algorithm} generates its own answers, and the noise would be in them",
-                "remove the key",
-            ),
+            (writes_answers(config), f"{config.algorithm} would generate its answers with the noise"),
             (
                 reference_mode(config) in ("training", "either"),
-                f"neftune_noise_alpha: the reference of {config.algorithm} is this model without its adapter, and "
-                "noise of its own would be in it",
+                shared,
                 "remove the key, or use finetuning: full",
             ),
+            prefix="neftune_noise_alpha: ",
+            remedy="remove the key",
         )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:

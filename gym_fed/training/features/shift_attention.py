@@ -19,20 +19,15 @@ class ShiftAttention(Feature):
     tried = "yes"
 
     def check(self, config: TrainingConfig) -> None:
+        full = f"the reference of {config.algorithm} uses full attention, so the policy would not start equal to it"
+        other = ", or use finetuning: lora with its default start and no precompute_ref_log_probs"
+        once = ALGORITHMS.type_of(config.algorithm).scores_reference_once
+        differs = reference_mode(config) in ("evaluation", "either")
         refuse_first(
-            (
-                writes_answers(config),
-                f"shift_attention: {config.algorithm} generates its own answers, and generation attends to everything",
-                "remove the key",
-            ),
-            (
-                reference_mode(config) in ("evaluation", "either"),
-                f"shift_attention: the reference of {config.algorithm} attends to everything, so the policy would not "
-                "begin at it",
-                "remove the key"
-                if ALGORITHMS.type_of(config.algorithm).scores_reference_once
-                else "remove the key, or use finetuning: lora with its default start and no precompute_ref_log_probs",
-            ),
+            (writes_answers(config), f"{config.algorithm} generates its answers with full attention"),
+            (differs, full, f"remove the key{'' if once else other}"),
+            prefix="shift_attention: ",
+            remedy="remove the key",
         )
 
     @contextmanager

@@ -95,21 +95,15 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
         for key in type(section).model_fields
         if key in adapter.config and key not in _OF_THE_RUN and key != "init_lora_weights"
     }
-    for key in section.model_fields_set & trained.keys() - {
-        "target_modules"
-    }:  # compared by layer in resume_adapter
-        if (own_value := _plain(getattr(section, key), None)) != trained[key]:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{config.finetuning}.{key}: is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}",
-                "remove the key, or set new_adapter: true to merge that adapter and train another",
-            )
-    if getattr(section, "init_lora_weights", "default") != "default":
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"lora.init_lora_weights: is {section.init_lora_weights}, but the adapter {adapter.name} has begun already",
-            "remove the key, or set new_adapter: true",
-        )
+    remedy = "remove the key, or set new_adapter: true to merge that adapter and train another"
+    # target_modules is compared layer by layer in resume_adapter.
+    for key in section.model_fields_set & trained.keys() - {"target_modules"}:
+        own_value = _plain(getattr(section, key), None)
+        reason = f"{config.finetuning}.{key}: is {own_value!r}, but the adapter {adapter.name} has {trained[key]!r}"
+        refuse_first((own_value != trained[key], reason, remedy))
+    start = getattr(section, "init_lora_weights", "default")
+    reason = f"lora.init_lora_weights: is {start}, but the adapter {adapter.name} is trained already"
+    refuse_first((start != "default", reason, remedy))
     taken = {
         key: value
         for key, value in trained.items()
@@ -135,6 +129,8 @@ def check_adapters(config: TrainingConfig) -> None:
     """
     if not config.adapter:
         return
+    from gym_fed.base.modeling.weight_count import prequantised
+
     adapters, merged = starting_adapters(config), merged_first(config)
     for key, value in (("unsloth", config.unsloth), ("distributed", config.distributed)):
         reason = f"adapter: does not go with {key}, which loads the base in another way"
@@ -148,32 +144,21 @@ def check_adapters(config: TrainingConfig) -> None:
         for adapter in adapters:
             require_base(adapter, config.model, (folder_here(adapter.base), folder_here(config.model)))
     task: str = ALGORITHMS.type_of(config.algorithm).task_type
-    going_on = trained_on(config)
+    continued = trained_on(config)
     for adapter in adapters:
         saved = adapter.config.get("task_type")
-        expected = task if adapter is adapters[-1] and going_on is not None else "CAUSAL_LM"
-        if saved not in (None, expected):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"adapter: {adapter.name} is of a model for {saved}, and {config.algorithm} wants one for {expected}",
-                "give a reward model's adapter to reward_model alone"
-                if saved == "SEQ_CLS"
-                else "set new_adapter: true to merge it and train another",
-            )
-    _require_mergeable(config, merged)
+        expected = task if adapter is adapters[-1] and continued is not None else "CAUSAL_LM"
+        reason = f"{adapter.name} is of a model for {saved}, and {config.algorithm} needs one for {expected}"
+        is_scorer = saved == "SEQ_CLS"
+        remedy = "set new_adapter: true to merge it and train another"
+        remedy = "give a reward model's adapter to reward_model alone" if is_scorer else remedy
+        refuse_first((saved not in (None, expected), reason, remedy), prefix="adapter: ")
+    if merged:
+        quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
+        reason = f"{merged[0].name} would be merged into quantised weights ({quantised}), which is not exact"
+        remedy = "give one adapter to train on, or merge the others into the unquantised base first with: gym export"
+        refuse_first((quantised, reason, remedy), prefix="adapter: ")
     resolve_adapters(config)
-
-
-def _require_mergeable(config: TrainingConfig, merged: list[Adapter]) -> None:
-    from gym_fed.base.modeling.weight_count import prequantised
-
-    quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
-    if merged and quantised:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"adapter: {merged[0].name} would be merged into weights in few bits ({quantised}), which is not exact",
-            "give one adapter to train on, or merge the others into the unquantised base first with: gym export",
-        )
 
 
 def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:

@@ -82,31 +82,24 @@ def wrap(
             warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
-        first = str(error).strip().splitlines()[0]
+        first, kind = str(error).strip().splitlines()[0], type(model).__name__
         if isinstance(error, re.error):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{section}.target_modules: {error.pattern!r} is no regular expression: {first}",
-                "correct it, or list the names",
-            ) from error
-        if "did not match" in first or "exclude_modules" in first:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
+            problem = f"{section}.target_modules: {error.pattern!r} is no regular expression: {first}"
+            hint = "correct it, or list the names"
+        elif "did not match" in first or "exclude_modules" in first:
+            problem, hint = (
                 f"{section}: {first}",
                 "name modules that target_modules names, too, or remove the key",
-            ) from error
-        if "arget modules" in first or "target_modules" in first:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{section}.target_modules: {_shown(peft_config.target_modules)} fits no layer of "
-                f"{type(model).__name__}",
-                "use all-linear, or names such as q_proj and v_proj",
-            ) from error
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{section}: does not fit {type(model).__name__}: {first}",
-            f"change the sizes in {section}, or its target_modules",
-        ) from error
+            )
+        elif "arget modules" in first or "target_modules" in first:
+            targets = peft_config.target_modules
+            shown = repr(sorted(targets) if isinstance(targets, set) else targets)
+            problem = f"{section}.target_modules: {shown} fits no layer of {kind}"
+            hint = "use all-linear, or names such as q_proj and v_proj"
+        else:
+            problem = f"{section}: does not fit {kind}: {first}"
+            hint = f"change the sizes in {section}, or its target_modules"
+        raise GymError(ErrorCode.CONFIG_INVALID, problem, hint) from error
 
 
 def resume_adapter(model: Any, adapter: Adapter, config: TrainingConfig) -> Any:
@@ -161,18 +154,11 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     head = model.get_output_embeddings() if hasattr(model, "peft_config") else None
     if not isinstance(head, BaseTunerLayer):
         return
+    key, hint = f"{config.finetuning}.target_modules", "put it into modules_to_save, which trains it whole"
     if config.adapter and not config.new_adapter:
         key, hint = f"adapter: {config.adapter[-1]}", "set new_adapter: true to merge it and train another"
-    else:
-        key, hint = (
-            f"{config.finetuning}.target_modules",
-            "put it into modules_to_save, which trains it whole",
-        )
-    raise GymError(
-        ErrorCode.CONFIG_INVALID,
-        f"{key}: is on the output head, whose adapter the loss of {config.algorithm} does not see",
-        hint,
-    )
+    reason = f"{key}: is on the output head, whose adapter the loss of {config.algorithm} does not see"
+    refuse_first((True, reason, hint))
 
 
 def _leave_out_routers(model: Any, peft_config: Any) -> None:
@@ -217,10 +203,6 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
             reason = f"{section}.{key}: {type(model).__name__} has no module {module_name!r}"
             remedy = "give names such as q_proj, embed_tokens or norm, or remove it"
             refuse_first((not is_present, reason, remedy))
-
-
-def _shown(targets: Any) -> str:
-    return repr(sorted(targets) if isinstance(targets, set) else targets)
 
 
 def _require_plain_head(adapted: Any, adapter: Adapter) -> None:

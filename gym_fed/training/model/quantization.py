@@ -40,25 +40,19 @@ def check_quantization(config: TrainingConfig) -> None:
     method = prequantised(config.model)
     if config.quantization is not None:
         key = f"quantization.method: {config.quantization.method}"
-        already = f"quantization: {config.model} is quantised already, by {method}"
-        refuse_first((method is not None, already, "remove the section"))
+        reason = f"quantization: {config.model} is quantised already, by {method}"
+        refuse_first((method is not None, reason, "remove the section"))
         require_package("bitsandbytes", key, "quant")
         on_mps = pick_device(config.device).type == "mps"
         refuse_first((on_mps, f"{key} runs on CUDA and CPU, not on mps", "set device to cpu"))
     if method is None:
         return
     subject = f"model: {config.model} is quantised by {method}, which"
+    untrained = f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}"
+    unknown = f"{subject} gym train does not know"
     refuse_first(
-        (
-            not TUNING.type_of(config.finetuning).on_quantized,
-            f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}",
-            "use finetuning: lora",
-        ),
-        (
-            method not in _PREQUANTISED,
-            f"{subject} gym train does not know",
-            f"one of {', '.join(_PREQUANTISED)}",
-        ),
+        (not TUNING.type_of(config.finetuning).on_quantized, untrained, "use finetuning: lora"),
+        (method not in _PREQUANTISED, unknown, f"one of {', '.join(_PREQUANTISED)}"),
     )
     packages, on_cpu = _PREQUANTISED[method]
     for package in packages:

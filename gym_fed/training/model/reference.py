@@ -25,33 +25,27 @@ def check_reference(config: TrainingConfig) -> None:
     if not has_named_reference(config):
         return
     key = "reference_model" if config.reference_model else "reference_adapter"
-    strategy = config.distributed_strategy
+    algorithm, strategy = config.algorithm, config.distributed_strategy
+    has_no_weight = getattr(config.chosen_sections().get(algorithm), "beta", None) == 0
     refuse_first(
         (
-            not ALGORITHMS.type_of(config.algorithm).takes_reference,
-            f"{key}: {config.algorithm} compares with no other model",
+            not ALGORITHMS.type_of(algorithm).takes_reference,
+            f"{algorithm} compares with no other model",
             lambda: f"remove it; {', '.join(ALGORITHMS.own_with('takes_reference'))} do",
         ),
         (
-            getattr(config.chosen_sections().get(config.algorithm), "beta", None) == 0,
-            f"{key}: {config.algorithm}.beta is 0, so nothing is compared with it",
-            f"set {config.algorithm}.beta, or remove {key}",
+            has_no_weight,
+            f"{algorithm}.beta is 0, so it is not used",
+            f"set {algorithm}.beta, or remove {key}",
         ),
-        (
-            strategy != "ddp",
-            f"{key}: distributed.strategy {strategy} splits one model",
-            "use ddp, or remove it",
-        ),
+        (strategy != "ddp", f"distributed.strategy {strategy} splits one model", "use ddp, or remove it"),
+        prefix=f"{key}: ",
     )
     resolve(_base_of(config))
     adapters = _adapters(config)
-    refuse_first(
-        (
-            config.quantization and len(adapters) > 1,
-            "reference_adapter: several would be merged into weights in few bits (quantization is set)",
-            "give one, or merge them first with: gym export",
-        )
-    )
+    several = "reference_adapter: several would be merged into quantised weights (quantization is set)"
+    too_many = config.quantization and len(adapters) > 1
+    refuse_first((too_many, several, "give one, or merge them first with: gym export"))
     for adapter in adapters:
         own = folder_here(adapter.base)
         require_base(adapter, _base_of(config), (own, Path(resolve(_base_of(config)))))

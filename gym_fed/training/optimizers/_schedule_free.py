@@ -28,17 +28,18 @@ class ScheduleFree(MadeOptimizer):
 
     def check(self, config: TrainingConfig) -> None:
         key = "warmup_ratio" if config.warmup_ratio else "warmup_steps"
+        schedule = (
+            f"lr_scheduler_type: {config.lr_scheduler_type} with {config.optimizer}, which replaces schedules"
+        )
+        unused = config.warmup_ratio or (config.warmup_steps and not self.warms_up)
+        remedy = "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself"
         refuse_first(
             (
                 config.lr_scheduler_type != "constant",
-                f"lr_scheduler_type: {config.lr_scheduler_type} with {config.optimizer}, which replaces schedules",
-                "set lr_scheduler_type to constant; warmup_steps still counts where the optimizer has a warm-up",
+                schedule,
+                "set it to constant; warmup_steps still counts",
             ),
-            (
-                config.warmup_ratio or (config.warmup_steps and not self.warms_up),
-                f"{key}: optimizer {config.optimizer} cannot use it",
-                "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself",
-            ),
+            (unused, f"{key}: optimizer {config.optimizer} cannot use it", remedy),
         )
         super().check(config)
 

@@ -48,34 +48,27 @@ class BAdam(MadeOptimizer):
         require_package("badam", "optimizer: badam", self.extra)
         refuse_adapters(config, "trains whole layers in turn")
         check_known(config, [*_OWN, "eps"])
-        mode = config.optimizer_args.get("switch_mode", "descending")
-        has_start = config.optimizer_args.get("start_block") is not None
+        values = {**_OWN, **config.optimizer_args}
+        mode, has_start = values["switch_mode"], values["start_block"] is not None
         refuse_first(
-            (
-                mode not in _MODES,
-                f"optimizer_args: switch_mode {mode!r} is unknown",
-                f"one of {', '.join(_MODES)}",
+            (mode not in _MODES, f"switch_mode {mode!r} is unknown", f"one of {', '.join(_MODES)}"),
+            (mode == "random" and has_start, "start_block is not read by switch_mode random", "remove it"),
+            (mode == "fixed" and not has_start, "switch_mode fixed needs start_block", "name a block"),
+            *(
+                (
+                    values[name] != _OWN[name]
+                    and (not isinstance(values[name], int) or values[name] < lowest),
+                    f"{name} is {values[name]!r}",
+                    f"give a whole number of at least {lowest}",
+                )
+                for name, lowest in (("switch_block_every", 1), ("start_block", 0))
             ),
-            (
-                mode == "random" and has_start,
-                "optimizer_args: start_block is not read by switch_mode random, which draws the order",
-                "remove it",
+            *(
+                (not isinstance(values[name], bool), f"{name} is {values[name]!r}", "give true or false")
+                for name in ("include_embedding", "include_lm_head")
             ),
-            (
-                mode == "fixed" and not has_start,
-                "optimizer_args: switch_mode fixed needs start_block",
-                "name a block",
-            ),
+            prefix="optimizer_args: ",
         )
-        for name, lowest in (("switch_block_every", 1), ("start_block", 0)):
-            value = config.optimizer_args.get(name, _OWN[name])
-            wrong = value != _OWN[name] and (not isinstance(value, int) or value < lowest)
-            remedy = f"give a whole number of at least {lowest}"
-            refuse_first((wrong, f"optimizer_args: {name} is {value!r}", remedy))
-        for name in ("include_embedding", "include_lm_head"):
-            value = config.optimizer_args.get(name, False)
-            is_flag = isinstance(value, bool)
-            refuse_first((not is_flag, f"optimizer_args: {name} is {value!r}", "give true or false"))
         self.try_arguments(config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:

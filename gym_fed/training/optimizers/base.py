@@ -266,7 +266,7 @@ def split(model: Any, config: TrainingConfig) -> list[tuple[str, Any, float]]:
         r"rmsnorm",
         r"(?:^|\.)norm(?:$|\.)",
         r"_norm(?:$|\.)",
-    ]  # as transformers does
+    ]  # as in transformers
     decayed = set(get_parameter_names(model, [nn.LayerNorm], spared))
     return [
         (name, value, config.weight_decay if name in decayed else 0.0)

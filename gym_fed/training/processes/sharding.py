@@ -33,22 +33,20 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     settings = settings_of(config)
     optimizer = OPTIMIZERS.new(config.optimizer)
     key = f"distributed.strategy: {settings.strategy}"
+    wrong_size = settings.world_size not in (None, num_processes)
+    size = (
+        f"distributed.world_size: the run is for {settings.world_size} processes, and here is {num_processes}"
+    )
+    one_process = f"optimizer: {config.optimizer} {optimizer.of_one_process}"
+    alone = num_processes == 1 and settings.strategy != "ddp"
     refuse_first(
-        (
-            settings.world_size not in (None, num_processes),
-            f"distributed.world_size: the run needs {settings.world_size}, here is {num_processes}",
-            f"gym train --nproc {settings.world_size} ..., or torchrun on several machines",
-        ),
+        (wrong_size, size, f"gym train --nproc {settings.world_size} ..., or torchrun on several machines"),
         (
             num_processes > 1 and optimizer.of_one_process,
-            f"optimizer: {config.optimizer} {optimizer.of_one_process}",
-            "train in one process, or take another optimizer",
+            one_process,
+            "use one process, or another optimizer",
         ),
-        (
-            num_processes == 1 and settings.strategy != "ddp",
-            f"{key} needs several processes, and this is one",
-            "gym train --nproc 2 ...",
-        ),
+        (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),
     )
     if settings.strategy == "ddp":
         return
@@ -56,28 +54,30 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     if by_deepspeed:
         require_package("deepspeed", key, "dist")
     splits_weights = not by_deepspeed or settings.zero_stage == 3
+    rolls_back = config.loss_spikes is not None and config.loss_spikes.rollback
     refuse_first(
         (
-            by_deepspeed and config.loss_spikes is not None and config.loss_spikes.rollback,
-            f"{key}: DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
+            by_deepspeed and rolls_back,
+            ": DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
             "set loss_spikes.rollback: false, or use ddp or fsdp2",
         ),
         (
             splits_weights and not ALGORITHMS.type_of(config.algorithm).shards,
-            f"{key} splits the model's weights, which {config.algorithm} does not support here",
+            f" splits the model's weights, which {config.algorithm} does not support here",
             lambda: f"use ddp, or one of {', '.join(ALGORITHMS.own_with('shards'))}",
         ),
         (
             not optimizer.shards,
-            f"{key} gives every process a part of the weights, which {config.optimizer} does not support here",
+            f" splits the trained weights, which {config.optimizer} does not support here",
             lambda: f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
         ),
-        (config.quantization, f"{key} does not go with quantization", "use ddp, or remove quantization"),
+        (config.quantization, " does not go with quantization", "use ddp, or remove quantization"),
         (
             settings.strategy in _AT_LOADING and config.model_init,
-            f"{key} splits a model while it is read, and model_init has nothing to read",
+            " splits a model while it is read, and model_init has nothing to read",
             "save the new model first (gym train with one step), and give its folder as model",
         ),
+        prefix=key,
     )
 
 

@@ -50,17 +50,12 @@ def check_batch_size(config: TrainingConfig) -> None:
     """Refuse ``auto_batch_size`` if the batch is determined otherwise."""
     if config.auto_batch_size is None:
         return
+    groups = f"a batch of {config.algorithm} consists of whole groups of answers"
     refuse_first(
-        (
-            ALGORITHMS.type_of(config.algorithm).generates,
-            f"auto_batch_size: a batch of {config.algorithm} is made of whole groups of answers",
-            "remove the section, and set per_device_train_batch_size",
-        ),
-        (
-            world_size() > 1,
-            f"auto_batch_size: {counted(world_size(), 'process')} might each find another size",
-            "find it with one process, and set per_device_train_batch_size",
-        ),
+        (ALGORITHMS.type_of(config.algorithm).generates, groups),
+        (world_size() > 1, f"{counted(world_size(), 'process')} might each find another size"),
+        prefix="auto_batch_size: ",
+        remedy="remove the section, and set per_device_train_batch_size",
     )
 
 

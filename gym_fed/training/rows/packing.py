@@ -61,23 +61,15 @@ def require_packable(model_config: Any, config: TrainingConfig) -> None:
     value, kind = str(packing).lower(), model_config.model_type
     state = carried_state(model_config)
     routed = config.mixture_of_depths or getattr(model_config, "mixture_of_depths", None)
-    remedy = "set packing: false, or packing: true, whose rows see each other"
+    leaks = f"{kind} carries state from token to token ({state}), which would leak into the next row"
+    routes = "the routers of mixture_of_depths choose among the tokens of all packed rows"
+    untested = f"{kind} is not one of the architectures whose packed rows were found not to see each other"
     refuse_first(
-        (
-            state is not None,
-            f"packing: {value}: {kind} carries state from token to token ({state}), which would leak into the next row",
-            "set packing: false",
-        ),
-        (
-            packing == "bfd" and routed,
-            "packing: bfd: the routers of mixture_of_depths choose among the tokens of all packed rows",
-            remedy,
-        ),
-        (
-            packing == "bfd" and kind not in ISOLATES_ROWS,
-            f"packing: bfd: {kind} is not one of the architectures whose packed rows were found not to see each other",
-            remedy,
-        ),
+        (state is not None, leaks, "set packing: false"),
+        (packing == "bfd" and routed, routes),
+        (packing == "bfd" and kind not in ISOLATES_ROWS, untested),
+        prefix=f"packing: {value}: ",
+        remedy="set packing: false, or packing: true, whose rows see each other",
     )
 
 

@@ -223,11 +223,15 @@ def check_tokenized(config: TrainingConfig) -> None:
     if config.tokenized_path is None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
-    second_model = f"the rows of {config.algorithm} are made with a second model, or answered while training"
     reads_images = algorithm.keeps_encoded and algorithm.reads_images and config.model is not None
     refuse_first(
-        (not algorithm.keeps_encoded, f"tokenized_path: {second_model}", "remove the key"),
-        (reads_images and is_vision_model(str(config.model)), f"tokenized_path: {_IMAGES}", "remove the key"),
+        (
+            not algorithm.keeps_encoded,
+            f"the rows of {config.algorithm} are made with a second model, or answered while training",
+        ),
+        (reads_images and is_vision_model(str(config.model)), _IMAGES),
+        prefix="tokenized_path: ",
+        remedy="remove the key",
     )
 
 

@@ -131,9 +131,7 @@ def _stored_dtype(model: Any, config: TrainingConfig) -> str:
     try:
         folder = resolve(config.model)
     except GymError:
-        return (
-            in_memory  # a relative path after a change of directory; formats that need the folder report it
-        )
+        return in_memory  # a relative path, after a change of directory
     return stored_dtype(Path(folder))
 
 

@@ -24,7 +24,7 @@ from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugins
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.file_lock import LockHeldError, lock
 from gym_fed.core.files import write_atomically
 from gym_fed.core.portable import O_NONBLOCK, read_at
@@ -324,38 +324,28 @@ class RunFolder:
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
         changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
-        remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
-        if changed:
-            differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run of another config: {differences}",
-                remedy,
-            )
+        differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
         begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
-        if (before := begun.get("num_processes", 1)) != world_size():
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run of {counted(before, 'process')}, and now there are "
-                f"{world_size()}",
-                f"go on with --nproc {before}: another number sees other batches; or {remedy}",
-            )
-        if begun.get("adapters_sha256", []) != adapter_digests(config):
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run from other adapters: their files have changed since",
-                remedy,
-            )
-        if begun["data_sha256"] != data_digest:
-            raise GymError(
-                ErrorCode.FILE_EXISTS, f"{self.path}: holds an unfinished run on other data", remedy
-            )
-        if begun.get("eval_data_sha256") != eval_digest:
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds an unfinished run that is judged by other held-out rows",
-                remedy,
-            )
+        before = begun.get("num_processes", 1)
+        remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
+        same_number = f"resume with --nproc {before}, since batches depend on it; or {remedy}"
+        refuse_first(
+            (changed, f"of another config: {differences}"),
+            (
+                before != world_size(),
+                f"of {counted(before, 'process')}, and now there are {world_size()}",
+                same_number,
+            ),
+            (
+                begun.get("adapters_sha256", []) != adapter_digests(config),
+                "from other adapters: their files have changed since",
+            ),
+            (begun["data_sha256"] != data_digest, "on other data"),
+            (begun.get("eval_data_sha256") != eval_digest, "with other held-out rows"),
+            code=ErrorCode.FILE_EXISTS,
+            prefix=f"{self.path}: holds an unfinished run ",
+            remedy=remedy,
+        )
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:

@@ -124,9 +124,8 @@ class RunHooks(TrainerCallback):
         history = [entry for entry in state.log_history if "loss" in entry]
         self.losses = [float(entry["loss"]) for entry in history]
         self.num_tokens = int(history[-1]["tokens_so_far"]) if history else 0
-        self._tokens_before = (
-            self.num_tokens - self._raw_tokens
-        )  # a trainer continues its count after a rollback
+        # After a rollback a trainer continues its own count.
+        self._tokens_before = self.num_tokens - self._raw_tokens
         self._began = self._wrote = time.monotonic()
         self._step_began = state.global_step
         self._tokens_began = self._tokens_wrote = self.num_tokens

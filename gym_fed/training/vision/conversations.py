@@ -183,23 +183,16 @@ def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> Non
     """Refuse settings that do not learn every answer whole, as the collator does."""
     reason = "mask_history: models that read images learn every answer of a conversation"
     refuse_first((config.mask_history, reason, "remove it, or end each conversation with its first answer"))
-    if row.get("tools"):
-        raise _bad(
-            number, "has tools, which are not supported for models that read images", "drop them from the row"
-        )
-    for message in row["messages"]:
-        if message.get("weight", 1) != 1:
-            raise _bad(
-                number,
-                "has a message with a weight, which is not supported with images",
-                "drop the weight, or the message",
-            )
-        if message.get("reasoning_content") or message.get("thinking"):
-            raise _bad(
-                number,
-                "has reasoning, which is not supported for models that read images",
-                "drop it from the row",
-            )
+    messages = row["messages"]
+    refuse_first(
+        (row.get("tools"), "has tools"),
+        (any(m.get("weight", 1) != 1 for m in messages), "has a message with a weight"),
+        (any(m.get("reasoning_content") or m.get("thinking") for m in messages), "has reasoning"),
+        code=ErrorCode.DATA_INVALID,
+        prefix=f"row {number} ",
+        suffix=", which is not supported for models that read images",
+        remedy="drop it from the row",
+    )
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:

@@ -198,7 +198,7 @@ def test_shapes_that_do_not_fit_are_refused_with_the_weight(sft: Path, tmp_path:
             r"is 'all-linear', but the adapter .*sft is on \['q_proj', 'v_proj'\]",
         ),
         ({"target_modules": ["q_proj"]}, r"v_proj has it in one of them"),
-        ({"init_lora_weights": "pissa"}, "has begun already"),
+        ({"init_lora_weights": "pissa"}, "is trained already"),
     ],
 )
 def test_a_section_that_contradicts_the_adapter_is_refused_and_both_are_named(
@@ -227,7 +227,7 @@ def test_what_cannot_be_gone_on_with_is_refused_by_name(tiny_base: Path, sft: Pa
 
     refused("finetuning: is ia3, but the adapter .* is lora", finetuning="ia3")
     refused("holds no adapter", adapter=str(tiny_base))
-    refused("in few bits", adapter=str(sft), new_adapter=True, quantization={"bits": 4})
+    refused("quantised weights", adapter=str(sft), new_adapter=True, quantization={"bits": 4})
     refused("wants one for SEQ_CLS", algorithm="reward_model")
     split = settings(
         tmp_path / "b", model=str(tiny_base), adapter=str(sft), distributed={"strategy": "fsdp2"}

@@ -56,17 +56,12 @@ class Kto(Algorithm):
         check_preference(config)
         if not _estimates_kl(config):
             return
+        too_few = "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it"
+        fixed = "group_by_length: kto takes its rows in a fixed order"
+        other = "or use kto.loss_type: apo_zero_unpaired"
         refuse_first(
-            (
-                _step_rows(config) < 2,
-                "per_device_train_batch_size: kto estimates the KL across a step and needs more than one row in it",
-                "set it or gradient_accumulation_steps to 2 or more, or use kto.loss_type: apo_zero_unpaired",
-            ),
-            (
-                config.group_by_length,
-                "group_by_length: kto takes its rows in a fixed order",
-                "remove it, or use kto.loss_type: apo_zero_unpaired",
-            ),
+            (_step_rows(config) < 2, too_few, f"set it or gradient_accumulation_steps to 2 or more, {other}"),
+            (config.group_by_length, fixed, f"remove it, {other}"),
         )
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:

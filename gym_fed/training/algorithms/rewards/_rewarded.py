@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from gym_fed.config.algorithms.reinforcement import RolloutSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError, refuse_set
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import Row, RowKind
@@ -130,22 +130,15 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
     """Refuse a mix of conversations and texts: TRL checks only the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
     for number, row in enumerate(rows, 1):
-        if isinstance(row["prompt"], str) != first_is_text:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number}: texts and conversations are mixed",
-                "give all prompts as text, or all as messages",
-            )
-        if row.get("images") or row.get("image"):
-            raise GymError(
-                ErrorCode.DATA_INVALID, f"row {number}: has images", "training on rewards takes only text"
-            )
-        if row.get("tools"):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number}: has tools, and the prompts of answers that are generated would not name them",
-                "write them into a system message, or drop the key",
-            )
+        mixed = isinstance(row["prompt"], str) != first_is_text
+        unnamed = "has tools, and the prompts of answers that are generated would not name them"
+        refuse_first(
+            (mixed, "texts and conversations are mixed", "give all prompts as text, or all as messages"),
+            (row.get("images") or row.get("image"), "has images", "training on rewards takes only text"),
+            (row.get("tools"), unnamed, "write them into a system message, or drop the key"),
+            code=ErrorCode.DATA_INVALID,
+            prefix=f"row {number}: ",
+        )
     if not first_is_text:
         require_chat_template(tokenizer)
 

@@ -44,27 +44,23 @@ class Ppo(Rewarded):
         if optimizer.of_one_model:
             conflict = f"optimizer: {config.optimizer} {optimizer.of_one_model}"
         answers = prompts_per_generation(self.name, settings, config) * settings.num_generations
+        no_critic = "ppo.critic: not given, and a quantised policy's body cannot be copied for it"
+        split = f"distributed.strategy: {strategy} splits one model, and ppo trains two"
+        single = "per_device_train_batch_size: one answer in a generation has nothing to be compared with"
+        another = "or grpo, which needs no critic"
         refuse_first(
             (
                 config.quantization and settings.critic is None,
-                "ppo.critic: not given, and a quantised policy's body cannot be copied for it",
+                no_critic,
                 "name a model with the same tokenizer",
             ),
             (
                 conflict is not None,
-                f"{conflict}, and ppo trains a critic beside the policy",
-                "use optimizer: adamw without lora.lora_fa, or grpo, which needs no critic",
+                f"{conflict}, and ppo also trains a critic",
+                f"use optimizer: adamw without lora.lora_fa, {another}",
             ),
-            (
-                strategy != "ddp",
-                f"distributed.strategy: {strategy} splits one model, and ppo trains two",
-                "use ddp, or grpo, which needs no critic",
-            ),
-            (
-                answers < 2,
-                "per_device_train_batch_size: one answer in a generation has nothing to be compared with",
-                "raise it, or gradient_accumulation_steps or ppo.steps_per_generation",
-            ),
+            (strategy != "ddp", split, f"use ddp, {another}"),
+            (answers < 2, single, "raise it, gradient_accumulation_steps or ppo.steps_per_generation"),
         )
 
     @classmethod
