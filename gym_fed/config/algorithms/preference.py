@@ -138,7 +138,7 @@ class OrpoSettings(PreferenceSettings):
     """Weight of the odds ratio: the paper's lambda."""
 
     nll: Literal["prompt_and_answer", "answer"] = "prompt_and_answer"
-    """What the next-token loss reads: the chosen answer with its prompt, a mean over tokens as in TRL, or the answer
+    """Input of the next-token loss: the chosen answer with its prompt, a mean over tokens as in TRL; or the answer
     alone, a mean over its tokens and then over pairs as in LLaMA-Factory."""
 
 

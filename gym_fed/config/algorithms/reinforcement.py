@@ -26,12 +26,11 @@ class RolloutSettings(StrictModel):
     """Sample from the N likeliest tokens; 0 = all."""
 
     min_p: float | None = Field(default=None, gt=0, le=1)
-    """Draw from tokens that are at least so likely, as a share of the likeliest."""
+    """Sample from tokens with at least this share of the likeliest token's probability."""
 
     repetition_penalty: float = Field(default=1.0, gt=0)
     steps_per_generation: int | None = Field(default=None, ge=1)
-    """Batches that are answered at once, before any of them is learnt from; ``gradient_accumulation_steps`` if not
-    given."""
+    """Batches that are generated together before training on them; by default ``gradient_accumulation_steps``."""
 
     num_iterations: int = Field(default=1, ge=1)
     """Number of updates per answer before new ones are generated."""
@@ -63,8 +62,8 @@ class GrpoSettings(_GroupSettings):
     """Group relative policy optimisation, Shao et al. 2024."""
 
     loss_type: Literal["grpo", "dapo", "dr_grpo", "bnpo"] = "dapo"
-    """How the tokens' losses are averaged: over each answer and then over answers (``grpo``), over all tokens of the
-    step (``dapo``) or of the local batch (``bnpo``), or as a sum over a constant length (``dr_grpo``)."""
+    """Average of the tokens' losses: over each answer and then over answers (``grpo``), over all tokens of the step
+    (``dapo``) or of the local batch (``bnpo``), or as a sum over a constant length (``dr_grpo``)."""
 
 
 class GspoSettings(_GroupSettings):
@@ -101,7 +100,7 @@ class PpoSettings(RolloutSettings):
     """Discount of a reward for each token between."""
 
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """0 trusts the critic, 1 trusts what was seen."""
+    """0 relies on the critic, 1 on observed rewards."""
 
     whiten_advantages: bool = True
     """Give the advantages of a generation mean 0 and standard deviation 1."""
@@ -110,7 +109,7 @@ class PpoSettings(RolloutSettings):
     """Rewards are clipped to ``[low, high]``."""
 
     cliprange_value: float = Field(default=0.2, gt=0)
-    """A value moves by at most so much in one round of iterations."""
+    """Maximum change of a value in one round of iterations."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus, which keeps the policy exploring."""

@@ -63,11 +63,10 @@ class DistillationSettings(TeacherSettings):
     Jensen-Shannon divergence, 0.5 being the symmetric one."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Both distributions are softened by it, and the student's own answers (``lmbda``) are drawn at it."""
+    """Temperature of both distributions, and of the student's own answers (``lmbda``)."""
 
     lmbda: float = Field(default=0.0, ge=0, le=1)
-    """Share of batches in which the student answers the prompts itself and is corrected on its own words
-    (on-policy); in the others the words are the data's."""
+    """Share of batches in which the student generates the answers itself (on-policy); the others use the data's."""
 
     max_completion_length: int = Field(default=64, ge=1)
     """Longest answer that the student writes when ``lmbda`` is above 0, in tokens."""
@@ -80,7 +79,7 @@ class SequenceDistillationSettings(TeacherSettings):
     """Longest answer of the teacher, in tokens; prompts whose answer does not end within it are left out."""
 
     temperature: float = Field(default=0.0, ge=0)
-    """0 takes the likeliest token each time; above it, answers are drawn by the seed."""
+    """0 = greedy; above 0, answers are sampled by the seed."""
 
     teacher_batch_size: int = Field(default=64, ge=1)
     """Prompts that the teacher answers at once."""
@@ -105,4 +104,5 @@ class NpoSettings(UnlearningSettings):
     """Negative preference optimisation, Zhang et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
-    """The larger, the sooner a row whose probability has fallen pushes no further; towards 0 it is gradient ascent."""
+    """With a larger value, the gradient of a row vanishes sooner as its probability falls; towards 0 it is gradient
+    ascent."""

@@ -70,7 +70,7 @@ class PayTerms(StrictModel):
 
 
 class ReputationConfig(StrictModel):
-    """How a contributor's reputation in [0, 1] changes with each committed round; a new account starts at 0."""
+    """Changes of a contributor's reputation in [0, 1] with each committed round; a new account starts at 0."""
 
     up: Annotated[float, Field(gt=0, le=1)] = 0.2
     """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
@@ -112,7 +112,8 @@ class RewardsConfig(StrictModel):
     soup without it. ``score`` stays on held-out loss and splits the rest."""
 
     evals_share: Factor = 0.2
-    """That part of the pool, with ``score_on: evals``. If no update adds anything it is split as the rest."""
+    """Share of the pool that is paid by evaluations, with ``score_on: evals``. If no update improves them, it is split
+    like the rest."""
 
     credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
     """The price of a nat per token of held-out loss. All rounds together pay at most this much by score for their
@@ -128,18 +129,18 @@ class RewardsConfig(StrictModel):
     zeros, and is rejected."""
 
     similarity_threshold: Cosine | None = 0.9
-    """From this cosine on (of whole updates, of their tensors one by one, or of their signs) two updates of a round are
-    the same work: the first is merged, and all share one pay. docs/rewards.md has what was measured. Null: only equal
-    bytes are found."""
+    """Cosine (of whole updates, of single tensors, or of signs) from which two updates of a round count as the same
+    work: the first is merged, and all share one pay. docs/rewards.md has measurements. Null: only equal bytes are
+    detected."""
 
     together_threshold: Cosine | None = 0.3
-    """Updates that are this far beyond the round's background b (the median cosine of its pairs), by (cosine - b) /
-    (1 - b), are merged and paid as one: so are those that share no weights while both leave many out. Null: everybody
-    is paid alone."""
+    """Updates whose cosine exceeds the round's background b (the median cosine of its pairs) by this much, as (cosine -
+    b) / (1 - b), are merged and paid as one. So are updates that share no weights while both leave many out. Null:
+    everybody is paid alone."""
 
     stale_threshold: Cosine | None = 0.999
-    """From this cosine on, an update is rejected as a copy of somebody else's merged update of an earlier round, or of
-    a soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
+    """Cosine from which an update is rejected as a copy of somebody else's merged update of an earlier round, or of a
+    soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
     updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
     stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3

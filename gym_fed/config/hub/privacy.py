@@ -161,7 +161,7 @@ class LocalPrivacy(StrictModel):
 
     target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
-    """How per-example gradients are computed; ``ghost`` computes only their norms and needs less memory."""
+    """Computation of per-example gradients; ``ghost`` computes only their norms and needs less memory."""
 
 
 class SecureAggregationConfig(StrictModel):
@@ -177,7 +177,7 @@ class SecureAggregationConfig(StrictModel):
     Absent: the larger of threshold and rounds.min_contributors, so that none may drop out."""
 
     stage_seconds: Annotated[float, Field(gt=0)] = 300
-    """How long key sharing and unmasking wait for slow contributors; training has the round's deadline."""
+    """Timeout of key sharing and unmasking; training has the round's deadline."""
 
     step_norm: Annotated[float, Field(gt=0)] | None = None
     """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)

@@ -149,7 +149,7 @@ class SafetyGateConfig(StrictModel):
 
 
 class GateConfig(StrictModel):
-    """What a soup must not worsen: loss on the coordinator's held-out set, evaluations, the refusal margin."""
+    """Limits on a soup: loss on the coordinator's held-out set, evaluations, refusal margin."""
 
     heldout: str | None = None
     """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
@@ -166,7 +166,7 @@ class GateConfig(StrictModel):
     evals_data: str | None = None
     """A folder of evaluation sets that precede those of ``gym eval fetch``; relative to the hub's folder."""
     safety: SafetyGateConfig | None = None
-    """How far a soup may lower the refusal margin; absent: no safety gate."""
+    """Limit of the drop of the refusal margin; absent: no safety gate."""
 
     @model_validator(mode="after")
     def _validate_suites(self) -> GateConfig:
@@ -240,7 +240,7 @@ class LimitsConfig(StrictModel):
 
 
 class StorageConfig(StrictModel):
-    """Where state is stored; relative paths are inside the hub's folder."""
+    """Storage of the hub's state; relative paths are inside the hub's folder."""
 
     database: str = Field("sqlite:///hub.db", repr=False)
     """``sqlite:///FILE``, or ``postgresql+psycopg://USER@HOST/DATABASE`` with the password in ``PGPASSFILE``."""

@@ -21,9 +21,9 @@ _MALICIOUS = "num_malicious_nodes"
 Option = bool | int | float | str
 
 MERGE_VERSION = 2
-"""How updates are read by a merge, the newest way. 1: sign bits of ``bitdelta``, factors, everything else decoded in
-whole rows. 2: sign bits of every codec that stores exactly those,
-blocks no larger for longer rows, and budgets spent to the end."""
+"""The current version of how a merge reads updates. 1: sign bits of ``bitdelta``, factors, everything else decoded in
+whole rows. 2: sign bits of every codec that stores exactly those, blocks no larger for longer rows, and budgets spent
+to the end."""
 
 
 if TYPE_CHECKING:
@@ -86,8 +86,8 @@ class SoupRecipe(StrictModel):
     """Minimum weight, so that newcomers count; required by ``weighting: reputation``."""
 
     merge_version: Annotated[int, Field(ge=1, le=MERGE_VERSION)] = MERGE_VERSION
-    """How updates are read: soups of versions 1 and 2 may differ in the last bits, so that a round's recipe records it.
-    Leave it out but to make a soup of an older release again."""
+    """Version of how updates are read: soups of versions 1 and 2 may differ in the last bits, so a round's recipe
+    records it. Set it only to reproduce a soup of an older release."""
 
     codec: CodecPolicy = CodecPolicy()
     """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
@@ -182,7 +182,7 @@ def _with_seed(options: Mapping[str, Option], server_round: int) -> dict[str, Op
 
 
 _PRIVATE_METHOD = AggregationMethod.MEAN
-"""Of the accounted rules without a root update the one that keeps most accuracy under attack, at every epsilon
+"""The accounted rule without a root update that keeps the most accuracy under attack, at every epsilon
 (``benchmarks/robust_private.py``): trimmed mean and median pay for their robustness with noise."""
 
 
@@ -224,7 +224,7 @@ class DeltaSoupConfig(ReadsOtherWords):
     at what epsilon. ``method`` is then ``mean`` and ``norm_ratio`` None, unless they are given."""
 
     enable_rewards: bool = False
-    """Share ``reward_pool`` out evenly among the contributors whose work is in the soup."""
+    """Split ``reward_pool`` evenly among the contributors whose work is in the soup."""
 
     reward_pool: Annotated[int, Field(ge=0)] = 1000
 

@@ -62,7 +62,7 @@ class LoraRecipe(StrictModel):
 
 
 class TrainingRecipe(OpenModel):
-    """How every contributor trains in a round. Each chooses data, devices and folders itself."""
+    """The training of every contributor in a round. Data, devices and folders are the contributor's choice."""
 
     algorithm: RecipeAlgorithm = "sft"
     dpo: DpoSettings | None = None
@@ -83,7 +83,7 @@ class TrainingRecipe(OpenModel):
     weight_decay: float = Field(0.0, ge=0, le=1)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     group_by_length: bool = False
-    """Put rows of like length into a batch, so that less is computed on padding."""
+    """Batch rows of similar length together, which needs less padding."""
 
     seed: int = 0
     """The round's number is added to it, so that rounds see different batches."""
@@ -168,7 +168,7 @@ class TaskSpec(StrictModel):
     evaluated_on: dict[SuiteName, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
         default_factory=dict, max_length=16
     )
-    """Suites that the hub's gate evaluates on, each with a digest of its tasks and rows: nobody is to train on them."""
+    """Suites of the hub's gate, each with a digest of its tasks and rows, on which nobody must train."""
 
     plugins: Plugins = Field(default_factory=list)
     """Plug-ins that the round needs, as the hub has them; a contributor without them refuses the task."""

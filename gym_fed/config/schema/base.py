@@ -123,12 +123,12 @@ def first_problem(error: ValidationError, whole: str = "") -> str:
 
 
 def with_schema_defaults(stored: Any, config: Any) -> Any:
-    """Return stored values with each key that ``config`` has and they lack, so that the two can be compared.
+    """Return stored values with the defaults of keys that ``config`` has and they lack, for a comparison.
 
     Args:
-        stored: What a file of an older release holds, under today's names of keys.
-        config: The config of today. Its type decides the defaults, also in sections and in lists of sections; its
-            values are not used.
+        stored: Values of a file of an older release, under current names of keys.
+        config: The current config. Its type has the defaults, also of sections and lists of sections; its values are
+            not used.
 
     Returns:
         The values as ``model_dump(mode="json")`` would give them. A required key that is missing stays missing.

@@ -119,9 +119,9 @@ def require_plugins(
     """Refuse to continue without exactly the recorded plug-ins.
 
     Args:
-        recorded: What ``where`` names.
+        recorded: The records of the document.
         where: The document, at the beginning of messages: "the task".
-        used: What this machine would use for it; each of them must be recorded. None: not known yet.
+        used: Plug-ins that this machine would use, which must all be recorded; None if not known yet.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` naming kind, name, package and versions.

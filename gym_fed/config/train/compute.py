@@ -23,7 +23,7 @@ class RopeScalingConfig(StrictModel):
     al. 2024."""
 
     factor: float = Field(ge=1)
-    """How many times longer rows may be; the model's ``max_position_embeddings`` is raised by it."""
+    """Factor of the row length; ``max_position_embeddings`` is multiplied by it."""
 
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
     """Length the model was trained on; by default that of its config."""
@@ -159,7 +159,7 @@ class DistributedSettings(StrictModel):
     """For ``deepspeed``: 2 shards gradients and optimiser state, 3 the weights too. Default 2."""
 
     cpu_offload: bool = False
-    """Keep what is sharded in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
+    """Keep sharded state in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
     under stage 3)."""
 
     world_size: int | None = Field(default=None, ge=1)
@@ -169,7 +169,7 @@ class DistributedSettings(StrictModel):
     """Communication between processes: ``auto`` takes NCCL on CUDA, gloo otherwise."""
 
     timeout_seconds: float = Field(default=1800.0, gt=0)
-    """How long a process waits for the others before the run fails."""
+    """Timeout of a process that waits for the others."""
 
     @model_validator(mode="after")
     def _validate_strategy(self) -> DistributedSettings:
@@ -184,7 +184,7 @@ class DistributedSections(StrictModel):
     """Keys of the YAML's top level."""
 
     distributed: DistributedSettings | None = None
-    """How several processes share the run; ``ddp`` when not given."""
+    """Settings of several processes that share the run; by default ``ddp``."""
 
     @property
     def distributed_strategy(self) -> str:

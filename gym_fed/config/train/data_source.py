@@ -65,7 +65,7 @@ class DataConfig(StrictModel):
     """For tasks: above 1, one row in five is a conversation of up to this many questions."""
 
     weight: float = Field(default=1.0, gt=0)
-    """How often the rows of this source are repeated; the rows for a fraction are drawn by the seed."""
+    """Number of times that the rows of this source are repeated; rows for a fraction are drawn by the seed."""
 
     seed: int = 0
     """Seed of generated rows, and of the sample that ``num_samples`` in ``dataset_info`` sets."""
@@ -158,7 +158,7 @@ class DataSections(StrictModel):
     then trained as bare text, and else as chat turns. It is saved with the result."""
 
     chat_template_tokens: Literal["require", "add"] = "require"
-    """What to do if the template ends an answer with a token that the tokenizer lacks, so that the model would never
+    """Handling of a template that ends an answer with a token that the tokenizer lacks, so that the model would never
     stop: ``require`` refuses the run; ``add`` adds the template's tokens to the tokenizer and rows to the embeddings,
     which start as the mean of the others. Both are saved with the result. ``add`` needs ``finetuning: full``."""
 

@@ -2,10 +2,10 @@
 
 The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
 pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words of the user's rows after 12
-steps. For a pre-trained model of more than ``LARGE`` weights every key that the user leaves open gets its value here,
-with the reason, and the value is stored in the run's ``config.yaml``. A smaller one gets a learning rate here only for
-preferences. `gym train`, `gym webui`, `gym-server init` and
-`gym variant create` all call this module. ``benchmarks/defaults.py`` compares the values with those of other trainers.
+steps. For a pre-trained model of more than ``LARGE`` weights every unset key gets its value here, with the reason, and
+the value is stored in the run's ``config.yaml``. A smaller one gets only a learning rate for preferences. `gym train`,
+`gym webui`, `gym-server init` and `gym variant create` all call this module. ``benchmarks/defaults.py`` compares the
+values with those of other trainers.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ _LEAST_ROWS_TO_SPLIT = 20
 
 @dataclass(frozen=True)
 class Default:
-    """A value that was chosen for a key that the user left open.
+    """The value chosen for a key that the user did not set.
 
     Attributes:
         key: Key of the config.
         value: The chosen value.
-        reason: Why, for the user.
+        reason: The reason, for the user.
     """
 
     key: str
@@ -92,8 +92,8 @@ class RowFacts:
 
     Attributes:
         num_rows: Number of rows.
-        longest: Tokens of the longest row; 0 where lengths do not matter.
-        usual: Tokens that 95% of the rows have at most.
+        longest: Tokens of the longest row; 0 if lengths do not matter.
+        usual: 95th percentile of the rows' tokens.
         context: Maximum tokens that the model reads; None if it does not say.
         num_processes: Processes that share a step.
     """
@@ -106,12 +106,12 @@ class RowFacts:
 
 
 def as_given(config: ConfigT) -> ConfigT:
-    """A copy in which every key counts as set by the user, so that no default is chosen for it later."""
+    """Return a copy in which every key counts as set, so that no default is chosen for it later."""
     return config.model_copy(update={key: getattr(config, key) for key in type(config).model_fields})
 
 
 def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConfig:
-    """``config`` with the chosen values; the section of a chosen adapter is filled in."""
+    """Return ``config`` with the chosen values, and a section for a chosen adapter."""
     values = {default.key: default.value for default in defaults}
     if "finetuning" in values and values["finetuning"] != config.finetuning:
         values[ADAPTER] = LoraSettings()
@@ -119,18 +119,18 @@ def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConf
 
 
 def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: bool = False) -> list[Default]:
-    """The tuning method, its learning rate and schedule, for keys that ``config`` leaves open.
+    """Choose the tuning method, learning rate and schedule that ``config`` does not set.
 
     Args:
         config: Names the algorithm, and perhaps the method.
         num_weights: Number of weights of the pre-trained model.
-        is_quantized: True if the model comes in few bits, of which only adapters are trained.
+        is_quantized: True if the model is stored quantised, so that only adapters can be trained.
 
     Returns:
-        Nothing for a model that starts from random weights; at most a learning rate for one of up to ``LARGE`` weights.
+        Nothing for random weights; at most a learning rate for a model of up to ``LARGE`` weights.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where no learning rate is known for the optimiser.
+        GymError: ``CONFIG_INVALID`` if no learning rate is known for the optimiser.
     """
     if config.model_init is not None or num_weights == 0:
         return []
@@ -162,7 +162,7 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
 
 
 def _small_model_defaults(config: TrainingConfig) -> list[Default]:
-    """The learning rate of full tuning on preferences; the schema's values suit everything else."""
+    """Choose the learning rate of full tuning on preferences; the schema's values suit everything else."""
     algorithm, scale = (
         ALGORITHMS.type_of(config.algorithm),
         OPTIMIZERS.new(config.optimizer).learning_rate_scale,
@@ -177,10 +177,10 @@ def _small_model_defaults(config: TrainingConfig) -> list[Default]:
 
 
 def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> tuple[float, str]:
-    """The learning rate for a large pre-trained model, and the reason.
+    """Return the learning rate for a large pre-trained model, and the reason.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where none is known for the optimiser.
+        GymError: ``CONFIG_INVALID`` if none is known for the optimiser.
     """
     scale = OPTIMIZERS.new(optimizer).learning_rate_scale
     if scale is None:
@@ -209,10 +209,10 @@ def _needs_full(config: TrainingConfig) -> str | None:
 def row_defaults(
     config: TrainingConfig, rows: RowFacts, peak_bytes: Callable[[TrainingConfig], float], memory_bytes: int
 ) -> list[Default]:
-    """Row length, batch, epochs and memory savers, for keys that ``config`` leaves open.
+    """Choose row length, batch, epochs and memory savers that ``config`` does not set.
 
     Args:
-        config: With ``method_defaults`` applied, of a large pre-trained model.
+        config: The config of a large pre-trained model, with ``method_defaults`` applied.
         rows: Facts about the training rows.
         peak_bytes: Estimates the memory of a run of a config.
         memory_bytes: Memory of the device.
@@ -263,7 +263,7 @@ def row_defaults(
 
 
 def rows_per_step(num_rows: int) -> int:
-    """Rows of an optimiser step for a data set of this size."""
+    """Return the rows per optimiser step for a data set of this size."""
     return next((size for most, size in _ROWS_PER_STEP if num_rows <= most), _MOST_ROWS_PER_STEP)
 
 

@@ -122,7 +122,7 @@ def _number(value: Any) -> Any:
 class TrainingPrivacy(StrictModel):
     """DP-SGD (Abadi et al. 2016, arXiv:1607.00133): example-level, batches are Poisson samples.
 
-    Adjacency: two data sets are neighbours when one holds one example more. An example is a row of the data.
+    Adjacency: neighbouring data sets differ by one example, a row of the data.
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] | None = None
@@ -136,7 +136,7 @@ class TrainingPrivacy(StrictModel):
 
     target_delta: TargetDelta = 1e-5
     grad_sample_mode: Literal["hooks", "functorch", "ghost"] = "hooks"
-    """How gradients of single examples are computed; ``ghost`` needs only their norms, and less memory."""
+    """Computation of per-example gradients; ``ghost`` computes only their norms and needs less memory."""
 
     @model_validator(mode="after")
     def _validate_noise(self) -> TrainingPrivacy:
@@ -146,7 +146,7 @@ class TrainingPrivacy(StrictModel):
 
     @classmethod
     def of(cls, local: LocalPrivacy) -> TrainingPrivacy:
-        """The settings of a round's recipe."""
+        """Return the settings of a round's recipe."""
         return cls(**local.model_dump())
 
 

@@ -14,7 +14,7 @@ from gym_fed.config.train.compute import Dtype
 from gym_fed.core.registries import TRACKERS
 
 Cadence = Literal["no", "steps", "epoch"]
-"""How often something is done in a run; values are transformers'."""
+"""The frequency of an action in a run; values are transformers'."""
 
 ALWAYS = ("jsonl", "tensorboard")
 """Trackers of every run; both write only into its folder."""
@@ -83,7 +83,7 @@ class RunSections(StrictModel):
     """Keys of the YAML's top level."""
 
     output_dir: Path = Path("runs/train")
-    """Where config, metrics, checkpoints and the result go; relative to the working directory."""
+    """Folder of config, metrics, checkpoints and result; relative to the working directory."""
 
     seed: int = 0
     logging_steps: int = Field(default=10, ge=1)
@@ -172,7 +172,7 @@ class TrackerSettings(StrictModel):
 
     tags: list[str] = Field(default_factory=list)
     mode: Literal["offline", "online"] = "offline"
-    """``offline`` keeps everything in the run folder (``wandb sync`` and its likes send it later)."""
+    """``offline`` keeps everything in the run folder; ``wandb sync`` and similar commands send it later."""
 
     uri: str | None = None
     """For ``mlflow`` and ``mode: online``: the tracking server. Offline is always a file in the run folder."""
@@ -184,7 +184,7 @@ class TrackingSections(StrictModel):
     tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
-    """Where metrics are logged. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
+    """Trackers of the metrics. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
 
     tracker: TrackerSettings = Field(default_factory=TrackerSettings)
 

@@ -34,7 +34,7 @@ class ModelInit(StrictModel):
     """``qwen3`` norms queries and keys of each head; ``llama`` does not."""
 
     tokenizer: str = "gym-nano"
-    """Where the tokenizer comes from: ``gym-nano`` (bytes), or a model folder."""
+    """Source of the tokenizer: ``gym-nano`` (bytes), or a model folder."""
 
     vocab_size: int | None = Field(default=None, ge=1)
     """Rows of the embeddings, at least as many as the tokenizer has tokens; by default as many."""
@@ -72,7 +72,7 @@ class TrainingConfig(
     TrackingSections,
     OpenModel,
 ):
-    """Everything that decides a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
+    """The config of a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
 
     features: ClassVar[Kind[Any] | None] = FEATURES
     sections_choose: ClassVar[frozenset[str]] = frozenset({"finetuning"})
@@ -196,5 +196,5 @@ class SearchConfig(TrainingConfig):
         return self
 
     def trial(self, **changes: Any) -> dict[str, Any]:
-        """Plain values of the training config alone, with top-level ``changes``."""
+        """Return the plain values of the training config, with top-level ``changes``."""
         return {**self.model_dump(mode="json", exclude={"search"}, exclude_unset=True), **changes}

@@ -114,14 +114,14 @@ def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
 
 
 def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[KeyPath]:
-    """Put settings into plain values.
+    """Set overrides in plain values.
 
     Args:
-        values: Where to put them.
+        values: Changed in place.
         overrides: ``a.b=value`` settings.
 
     Returns:
-        Where they stand.
+        The paths of the settings.
 
     Raises:
         GymError: As ``parse_overrides``.
