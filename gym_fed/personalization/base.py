@@ -20,7 +20,7 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.personalization.recipe import BaseSize
 from gym_fed.personalization.rows import PersonalKind, PersonalRows
-from gym_fed.training.algorithms.preference._answers import cut_answers, encode_answers
+from gym_fed.training.rows.answers import cut_answers, encode_answers
 
 BETA = 0.1
 """Beta of the reported preference loss; DPO's default."""

@@ -10,7 +10,7 @@ import torch
 
 from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.algorithms.preference._answers import encode_answers
+from gym_fed.training.rows.answers import encode_answers
 from gym_fed.training.trainer import Trainer
 
 

@@ -13,8 +13,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.evaluation.graders.reward_model import RewardModelConfig, RewardModelGrader
-from gym_fed.training.algorithms.preference._answers import encode_answers
 from gym_fed.training.model.critic import load_critic
+from gym_fed.training.rows.answers import encode_answers
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import HELD_OUT, ROWS, assert_same, capitals, config, weights
 

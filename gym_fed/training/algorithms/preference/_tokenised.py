@@ -1,4 +1,4 @@
-"""Preference trainers on rows that are tokenised here: their reference model, and the pairs of ORPO and SimPO.
+"""The common part of the preference algorithms: their checks, TRL's trainers on tokenised rows, and reference models.
 
 TRL's ORPO and CPO trainers are experimental; any release of TRL may change them.
 """
@@ -10,14 +10,57 @@ from functools import cache
 from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.refusals import refuse_first, refuse_set
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
-from gym_fed.training.algorithms.preference._answers import Pairs, answers_of
+from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
+from gym_fed.training.rows.answers import answer_lengths, answers_of, cut_answers, encode_answers
 from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
 
 _Trainer: Any = object  # what the mix-ins are placed before
+
+
+class Pairs(Algorithm):
+    """An algorithm that learns from pairs of answers to a prompt."""
+
+    row_kind = "preference"
+    learning_rate_scale = 0.05
+    sequences_per_row = 2
+
+    def check(self, config: TrainingConfig) -> None:
+        check_preference(config)
+
+    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
+        """Return the number of tokens of each prompt with its longer answer."""
+        return answer_lengths(
+            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
+        )
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
+        """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
+        encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
+        return cut_answers(encoded, config.max_length)
+
+
+def check_preference(config: TrainingConfig) -> None:
+    """Refuse keys that are only for texts and conversations, and dropout that TRL would disable."""
+    keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
+    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
+    sections = config.chosen_sections()
+    settings = sections.get(config.algorithm)
+    dropout = next(
+        (
+            f"{config.finetuning}.{key}"
+            for key, value in sections.get(config.finetuning, ())
+            if key.endswith("dropout") and value
+        ),
+        None,
+    )
+    reason = f"{dropout}: {config.algorithm} switches dropout off"
+    remedy = f"remove it, or set {config.algorithm}.disable_dropout: false"
+    refuse_first((getattr(settings, "disable_dropout", False) and dropout is not None, reason, remedy))
 
 
 def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:

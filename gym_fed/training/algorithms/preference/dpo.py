@@ -13,8 +13,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
-from gym_fed.training.algorithms.preference._answers import Pairs
-from gym_fed.training.algorithms.preference._tokenised import build_on_ids, precompute
+from gym_fed.training.algorithms.preference._tokenised import Pairs, build_on_ids, precompute
 from gym_fed.training.run.job import Job
 
 

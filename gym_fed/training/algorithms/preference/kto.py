@@ -21,14 +21,9 @@ from gym_fed.data.formats.kto import label_of
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.algorithms.preference._answers import (
-    answer_lengths,
-    check_preference,
-    cut_answers,
-    encode_answers,
-)
-from gym_fed.training.algorithms.preference._tokenised import build_on_ids, precompute
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids, check_preference, precompute
 from gym_fed.training.processes.ranks import world_size
+from gym_fed.training.rows.answers import answer_lengths, cut_answers, encode_answers
 from gym_fed.training.run.job import Job
 
 

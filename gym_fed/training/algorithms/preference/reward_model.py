@@ -16,13 +16,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.algorithms.preference._answers import (
-    answer_lengths,
-    check_preference,
-    encode_answers,
-    require_some,
-)
-from gym_fed.training.algorithms.preference._tokenised import build_on_ids
+from gym_fed.training.algorithms.preference._tokenised import build_on_ids, check_preference
+from gym_fed.training.rows.answers import answer_lengths, encode_answers, require_some
 from gym_fed.training.run.job import Job
 
 _QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")

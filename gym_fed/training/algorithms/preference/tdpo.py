@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.algorithms.preference import TdpoSettings
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.algorithms.preference._answers import Pairs
-from gym_fed.training.algorithms.preference._tokenised import build_on_ids
+from gym_fed.training.algorithms.preference._tokenised import Pairs, build_on_ids
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Encoding of the preference algorithms' rows: prompts and answers to token ids, cut to ``max_length``."""
+"""Prompts and answers as token ids, cut to ``max_length``, for algorithms that learn from answers to prompts."""
 
 from __future__ import annotations
 
@@ -6,56 +6,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import ended, require_chat_template, text_ids
 from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row, place_of
-from gym_fed.training.algorithms.base import Algorithm
 
 _CHUNK_ROWS = 1000
-
-
-class Pairs(Algorithm):
-    """An algorithm that learns from pairs of answers to a prompt."""
-
-    row_kind = "preference"
-    learning_rate_scale = 0.05
-    sequences_per_row = 2
-
-    def check(self, config: TrainingConfig) -> None:
-        check_preference(config)
-
-    def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
-        """Return the number of tokens of each prompt with its longer answer."""
-        return answer_lengths(
-            encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
-        )
-
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
-        """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
-        encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
-        return cut_answers(encoded, config.max_length)
-
-
-def check_preference(config: TrainingConfig) -> None:
-    """Refuse keys that are only for texts and conversations, and dropout that TRL would disable."""
-    keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
-    refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
-    sections = config.chosen_sections()
-    settings = sections.get(config.algorithm)
-    dropout = next(
-        (
-            f"{config.finetuning}.{key}"
-            for key, value in sections.get(config.finetuning, ())
-            if key.endswith("dropout") and value
-        ),
-        None,
-    )
-    reason = f"{dropout}: {config.algorithm} switches dropout off"
-    remedy = f"remove it, or set {config.algorithm}.disable_dropout: false"
-    refuse_first((getattr(settings, "disable_dropout", False) and dropout is not None, reason, remedy))
 
 
 def encode_answers(
@@ -133,13 +90,13 @@ def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> Non
         raise counts.nothing_learned(max_length)
 
 
-def _answer_keys(row: dict[str, Any]) -> list[str]:
-    return [key for key in row if key.endswith("_ids") and key != "prompt_ids"]
-
-
 def answers_of(row: dict[str, Any]) -> list[list[int]]:
     """Return the ids of an encoded row's answers."""
     return [row[key] for key in _answer_keys(row)]
+
+
+def _answer_keys(row: dict[str, Any]) -> list[str]:
+    return [key for key in row if key.endswith("_ids") and key != "prompt_ids"]
 
 
 def _check_row(row: Row, answers: tuple[str, ...], number: int) -> None:
