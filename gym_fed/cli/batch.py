@@ -1,4 +1,4 @@
-"""`gym batch`: a file of requests in OpenAI's batch format, answered by a model of this machine."""
+"""`gym batch`: answer a file of requests in OpenAI's batch format with a model on this machine."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
 
 
 def _print_report(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
-    """The figures; a run with failures leaves with an exit code of its own."""
+    """Print the figures; raise an exit code of its own if requests failed."""
     print_result(
         as_json,
         {
@@ -178,7 +178,7 @@ def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
 
 
 def _at_once(engine: EngineConfig) -> int:
-    """The number of requests in progress: those that run, and as many queued, whose variants are loaded meanwhile."""
+    """Return the number of requests in progress: those running, and as many queued while their variants are loaded."""
     queued = min(engine.max_queued, engine.max_queued_per_user, engine.max_concurrent)
     return engine.max_concurrent + queued
 

@@ -1,4 +1,4 @@
-"""Names for the shell's Tab completion: one function for each kind of thing. Imports nothing heavy, never raises.
+"""Names for the shell's Tab completion, one function per kind. Imports nothing heavy and never raises.
 
 A typed path that none of them knows is left to the shell, which completes files.
 """
@@ -70,7 +70,7 @@ def suites(incomplete: str) -> list[str]:
 
 
 def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
-    """Names that begin so; none where they cannot be read: there is no place for a report behind Tab.
+    """Return the names with this prefix; none if they cannot be read, since completion cannot report errors.
 
     A name with a character that a shell obeys is left out: bash puts names on the line as they are, and zsh runs them
     through ``eval``, so that a folder's name would be a command.

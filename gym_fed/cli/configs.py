@@ -82,7 +82,7 @@ def validate_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config without training: every key, whether model, rows and graders are there, and the machine."""
+    """Check a config without training: its keys, model, rows and graders, and this machine."""
     from gym_fed.config.training_file import load_training_config
 
     settings, notes = load_training_config(
@@ -159,7 +159,7 @@ def _with_sizes(summary: str, sizes: tuple[str, ...]) -> str:
 
 
 def _is_copy(file: Path, source: Path) -> bool:
-    """Rows that another recipe has brought already."""
+    """Return True if the rows were already copied with another recipe."""
     return file.is_file() and file.read_bytes() == source.read_bytes()
 
 

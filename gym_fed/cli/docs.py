@@ -333,7 +333,7 @@ def docs(
 
 
 def _page_name(page: str) -> str:
-    """The page's path below docs/, without its ending."""
+    """Return the page's path below docs/ without its suffix."""
     folder = _folder()
     names = sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.rglob("*.md"))
     names += BUILT_PAGES

@@ -1,4 +1,4 @@
-"""`gym export`: a model, run or adapter as a folder that other programs read."""
+"""`gym export`: write a model, run or adapter in a format that other programs read."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 
 
 def _beside(model: str, suffix: str) -> Path:
-    """The path of a file without ``--output``: the model's name in the current folder.
+    """Return the default output path: the model's name in the current folder.
 
     Raises:
         GymError: ``USAGE`` for a folder.
@@ -270,7 +270,7 @@ def _distance(figures: dict[str, Any]) -> str:
 
 
 def print_formats() -> None:
-    """The table of `gym export --list`."""
+    """Print the table of `gym export --list`."""
     lines: list[tuple[str, str]] = []
     for row in formats():
         lacks = f" (not here: {', '.join(row['missing'])})" if row["missing"] else ""

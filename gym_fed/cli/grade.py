@@ -1,4 +1,4 @@
-"""`gym grade`: graders' values of a model's answers, or of answers in a file."""
+"""`gym grade`: grade a model's answers, or answers in a file."""
 
 from __future__ import annotations
 

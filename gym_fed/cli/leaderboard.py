@@ -1,4 +1,4 @@
-"""`gym leaderboard`: show a board of results, add to it, verify what others added, and write it as a page."""
+"""`gym leaderboard`: show a board, submit results, verify those of others, and write the board as a page."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from gym_fed.core.help import App, CommandGroup, DefaultCommandGroup
 
 
 class _TakesOtherWords(CommandGroup):
-    """Looks up commands and flags of other tools where ours do not have them."""
+    """The commands of `gym`; unknown commands and flags are looked up in the aliases for other tools."""
 
     activities: ClassVar = {
         "Train": {
@@ -92,7 +92,7 @@ class _TakesOtherWords(CommandGroup):
 
 
 def _options_of(command: Any, words: list[str]) -> dict[str, bool]:
-    """Options of a command, or of the command of a group that the words name, and whether each takes a value."""
+    """Return the options of a command, or of the group's command named in ``words``, and whether each takes a value."""
     if (below := getattr(command, "commands", None)) is not None:
         if isinstance(command, DefaultCommandGroup) and command.is_default(words):
             return _options_of(below[command.default_command], [])

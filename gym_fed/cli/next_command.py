@@ -1,4 +1,4 @@
-"""The last line of a command that leads to another one: train, chat, eval, export, webui, and variant create."""
+"""Suggest the next command after train, chat, eval, export, webui and variant create."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from gym_fed.core.console import err
 
 SUITE = "tiny"
-"""The suite of `gym eval` that needs nothing to be fetched."""
+"""A suite of `gym eval` that needs no download."""
 
 
 def print_next(what: str) -> None:
@@ -18,12 +18,12 @@ def print_next(what: str) -> None:
 
 
 def command(*words: str | Path | None) -> str:
-    """A command as a shell reads it; words that are None are left out."""
+    """Quote a command for a shell; words that are None are left out."""
     return shlex.join(str(word) for word in words if word is not None)
 
 
 def after_chat(model: str, variant: str | None, store: Path | None) -> str:
-    """A model of one's own is measured next; any other becomes one's own."""
+    """Suggest evaluating the user's own model, or creating a variant of any other."""
     if variant is not None or Path(model).exists():
         return command("gym", "eval", model, *_of_store(variant, store), "--suite", SUITE)
     return command("gym", "variant", "create", "--base", model, "--data", "my.jsonl", "--user", "ada")
@@ -43,7 +43,7 @@ def after_create(base: str, variant: str, store: Path | None, *, is_chat: bool) 
 
 
 def after_webui(runs: Path) -> str:
-    """The newest finished run is talked to; where there is none, one is trained."""
+    """Suggest chatting with the newest finished run, or training the first one."""
     finished = [
         path
         for path in runs.rglob("result.json")

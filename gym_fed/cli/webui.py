@@ -45,7 +45,7 @@ def serve(
     ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Serve the workbench of this folder; `gym webui` means the same. Ctrl-C ends it, and jobs go on."""
+    """Serve the workbench of this folder, as `gym webui` does. Ctrl-C ends it; jobs continue."""
     with spinner("loading the workbench"):
         from gym_fed.webui.app import open_webui
         from gym_fed.webui.workbench import open_workbench

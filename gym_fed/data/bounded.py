@@ -94,7 +94,7 @@ def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
 def too_long(
     what: str, remedy: str = "shorten or drop the row; a list of rows belongs into a .json file"
 ) -> GymError:
-    """The error for a row that is too long."""
+    """Return the error for a row that is too long."""
     return GymError(ErrorCode.DATA_INVALID, f"{what} is longer than {MAX_ROW_BYTES >> 20} MiB", remedy)
 
 
@@ -102,8 +102,8 @@ class JsonItems:
     """Items of one JSON list, parsed while reading.
 
     Args:
-        name: How messages call the file.
-        reader: At the list's beginning.
+        name: The file's name in messages.
+        reader: A reader at the start of the list.
     """
 
     def __init__(self, name: str, reader: io.BufferedReader) -> None:
@@ -207,7 +207,7 @@ class JsonItems:
 
 
 def not_utf8(problem: str) -> GymError:
-    """The error for bytes in another encoding."""
+    """Return the error for bytes that are not UTF-8."""
     remedy = (
         "save the file as UTF-8; text of older Windows programs: iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
     )

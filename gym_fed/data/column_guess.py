@@ -168,7 +168,7 @@ def _guess(columns: dict[str, str], names: Iterable[str], *, by_length: bool = F
 
 
 def _best(names: Sequence[str], tables: Sequence[tuple[str, ...]], *, any_word: bool = False) -> str | None:
-    """Match a name in the order of the table: exactly, then without filler words, then by any of its words."""
+    """Return the best match of a name: exact, then without filler words, then by any of its words."""
     ranked = []
     for position, name in enumerate(names):
         words = _words(name)
@@ -188,7 +188,7 @@ def _words(name: str) -> list[str]:
 
 
 def _singular(word: str) -> str:
-    """The singular of a word whose plural is not in the table."""
+    """Return the singular of a word."""
     if word in _KNOWN:
         return word
     singulars = (word.removesuffix(end) + last for end, last in _PLURALS if word.endswith(end))
@@ -197,7 +197,7 @@ def _singular(word: str) -> str:
 
 
 def _turns(values: Iterable[Any]) -> str | None:
-    """``messages`` or ``conversations``, if a column holds lists of turns."""
+    """Return ``messages`` or ``conversations`` if a column holds lists of turns."""
     for value in values:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return next((ours for key, ours in _TURN_KEYS.items() if key in value[0]), None)

@@ -48,7 +48,7 @@ def agreed_columns(
 
     Args:
         path: A file, folder, pattern or URL.
-        format: Its format; a guess is made for ``auto`` only.
+        format: The file's format; a guess is made for ``auto`` only.
         columns: Names of columns that are given already. They are kept, and those that are still needed are guessed.
         kind: The kind of rows that is needed.
         yes: Accept the guess, and print it.
@@ -172,7 +172,7 @@ def _is_known(row: Raw, kind: RowKind) -> bool:
 
 
 def _texts_beside(sample: Sequence[Raw]) -> str | None:
-    """The first text column that would be ignored in rows read by their ``text`` column.
+    """Return the first text column that reading only the ``text`` column would ignore.
 
     Labels, codes, links and metadata in JSON are no such texts.
     """

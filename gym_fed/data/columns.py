@@ -63,7 +63,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
-    """Return a function that renames the columns of a raw row; None where there is nothing to rename.
+    """Return a function that renames the columns of a raw row; None if there is nothing to rename.
 
     The function raises ``BadRow`` for a column that the row does not have, and for an empty one that is needed.
     """
@@ -100,7 +100,7 @@ class RenamedRow(CsvRow):
     """A raw row with renamed columns, which keeps the file's names for suggestions. Equal to a plain dict.
 
     Attributes:
-        columns: From our names to the file's.
+        columns: The file's column names by our names.
     """
 
     def __init__(self, row: Mapping[str, Any], header: tuple[str, ...], columns: Mapping[str, str]) -> None:

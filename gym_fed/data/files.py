@@ -40,9 +40,9 @@ class DataFile:
     """One file, local or remote through fsspec.
 
     Attributes:
-        name: How messages call it: the path, or the URL.
-        suffix: Of ``SUFFIXES`` or another, without ``.gz``.
-        folder: Where a local file lies; None behind a URL.
+        name: The file's name in messages: the path or URL.
+        suffix: The suffix without ``.gz``.
+        folder: The folder of a local file; None for a URL.
     """
 
     name: str
@@ -161,7 +161,7 @@ def _data_file(name: str, path: str | Path, fs: Any, prefix: str, *, alone: bool
 
 
 def _as_written(name: str) -> str:
-    """The path relative to the working directory, if it is below it."""
+    """Return the path relative to the working directory, if it is below it."""
     absolute = Path(name)
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else name
 
@@ -187,7 +187,7 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
     """Yield rows in file order.
 
     Args:
-        file: Its suffix decides how it is read; what is unknown is read as JSONL.
+        file: A file whose suffix determines its format; unknown suffixes are read as JSONL.
         text_lines: A ``.txt`` file is a row a line (as LLaMA-Factory reads it), not one text.
 
     Raises:

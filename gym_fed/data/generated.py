@@ -31,8 +31,8 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Rows are drawn with replacement: a task with few distinct prompts repeats them.
 
     Args:
-        name: Of ``gym_fed.core.registries.TASKS``.
-        num: How many rows.
+        name: A name in ``gym_fed.core.registries.TASKS``.
+        num: Number of rows.
         seed: The same seed gives the same rows, on every machine.
         split: ``train`` and ``heldout`` never share a prompt, whatever the seeds.
 
@@ -63,10 +63,10 @@ def generate_mix(
     """Draw ``num`` rows in total, alternating between the tasks.
 
     Args:
-        names: Of ``gym_fed.core.registries.TASKS``.
-        num: How many rows.
-        seed: As for ``generate``.
-        split: As for ``generate``.
+        names: Names in ``gym_fed.core.registries.TASKS``.
+        num: Number of rows.
+        seed: See ``generate``.
+        split: See ``generate``.
         max_turns: Above 1, one row in five is a conversation of 2 to ``max_turns`` questions, whose tasks are drawn at
             random; the others ask one question.
     """
@@ -93,10 +93,10 @@ def generate_with_rehearsal(
 
     Args:
         names: The new tasks.
-        num: How many rows in all.
+        num: Total number of rows.
         rehearse: Share of base rows, at least 0 and below 1.
-        seed: As for ``generate``.
-        split: As for ``generate``.
+        seed: See ``generate``.
+        split: See ``generate``.
     """
     old = round(num * rehearse)
     base = [name for name in TASKS.usable() if TASKS.new(name).group == "base"]

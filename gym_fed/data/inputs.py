@@ -1,4 +1,4 @@
-"""The inputs of a data pipeline: their rows, the key that changes with their content, and weighted interleaving."""
+"""The inputs of a data pipeline: rows, a key that changes with their content, and weighted interleaving."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def as_input(source: Any) -> Input:
 
 
 def _mark(file: DataFile) -> Any:
-    """The sha256 of a local file; for a remote one, the store's version mark if it changes with the bytes."""
+    """Return the sha256 of a local file; for a remote one, its version mark if it changes with the bytes."""
     stamp = file.stamp()
     if file.folder is None and len(stamp) > 2:
         return stamp

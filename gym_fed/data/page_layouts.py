@@ -253,7 +253,7 @@ def _same(value: Any) -> Any:
 
 
 def _head_of(row: dict[str, Any]) -> str:
-    """The first characters of an oversized row."""
+    """Return the first characters of an oversized row."""
     size = sum(len(value) for value in row.values() if isinstance(value, str | bytes))
     return (
         str({key: str(value)[:200] for key, value in row.items()})[:HEAD_BYTES]

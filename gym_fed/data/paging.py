@@ -39,7 +39,7 @@ class PagedRow:
         number: Counted from 0.
         place: File and line, or row where there are no lines.
         num_bytes: Size of its text in the file; 0 if unknown.
-        head: Its first characters, where it is too large to be loaded; else empty.
+        head: The first characters of a row that is too large to be loaded; else empty.
     """
 
     number: int
@@ -67,12 +67,12 @@ class PagedFile:
     """A local data file, plain or gzip-compressed.
 
     Args:
-        path: Its suffix decides how it is read, as in ``gym_fed.data.files``.
-        name: How places call it.
+        path: A file whose suffix determines its format, as in ``gym_fed.data.files``.
+        name: The file's name in places.
 
     Attributes:
         num_rows: Known once the end has been read; at once for Parquet.
-        rows_seen: How far the file has been read.
+        rows_seen: Number of rows read so far.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` for what is read whole; ``DATA_INVALID``.

@@ -22,7 +22,7 @@ from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 _COUNTED_ROWS = 100_000
-"""Most rows that are read after an empty cell to count further ones."""
+"""Maximum rows read after an empty cell to count further ones."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 
@@ -52,9 +52,9 @@ def iter_rows(
     """Stream ``load_rows``, each row with its place.
 
     Args:
-        path: As for ``load_rows``.
-        format: As for ``load_rows``.
-        rename: Gives raw rows the keys that the format expects; may raise ``BadRow``.
+        path: See ``load_rows``.
+        format: See ``load_rows``.
+        rename: Renames the keys of raw rows to those of the format; may raise ``BadRow``.
         text_lines: ``.txt`` files are a row a line.
     """
     if format != "auto":
@@ -171,7 +171,7 @@ def format_of(row: Row) -> Format:
 
 
 def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
-    """The error for a row that matches no format, with the ``--columns`` option if columns can be guessed."""
+    """Return the error for a row of unknown format, with a ``--columns`` option if columns can be guessed."""
     names = [plain(str(name), _SHOWN_CHARACTERS) for name in row]
     shown = ", ".join(map(repr, names[:_SHOWN_NAMES])) + (", ..." if len(names) > _SHOWN_NAMES else "")
     needed = (

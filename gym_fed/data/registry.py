@@ -71,7 +71,7 @@ Versions = list[int]  # named here, since a method below is called list
 
 
 def default_store() -> str:
-    """The default store: ``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
+    """Return the default store: ``$GYM_DATASETS``, else ``datasets`` in ``$GYM_HOME`` or ``~/.gym-fed``."""
     return os.environ.get("GYM_DATASETS") or str(default_home() / "datasets")
 
 

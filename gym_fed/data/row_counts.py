@@ -93,12 +93,12 @@ class RowCounts:
         return RowCounts(**sums, lengths=self.lengths + other.lengths, unread=unread)
 
     def as_dict(self) -> dict[str, Any]:
-        """Names and counts, for JSON and tables."""
+        """Return names and counts, for JSON and tables."""
         extra = {name: getattr(self, name) for name in ("unread", "forms") if getattr(self, name)}
         return {**{name: getattr(self, name) for name in _COUNTS}, **extra}
 
     def describe(self, max_length: int | None) -> str:
-        """The counts in words, on one line."""
+        """Describe the counts on one line."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
             every = (
@@ -114,7 +114,7 @@ class RowCounts:
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
-        """A warning with its remedy if many rows are lost; None otherwise.
+        """Return a warning with its remedy if many rows are lost; None otherwise.
 
         Many are: more than a tenth of the rows dropped, or more than half of the labelled tokens cut.
         """
@@ -154,7 +154,7 @@ class RowCounts:
         return f"max_length: {enough} would keep {_KEPT_WHOLE:.0%} of the rows whole"
 
     def length_of_most(self) -> int:
-        """The ``max_length`` that 95% of rows fit into."""
+        """Return the ``max_length`` that 95% of rows fit into."""
         ordered = sorted(self.lengths)
         return ordered[max(0, -(-int(100 * _KEPT_WHOLE) * len(ordered) // 100) - 1)] if ordered else 0
 

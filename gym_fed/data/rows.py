@@ -78,7 +78,7 @@ def unread_keys(rows: Iterable[Row]) -> Counter[str]:
 
 
 def unread_in_words(counts: Mapping[str, int]) -> str | None:
-    """The unread keys as text; None if there are none."""
+    """Describe the unread keys; None if there are none."""
     if not counts:
         return None
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
@@ -91,7 +91,7 @@ def unread_in_words(counts: Mapping[str, int]) -> str | None:
 
 
 def place_of(row: Row, number: int) -> str:
-    """The name of a row in messages: its place, or its number."""
+    """Return the name of a row in messages: its place, or its number."""
     return getattr(row, "place", None) or f"row {number}"
 
 
@@ -115,7 +115,7 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
 
 
 def kind_of(row: Row) -> RowKind | None:
-    """The kind of a row; None if it is not a row."""
+    """Return the kind of a row; None if it is not a row."""
     if "messages" in row or "text" in row or "input_ids" in row:
         return "supervised"
     for kind, keys in _KEYS.items():
@@ -259,7 +259,7 @@ def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool 
 
 
 def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
-    """Return rows in memory as they are; rows of a ``datasets.Dataset`` without the nulls that Arrow added."""
+    """Return rows in memory unchanged, except that nulls added by Arrow are removed from a ``datasets.Dataset``."""
     if type(rows).__module__.partition(".")[0] != "datasets":
         return rows
     features = getattr(rows, "features", None) or {}

@@ -33,7 +33,7 @@ class Duplicate:
 
 @dataclass
 class Report:
-    """Outcome of one pass: ``read``, ``kept``, and ``dropped`` by reason."""
+    """The outcome of one pass: ``read``, ``kept``, and ``dropped`` by reason."""
 
     read: int = 0
     kept: int = 0
@@ -129,7 +129,7 @@ class DedupStep(Step):
 
 
 def row_digest(row: Row) -> bytes:
-    """A 16-byte digest of a row's content."""
+    """Return a 16-byte digest of a row's content."""
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

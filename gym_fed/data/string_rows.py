@@ -18,6 +18,7 @@ from gym_fed.data.rows import PlacedDict, Row
 if TYPE_CHECKING:
     from gym_fed.data.chat_templates.rendering import Template
 
+
 _ANSWERS = ("completion", "chosen", "rejected")
 _WORDS = {
     "turns": "trained as chat turns (chat_template: none keeps them raw)",
@@ -176,7 +177,7 @@ def _marks_in(
 
 
 def with_system(row: Row, system: str) -> Row:
-    """Begin a conversation with a system message, unless it has one; other rows stay as they are."""
+    """Prepend a system message to a conversation without one; return other rows unchanged."""
     key = "messages" if "messages" in row else "prompt"
     messages = row.get(key)
     if not isinstance(messages, list) or any(message["role"] == "system" for message in messages):

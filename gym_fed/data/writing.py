@@ -99,7 +99,7 @@ def _only_of_the_answer(row: Row) -> str:
 
 
 def _lost(row: Row, back: Row) -> Iterator[str]:
-    """Names of the keys that ``back`` does not restore."""
+    """Return the names of the keys that ``back`` does not restore."""
     for key, value in row.items():
         restored = back.get(key)
         if restored == value:

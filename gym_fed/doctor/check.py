@@ -25,7 +25,7 @@ class Finding:
 
     Args:
         check: The item checked, such as ``version: torch``.
-        level: How bad it is.
+        level: The severity.
         finding: The result, with its value.
         remedy: The remedy; given unless the level is ``ok``.
     """
@@ -40,7 +40,7 @@ class Finding:
             raise ValueError(f"finding {self.check!r} is {self.level.value} but names no remedy")
 
     def to_dict(self) -> dict[str, str]:
-        """The form of ``--json``."""
+        """Return the values for ``--json``."""
         return asdict(self)
 
 
@@ -49,7 +49,7 @@ class Check(ABC):
 
     @abstractmethod
     def findings(self) -> Iterable[Finding]:
-        """One finding per item checked."""
+        """Return one finding per checked item."""
 
 
 def run_checks() -> list[Finding]:
@@ -71,6 +71,6 @@ def _findings(name: str) -> Iterable[Finding]:
 
 
 def worst(findings: Sequence[Finding]) -> Level:
-    """The worst level among the findings; ``ok`` without any."""
+    """Return the worst level among the findings; ``ok`` without findings."""
     order = list(Level)
     return max((f.level for f in findings), key=order.index, default=Level.OK)

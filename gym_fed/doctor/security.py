@@ -214,7 +214,7 @@ def judge_listen(config: ServerConfig) -> Finding:
 
 
 def judge_dashboard(listen: str, public: bool) -> Finding:
-    """Check the dashboard's address, and whether its pages require a key."""
+    """Check the dashboard's address and its keys."""
     if public and not Endpoint.parse(listen, least_port=0).is_loopback:
         remedy = "set dashboard: {public: false}, unless anybody may see the rounds"
         return Finding("listen: dashboard", Level.WARN, f"{listen}: readable without a key", remedy)

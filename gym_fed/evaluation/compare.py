@@ -60,10 +60,10 @@ class TaskComparison:
         metrics: Differences by metric, over common rows.
         first: Means of the first run over these rows.
         second: Means of the second.
-        higher_is_better: Which way each metric is better.
+        higher_is_better: True if a higher value is better, by metric.
         only_first: The number of rows missing in the second run.
         only_second: The number of rows missing in the first run.
-        notes: What else differs, such as the number of examples in the prompt.
+        notes: Other differences, such as the number of examples in the prompt.
     """
 
     task: str
@@ -108,7 +108,7 @@ def compare_results(
 
     Args:
         first: The first run.
-        second: With what; a positive difference means that ``first`` is higher.
+        second: The other results; a positive difference means that ``first`` is higher.
         confidence: Confidence of the intervals, between 0 and 1.
         resamples: Number of bootstrap resamples.
         seed: The same seed gives the same intervals.

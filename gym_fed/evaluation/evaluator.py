@@ -3,8 +3,8 @@
     results = Evaluator(benchmarks=["tiny"], model="gym-nano").run()
     results["tiny_arithmetic"]["exact_match"]
 
-Every outcome is on the disk before the next is computed, so that the same call resumes after a kill; results that are
-there already are read, not computed again.
+Every outcome is written before the next is computed, so that the same call resumes after a kill. Existing results are
+read from their records.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Progress:
     """The progress of a run.
 
     Attributes:
-        done: Requests, of earlier runs too.
-        total: Requests.
+        done: Finished requests, including those of earlier runs.
+        total: All requests.
         task: The task of the last request.
     """
 
@@ -87,26 +87,25 @@ class Evaluator:
     """Measures models on tasks.
 
     Args:
-        benchmarks: Names of suites and tasks (``gym eval list``), task files, generated tasks (``gym data tasks``), of
-            which held-out rows are asked, and files of conversations.
+        benchmarks: Names of suites and tasks (``gym eval list``), task files, generated tasks (``gym data tasks``),
+            whose held-out rows are used, and files of conversations.
         model: A name or folder as for ``load_model``; ``BASE:VARIANT``; a ``.gymdelta``; the result of
             ``Trainer.train``; a ``ModelRequest``, which may name many variants.
-        num_examples: Most rows of each task.
-        num_fewshot: Examples in each prompt; None: as each task says.
-        apply_chat_template: Whether prompts are conversations in the model's template. None: those of tasks that say so
-            (``tiny_text`` and ``tiny_refusal``), where the model has a template; lm-evaluation-harness applies none.
-        data: Folder of evaluation sets, looked at before those that were fetched.
-        out: Folder of records; None keeps nothing, and cannot be continued.
-        fresh: Compute again what has a record.
+        num_examples: Maximum rows of each task.
+        num_fewshot: Number of examples in each prompt; None for each task's own.
+        apply_chat_template: True to put prompts into the model's chat template. None: only for tasks that define it
+            (``tiny_text`` and ``tiny_refusal``), if the model has a template; lm-evaluation-harness applies none.
+        data: Folder of evaluation sets, which is searched before the fetched ones.
+        out: Folder of records; None writes no records, and the run cannot be resumed.
+        fresh: True to ignore existing records.
         on_progress: Called after every request.
 
     Attributes:
-        cached: After a run: the models, as results call them, whose results were read, not computed.
-        records: After a run: where each model's record lies, by what results call it; empty without ``out``.
+        cached: After a run: names of the models whose results were read from records.
+        records: After a run: the path of each model's record; empty without ``out``.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of``: an unknown task with the nearest
-            names, a set that is not on this machine with the command that fetches it; as ``resolve_model``;
+        GymError: ``MISSING_DEPENDENCY`` without the extra ``eval``; as ``tasks_of`` and ``resolve_model``;
             ``FILE_EXISTS`` for an ``out`` that is a file.
     """
 

@@ -121,7 +121,7 @@ def greedy_ids(
         model: A causal LM; it is in its own mode again afterwards.
         tokenizer: The model's tokenizer.
         prompts: Token ids, at least one each.
-        max_new_tokens: Longest answer.
+        max_new_tokens: Maximum tokens of an answer.
     """
     device = next(model.parameters()).device
     width = max(map(len, prompts))

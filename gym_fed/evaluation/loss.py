@@ -49,11 +49,11 @@ class RowLosses:
 
     @property
     def block_weights(self) -> Vector:
-        """``[blocks]``: the share of all tokens that is in each block of rows."""
+        """``[blocks]``: the share of all tokens in each block of rows."""
         return self._by_block(self.counts)
 
     def gain_to(self, after: RowLosses) -> Vector:
-        """``[blocks]``: what each block of rows adds to ``self.mean - after.mean``; both are of the same rows."""
+        """Return ``[blocks]``: each block's contribution to ``self.mean - after.mean`` on the same rows."""
         return self._by_block(self.sums - after.sums)
 
     def _by_block(self, values: Vector) -> Vector:
@@ -62,7 +62,7 @@ class RowLosses:
 
 
 def num_blocks(rows: int) -> int:
-    """The number of blocks that this many held-out rows are dealt into, one after the other."""
+    """Return the number of blocks into which the held-out rows are split."""
     return min(rows, MAX_BLOCKS)
 
 
@@ -78,7 +78,7 @@ def heldout_loss(
 
     Args:
         model: A causal LM; it is put into evaluation mode for the call and back into its mode afterwards.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         rows: ``messages`` rows count the assistant's tokens, ``text`` rows all of theirs.
         max_length: Number of tokens that rows are cut to.
         batch_size: Rows per forward pass; the result does not depend on it beyond rounding.

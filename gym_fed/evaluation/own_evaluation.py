@@ -1,4 +1,4 @@
-"""Evaluates a model on the user's own rows next to its base or another model, and what it kept of its base."""
+"""Evaluate a model on the user's own rows, compare it with its base or another model, and measure its retention."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ REMEDIES = (
 
 @dataclass(frozen=True)
 class OwnResult:
-    """What the evaluation found.
+    """The result of an evaluation on the user's rows.
 
     Attributes:
         metrics: Means, and with a reference the paired changes.
         after: The model's scores.
         before: Scores of its base or of the other model; None without one.
         retention: Loss on ordinary questions and texts, before and after; None where it was not measured.
-        warnings: What the user should know, with remedies.
-        notes: What was not measured or compared, and why.
+        warnings: Problems with remedies.
+        notes: Reasons for missing measurements and comparisons.
     """
 
     metrics: list[RowMetric]
@@ -64,16 +64,16 @@ class OwnResult:
 
 @dataclass
 class OwnEvaluation:
-    """An evaluation on rows of the user.
+    """An evaluation on the user's rows.
 
     Attributes:
         model: The model, with one variant at most.
         rows: Rows of ``read_own_rows``.
         reference: The model to compare with; None for none.
-        reference_is_base: True if ``reference`` is what the model was made from, and gets its rendering of the rows.
+        reference_is_base: True if ``reference`` is the model's base, which then uses the model's rendering of rows.
         graders: Graders of the answers.
-        max_tokens: Longest answer; None for twice the longest of the rows' own.
-        check: True to measure retention, where there is a reference.
+        max_tokens: Maximum tokens of an answer; None for twice the longest reference.
+        check: True to measure retention, if there is a reference.
         on_load: Called with a model's name before it is loaded.
         on_progress: See ``score_rows``.
     """

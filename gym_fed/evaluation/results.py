@@ -24,7 +24,7 @@ class Figure:
         value: Mean over the samples, as the metric defines it.
         stderr: Standard error of ``value``; None where it has none.
         num_samples: The number of samples.
-        higher_is_better: Which way is better.
+        higher_is_better: True if a higher value is better.
     """
 
     value: float

@@ -59,8 +59,8 @@ class Retention:
         after: Mean loss of the tuned model.
         stderr: Standard error of ``after - before``, paired by item.
         num_questions: Number of questions that were answered.
-        right_before: How many of them the base answers right.
-        right_after: How many the tuned model answers right.
+        right_before: Number of questions that the base answers right.
+        right_after: Number of questions that the tuned model answers right.
         answers_lost: Questions that only the base answers right.
         right_stderr: Standard error of ``right_after - right_before``, paired by question.
     """
@@ -77,7 +77,7 @@ class Retention:
 
     @property
     def rise(self) -> float:
-        """How much the loss rose; negative if it fell."""
+        """The increase of the loss; negative if it fell."""
         return self.after - self.before
 
     @property
@@ -91,7 +91,7 @@ class Retention:
         return not self.rise <= max(2 * self.stderr, MIN_LOSS) or fewer > 2 * self.right_stderr
 
     def describe(self) -> str:
-        """The figures on one line, beginning with ``kept`` or ``lost``."""
+        """Describe the figures on one line that begins with ``kept`` or ``lost``."""
         answers = (
             f"{self.right_before} -> {self.right_after} of {counted(self.num_questions, 'ordinary question')} "
             "answered right "
@@ -121,7 +121,7 @@ class Retention:
 
 
 def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
-    """Rows of the set for a model with this tokenizer: the tasks of gym-nano for its kin, else the packaged items."""
+    """Return the items for a tokenizer: the tasks of gym-nano for its family, else the packaged items."""
     if tokenizer.get_vocab() == load_tokenizer(NANO).get_vocab():
         from gym_fed.core.registries import TASKS
         from gym_fed.data.generated import generate_mix
@@ -138,7 +138,7 @@ def retention_items(tokenizer: Any) -> list[dict[str, Any]]:
 def retention_scores(
     model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone = ignore_progress
 ) -> RetentionScores:
-    """Loss of each item, and whether the greedy answer to each question is right.
+    """Compute the loss of each item and grade the greedy answer to each question.
 
     ``on_done`` counts both: ``num_scores(items)`` in all.
     """
@@ -159,7 +159,7 @@ def _losses(
 
 
 def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone) -> list[bool]:
-    """An answer is right if it has one of the item's keys as a word; without keys, if it is the item's answer."""
+    """Return True if the answer contains a key of the item as a word, or, without keys, equals its answer."""
     asked = [row for row in items if "text" not in row]
     prompts = [prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]) for row in asked]
     room = min(_ANSWER_TOKENS, (context_of(model) or math.inf) - max(map(len, prompts), default=0))
@@ -191,9 +191,9 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
 
     Args:
         model: The base.
-        tokenizer: Its tokenizer.
-        items: Of ``retention_items``.
-        losses: Of ``retention_scores``.
+        tokenizer: The model's tokenizer.
+        items: Items of ``retention_items``.
+        losses: Losses of ``retention_scores``.
     """
     every = range(0, len(items), _KNOWN_ONE_IN)
     spoiled = _spoiled(items)
@@ -243,7 +243,7 @@ def _as_text(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spoiled(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each answer replaced by the next item's, and the words of each text in another order."""
+    """Replace each answer by the next item's, and shuffle the words of each text."""
     rng = random.Random(0)
     answered = [row for row in items if "text" not in row]
     following = iter([*answered[1:], *answered[:1]])

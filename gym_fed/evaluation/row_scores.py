@@ -36,7 +36,7 @@ class RowScores:
         metrics: ``loss`` in nats per token, ``exact_match`` of short answers, and each grader's values, by name.
         answers: The model's answers.
         ended: For each answer, True if the model ended it within ``max_tokens``.
-        counts: How the rows were used.
+        counts: Counts of used, cut and dropped rows.
         max_length: Maximum tokens of a row.
         max_tokens: Maximum tokens of an answer.
         too_long: Rows whose prompt leaves no room for an answer.
@@ -124,8 +124,8 @@ def score_rows(
         rendering: The run's rendering options.
         max_length: Maximum tokens of a row.
         graders: Graders of its answers.
-        max_tokens: Longest answer; None for twice the longest of the rows' own.
-        on_progress: Called with the number of rows done, of how many, and what is computed.
+        max_tokens: Maximum tokens of an answer; None for twice the longest reference.
+        on_progress: Called with the rows done, their total, and the name of the step.
 
     Raises:
         GymError: As ``render`` and the graders.

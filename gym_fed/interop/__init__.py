@@ -1,4 +1,4 @@
-"""The words that people bring from other platforms: one table, each with our own word; `gym docs aliases` prints it.
+"""Aliases for names used by other projects: commands, flags, config keys and Python names; see `gym docs aliases`.
 
 Nothing below knows these words. ``gym_fed.core.aliases`` reads ``words`` when a name is about to be refused.
 """

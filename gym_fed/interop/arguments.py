@@ -1,4 +1,4 @@
-"""LLaMA-Factory's five groups of arguments, read from its keys; ``train.run_sft`` takes them as they are."""
+"""LLaMA-Factory's five groups of arguments, as ``get_train_args`` returns them and ``run_sft`` accepts them."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "finetuning": {"stage": "sft", "finetuning_type": "lora", "lora_rank": 8},
     "generating": {"do_sample": True, "temperature": 0.95, "top_p": 0.7, "max_new_tokens": 1024},
 }
-"""What LLaMA-Factory has where a key is not given, of the keys that its own examples look at."""
+"""LLaMA-Factory's defaults of the keys that its own examples read."""
 
 
 class Arguments:
-    """One group: what was given, and LLaMA-Factory's default for the commonest of the rest.
+    """A group of arguments: the given values, and LLaMA-Factory's defaults for common keys.
 
     Attributes:
         group: One of ``GROUPS``.
@@ -118,7 +118,7 @@ class Arguments:
 def get_train_args(
     args: Mapping[str, Any] | Sequence[str] | None = None,
 ) -> tuple[Arguments, Arguments, Arguments, Arguments, Arguments]:
-    """``(model_args, data_args, training_args, finetuning_args, generating_args)``.
+    """Return ``(model_args, data_args, training_args, finetuning_args, generating_args)``.
 
     Args:
         args: LLaMA-Factory's keys; or words of a command line, ``--key value`` or a YAML file and ``key=value``; by
@@ -139,7 +139,7 @@ def get_train_args(
 
 
 def training_config(values: Mapping[str, Any]) -> TrainingConfig:
-    """Our config for LLaMA-Factory's keys.
+    """Translate LLaMA-Factory's keys to our config.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for keys without a counterpart, a line each.

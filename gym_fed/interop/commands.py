@@ -16,11 +16,11 @@ RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
 _OF_A_BASE = {"model_name_or_path": "--base", "model": "--base", "adapter_name_or_path": "--adapter"}
 _NOT_NEEDED = {
-    "template": "not needed (the tokenizer's own template goes with the model)",
-    "finetuning_type": "not needed (an adapter says it)",
+    "template": "not needed (the tokenizer has its template)",
+    "finetuning_type": "not needed (the adapter's config has it)",
     "trust_remote_code": "not needed (code that comes with a model is never run)",
 }
-"""Flags that models and adapters say themselves, of the commands below that do not take them."""
+"""Flags that commands do not need, since the model or adapter determines them."""
 
 _SAMPLING = (
     *("top_p", "top_k", "min_p", "stop"),
@@ -49,7 +49,7 @@ FLAGS: dict[str, dict[str, str]] = {
         "outfile": "--output",
     },
 }
-"""Our options by their flags, by command; ``MODEL`` is an argument."""
+"""Our options by the flags of other tools, for each command; ``MODEL`` is an argument."""
 
 COMMANDS = [
     *(Alias("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
@@ -81,12 +81,12 @@ COMMANDS = [
 
 
 def translate_command(words: Sequence[str], options: Mapping[str, bool], known: bool) -> list[str]:
-    """The command line in our words.
+    """Translate a command line of another tool.
 
     Args:
         words: The command and everything after it.
-        options: Of the command of that name, whether each of its options takes a value.
-        known: Whether there is such a command.
+        options: The options of the command of that name, and whether each takes a value.
+        known: True if we have a command of that name.
 
     Raises:
         GymError: ``USAGE`` for a command or flag without a counterpart, with the lines to write instead.
@@ -120,7 +120,7 @@ def _arguments(command: str, rest: list[str]) -> list[str]:
 
 
 def _flags(command: str, rest: list[str], options: Mapping[str, bool]) -> list[str]:
-    """Flags of one command that are called otherwise here; those that are unknown stay, to be refused by name."""
+    """Rename the flags of one command; unknown flags are left for the command to refuse."""
     left, flags = split_flags(rest, options)
     ours: list[str] = []
     model: list[str] = []

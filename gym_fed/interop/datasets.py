@@ -1,4 +1,4 @@
-"""Calls that users of other tools expect of registries and pipelines: on the class, ``license``, rows in memory."""
+"""Class-level ``DatasetRegistry.push`` and ``pull``, ``license=`` and rows in memory, as other tools have them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["is_catalogued", "local_info", "pull", "push"]
 
 
 def local_info(name: str) -> str | None:
-    """``data/dataset_info.json`` where it describes a set of that name."""
+    """Return ``data/dataset_info.json`` if it describes a data set of that name."""
     from gym_fed.data.dataset_info import read_dataset_info
 
     return str(INFO) if INFO.is_file() and name in read_dataset_info(INFO) else None
@@ -32,13 +32,13 @@ def push(
     licence: str | None = None,
     description: str = "",
 ) -> DatasetManifest:
-    """``DatasetRegistry.push`` on the class: publish in the default store, from a path or from rows in memory.
+    """Publish a dataset in the default store from a path or from rows in memory.
 
     Args:
-        name: Of the dataset.
-        dataset: A file or folder, or rows, which are written as one JSON object a line.
+        name: The dataset's name.
+        dataset: A file or folder, or rows, which are written as JSON Lines.
         license: SPDX identifier, in any case; ``licence`` is our own spelling.
-        licence: As ``license``.
+        licence: See ``license``.
         description: One line.
 
     Raises:
@@ -71,7 +71,7 @@ def push(
 
 
 def pull(reference: str, dest: str | Path | None = None) -> Any:
-    """``DatasetRegistry.pull`` on the class: the rows of a dataset of the default store, or into ``dest`` its files.
+    """Return the rows of a dataset in the default store, or write its files to ``dest``.
 
     Raises:
         GymError: See ``DatasetRegistry.pull``.

@@ -14,13 +14,13 @@ Where = Literal["Python", "command", "YAML"]
 
 @dataclass(frozen=True)
 class Alias:
-    """A word of another tool.
+    """A name of another tool.
 
     Attributes:
-        where: What it is typed into.
-        theirs: As it is typed.
-        ours: What it is here; for one that is refused, why.
-        instead: The lines to write instead of one that is refused.
+        where: The place where users write it.
+        theirs: The name in the other tool.
+        ours: Our name; for a refused one, the reason.
+        instead: Lines to write instead of a refused one.
     """
 
     where: Where
@@ -36,13 +36,13 @@ class Alias:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why something has no counterpart, and the two lines to write instead."""
+    """The reason why a name has no counterpart, and two lines to write instead."""
 
     why: str
     instead: tuple[str, str]
 
     def error(self, theirs: str, place: str = "", code: ErrorCode = ErrorCode.CONFIG_INVALID) -> GymError:
-        """The refusal of ``theirs``."""
+        """Return the error for ``theirs``."""
         where = f"{place}: " if place else ""
         lines = "\n".join(f"  {line}" for line in self.instead)
         return GymError(code, f"{where}{theirs}: {self.why}", f"write instead:\n{lines}")
@@ -52,11 +52,11 @@ ValueT = TypeVar("ValueT")
 
 
 class Draft:
-    """Values that are put into our words.
+    """The values of a file while aliases are replaced by our keys.
 
     Args:
-        values: As they came; they stay as they are.
-        place: Gives the place of a key in a file; None where the values are not a file's.
+        values: The original values, which are not changed.
+        place: Returns the place of a key in the file; None for values that are not from a file.
     """
 
     def __init__(self, values: Mapping[str, Any], place: Callable[[Place], str] | None = None) -> None:
@@ -73,7 +73,7 @@ class Draft:
         return value
 
     def take(self, path: str) -> Any:
-        """Remove the value at ``path``, and the sections that are then empty."""
+        """Remove and return the value at ``path``; drop sections that become empty."""
         first, _, rest = path.rpartition(".")
         section = self.get(first) if first else self.result.values
         value = section.pop(rest)
@@ -86,7 +86,7 @@ class Draft:
         """Set one of our keys.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` where it is given, too, with another value.
+            GymError: ``CONFIG_INVALID`` if the key already has another value.
         """
         place = self.result.values
         *above, last = path.split(".")
@@ -103,18 +103,18 @@ class Draft:
         self.changed = True
 
     def note(self, theirs: str, ours: str, origin: str | None = None) -> None:
-        """Remember what is called otherwise."""
+        """Record a note on a renamed key."""
         self.result.notes.append((self._written_at(origin or theirs), theirs, ours))
 
     def problem(self, path: str, text: str, hint: str = "") -> GymError:
-        """An error about one key."""
+        """Return an error about a key."""
         place = self._place(self._written_at(path))
         return GymError(
             ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
         )
 
     def refuse(self, path: str, refusal: Refusal, theirs: str = "") -> GymError:
-        """An error about one that has no counterpart."""
+        """Return the error for a key without a counterpart."""
         return refusal.error(theirs or path, self._place(self._written_at(path)))
 
     def _written_at(self, path: str) -> Place:
@@ -131,14 +131,14 @@ class KeyAlias:
     """A key of another tool.
 
     Attributes:
-        theirs: Where it stands, ``a.b``.
-        ours: What it is here, in words; alone, the key that it is moved to.
-        read: Changes the draft; None moves the value to ``ours``. It is called where the key is there.
-        meant: Whether a value is theirs and not ours; None where the key is never ours.
-        shown: How the table writes it; by default as ``theirs``.
-        where: What it is typed into.
-        refusal: Set where it has no counterpart: every value is refused, or where ``read`` says so.
-        near_only: In a file it is a near miss: its error has this text, ``{value}`` being the value.
+        theirs: The key's path, ``a.b``.
+        ours: Our key, to which the value is moved; with ``read``, a description.
+        read: Changes the draft if it has the key; None moves the value to ``ours``.
+        meant: Returns True for values of the other tool; None if we have no such key.
+        shown: The key in the alias table; default ``theirs``.
+        where: The place where users write it.
+        refusal: The reason for a key without a counterpart. Without ``read``, every value is refused.
+        near_only: Returns the error's text for a value in a file, where the key is refused as a near miss.
     """
 
     theirs: str
@@ -151,7 +151,7 @@ class KeyAlias:
     near_only: Callable[[Any], str] | None = None
 
     def apply(self, draft: Draft) -> None:
-        """Read it, where it is there."""
+        """Translate the key, if the draft has it."""
         value = draft.get(self.theirs)
         if value is None or (self.meant is not None and not self.meant(value)):
             return
@@ -167,7 +167,7 @@ class KeyAlias:
 
     @property
     def row(self) -> Alias:
-        """Its line in the table."""
+        """The key's row in the alias table."""
         shown = self.shown or self.theirs
         if self.refusal is not None:
             return Alias(self.where, shown, self.refusal.why, self.refusal.instead)  # type: ignore[arg-type]

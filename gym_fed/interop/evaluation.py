@@ -22,7 +22,7 @@ NOT_NEEDED = {
     "trust_remote_code": "not needed (code that comes with a model is never run)",
     "confirm_run_unsafe_code": "not needed (code runs in the sandbox)",
 }
-"""What the engine and the records do by themselves."""
+"""Flags for what the engine and the records do in any case."""
 
 REFUSED = {
     "gen_kwargs": Refusal(
@@ -88,11 +88,11 @@ COMMANDS = [
 
 
 def translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Translate the words after `gym eval` to ours.
+    """Translate the arguments of `gym eval`.
 
     Args:
-        rest: As they were typed.
-        options: Of `gym eval run`, and whether each takes a value.
+        rest: The arguments as typed.
+        options: The options of `gym eval run`, and whether each takes a value.
 
     Raises:
         GymError: ``USAGE`` for a flag without a counterpart, with the lines to write instead.
@@ -120,7 +120,7 @@ def translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> li
 
 
 def _tasks_joined(words: Sequence[str]) -> list[str]:
-    """``--tasks a b`` as ``--tasks a,b``; where the model is a flag, no other word stands alone behind it."""
+    """Join ``--tasks a b`` to ``--tasks a,b``; with the model as a flag there are no other arguments."""
     tasks: list[str] = []
     for word in words:
         if tasks[-2:-1] == ["--tasks"] and not word.startswith("-"):
@@ -131,7 +131,7 @@ def _tasks_joined(words: Sequence[str]) -> list[str]:
 
 
 def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
-    """MODEL, and the options, of ``--model`` and ``--model_args``."""
+    """Return MODEL and the options for ``--model`` and ``--model_args``."""
     if not arguments and name not in (*_LOCAL, *_SERVED):
         note("gym eval --model", "`gym eval MODEL`")
         return [name], []
@@ -161,7 +161,7 @@ def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
 
 
 def _model_arguments(words: Sequence[str]) -> dict[str, str]:
-    """``pretrained=X,dtype=float32``, in one word or several."""
+    """Parse ``pretrained=X,dtype=float32``, in one argument or several."""
     pairs = [part.partition("=") for word in words for part in word.split(",") if part]
     for key, equals, _ in pairs:
         if not equals:

@@ -1,4 +1,4 @@
-"""Formats of exports and their quantizations by the names that other platforms give them."""
+"""Aliases of export formats and quantizations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FORMATS = {
     "pte": "executorch", "et": "executorch", "ov": "openvino", "autoawq": "awq", "autogptq": "gptq",
     "auto_awq": "awq", "auto_gptq": "gptq",
 }  # fmt: skip
-"""Ours by theirs."""
+"""Our formats by their other names."""
 
 REFUSED_FORMATS = {
     "merged_16bit": Refusal(
@@ -34,7 +34,7 @@ REFUSED_FORMATS = {
         ),
     ),
 }
-"""What says more than a format."""
+"""Names that combine a format with an option."""
 
 _INT4 = {"int4": "", "4bit": "", "4": "", "w4": "", "w4a16": ""}
 _NO_ONE_BIT = Refusal(
@@ -54,7 +54,7 @@ QUANTIZATIONS: dict[str, dict[str, str | Refusal]] = {
     "gptq": {**_INT4, "int8": "w8", "8bit": "w8", "8": "w8", "w8a16": "w8"},
     "delta": {"bitdelta": ""},
 }  # fmt: skip
-"""Ours by theirs, for each format; empty is the format's own default."""
+"""Our quantizations by their other names, for each format; empty for the format's default."""
 
 ROWS = [
     Alias(

@@ -31,7 +31,7 @@ def split_flags(
     switches: Mapping[str, Collection[str]] | Sequence[str] = (),
     lists: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Split a command line into the words that the command knows and the flags that it does not.
+    """Split a command line into arguments and options of the command, and flags that it does not have.
 
     Args:
         words: The words after the command.
@@ -87,7 +87,7 @@ def plain_value(values: Sequence[str]) -> Any:
 
 
 def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
-    """Return the words of ``gym train`` with each flag that names a key rewritten as ``--set KEY=VALUE``.
+    """Return the arguments of ``gym train`` with each flag that names a key rewritten as ``--set KEY=VALUE``.
 
     Args:
         words: The words after the command.
@@ -195,7 +195,7 @@ _SWITCHES = (
 
 
 def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str, list[str]]) -> list[str]:
-    """``key=value`` behind a config file, as LLaMA-Factory's command takes them, moved to the flags."""
+    """Move ``key=value`` after a config file, as in LLaMA-Factory's command, to the flags."""
     others: list[str] = []
     for before, word in zip(["", *left], left, strict=False):
         key, equals, value = word.partition("=")

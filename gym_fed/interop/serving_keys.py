@@ -1,28 +1,28 @@
-"""Keys of serving configs: a ``serving:`` level around them, and other engines' words for how many requests run."""
+"""Keys of serving configs in other engines, alone or in a section ``serving:``."""
 
 from __future__ import annotations
 
 from gym_fed.interop.draft import Draft, KeyAlias, Refusal
 
 _FORMAT = Refusal(
-    "no base is read from this format; a model folder and a GGUF file are",
+    "this format is not supported; the base is a model folder or a GGUF file",
     ("base: path/to/model-folder", "base: path/to/model.gguf"),
 )
 _FEW_BITS = Refusal(
-    "the base is served in 16 or 32 bits; variants are what is held in few bits",
+    "the base is served in 16 or 32 bits; only variants are quantised",
     ("dtype: bfloat16", "cache_size: 10GB"),
 )
 
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _TOOL_FORMATS = {"llama3_json": "llama"}
-"""Our members by vLLM's parsers, where they are called otherwise."""
+"""Our tool formats by the names of vLLM's parsers, where they differ."""
 
 
 def _level(draft: Draft) -> None:
     for key in list(draft.get("serving")):
         draft.put(key, draft.take(f"serving.{key}"), f"serving.{key}")
-    draft.note("serving", "no section: its keys stand at the top level of serving.yaml")
+    draft.note("serving", "no section: its keys are at the top level of serving.yaml")
 
 
 def _format(draft: Draft) -> None:
@@ -42,12 +42,12 @@ def _quantization(draft: Draft) -> None:
 
 
 def _requests(draft: Draft) -> None:
-    """``batch_size`` requests run at once, and ``max_concurrent`` are taken on: the rest of them waits."""
+    """Translate ``batch_size`` (running) and ``max_concurrent`` (accepted) to running and queued requests."""
     at_once, in_all = draft.get("batch_size"), draft.get("max_concurrent")
     whole = all(isinstance(number, int) and number > 0 for number in (at_once, in_all) if number is not None)
     if not whole:
         raise draft.problem(
-            "batch_size" if at_once is not None else "max_concurrent", "is no number of requests"
+            "batch_size" if at_once is not None else "max_concurrent", "is not a number of requests"
         )
     if at_once is None:
         draft.put("engine.max_concurrent", draft.take("max_concurrent"), "max_concurrent")
@@ -68,7 +68,7 @@ def _requests(draft: Draft) -> None:
 
 
 def _served_name(draft: Draft) -> None:
-    """vLLM takes one name, or a list of several for one model."""
+    """Translate vLLM's ``served_model_name``, a name or a list of one."""
     names = draft.get("served_model_name")
     if isinstance(names, list) and len(names) != 1:
         raise draft.problem("served_model_name", f"{len(names)} names; a model has one here", "keep one name")

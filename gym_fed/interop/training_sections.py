@@ -9,19 +9,19 @@ from gym_fed.core.text import counted
 from gym_fed.interop.draft import Draft, KeyAlias, Refusal
 
 _MOST_AT_ONCE = 8
-"""Rows of a device at once where the config does not say: the default of ``per_device_train_batch_size``."""
+"""Maximum rows per device without a config value: the default of ``per_device_train_batch_size``."""
 
 
 def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, int] | None:
-    """Rows of a device at once and steps of accumulation whose product with ``processes`` is ``total``.
+    """Return rows per device and accumulation steps whose product with ``processes`` is ``total``.
 
     Args:
-        total: Rows of one optimiser step, on all devices.
+        total: Rows of one optimiser step on all devices.
         processes: Devices.
-        at_once: Rows of a device at once, where they are given; else the most up to 8 that divide.
+        at_once: Rows per device, if given; else the largest divisor up to 8.
 
     Returns:
-        None where no whole numbers do it.
+        None if there are no such integers.
     """
     each, left = divmod(total, processes)
     if left or each < 1:
@@ -45,7 +45,7 @@ def batch_size(draft: Draft) -> None:
         else:
             sizes = split_batch(total, processes, None if at_once is None else int(at_once))
     except (TypeError, ValueError):
-        raise draft.problem("batch_size", f"{total!r} is no whole number of rows") from None
+        raise draft.problem("batch_size", f"{total!r} is not a whole number of rows") from None
     if sizes is None:
         raise draft.problem(
             "batch_size",
@@ -77,7 +77,7 @@ def near_batch(value: Any) -> str:
 _CUBLAS = (":4096:8", ":16:8")
 
 _SHARDED = {"full_shard": "fsdp2", "shard_grad_op": "deepspeed", "no_shard": "ddp"}
-"""Our strategies by FSDP's words for what is sharded; ZeRO-2 is what shards gradients and optimiser state alone."""
+"""Our strategies by FSDP's sharding strategies; ZeRO-2 shards gradients and optimiser state only."""
 
 
 def _strategy(draft: Draft) -> None:
@@ -146,7 +146,7 @@ def _model(draft: Draft) -> None:
 
 
 def _fill(draft: Draft, key: str, value: int) -> None:
-    """A size that Llama's configs leave out: as many heads for keys, two thirds of four times the width between."""
+    """Set a size that the config omits to Llama's default."""
     if draft.get(f"model_init.{key}") is None:
         draft.put(f"model_init.{key}", value, "model")
 
@@ -155,7 +155,7 @@ def _training(draft: Draft) -> None:
     for key in list(draft.get("training")):
         value = draft.take(f"training.{key}")
         draft.put(key, value, f"training.{key}")
-    draft.note("training", "no section: its keys stand at the top level")
+    draft.note("training", "no section: its keys are at the top level")
     if draft.get("batch_size") is not None:
         batch_size(draft)
 
@@ -208,7 +208,7 @@ SECTIONS = [
         "serving",
         "",
         refusal=Refusal(
-            "a training config serves nothing; what is served stands in a file of its own",
+            "a training config has no serving options; they are in a serving config",
             ("gym api serving.yaml", "cache_size: 10GB"),
         ),
         shown="serving: in a training config",

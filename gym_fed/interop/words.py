@@ -17,7 +17,7 @@ KEYS: dict[str, list[KeyAlias]] = {
     "BitDeltaConfig": training_keys.BITDELTA,
     "DeltaSoupConfig": training_keys.DELTA_SOUP,
 }
-"""Keys by the schema that is asked for them, in the order in which they are read."""
+"""Aliases of keys by schema, in the order in which they are translated."""
 
 NEAR_MEMBERS = training_keys.NEAR_MEMBERS
 NEAR: dict[str, Mapping[str, str]] = {
@@ -28,7 +28,7 @@ NEAR: dict[str, Mapping[str, str]] = {
 
 
 def rows() -> Iterator[Alias]:
-    """The whole table."""
+    """Yield all rows of the alias table."""
     yield from NAMES
     yield from exports.ROWS
     yield from (word.row for words in KEYS.values() for word in words if word.where == "Python")

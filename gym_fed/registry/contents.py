@@ -251,7 +251,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
 
 
 def product_free(delta: DeltaFile) -> bool:
-    """Return whether decoding multiplies no factors, so that every machine computes the same bits."""
+    """Return True if decoding multiplies no factors, so that every machine computes the same bits."""
     from gym_quant import get_codec
 
     return all(get_codec(record.codec).rank(record.params) is None for record in delta.manifest.tensors)

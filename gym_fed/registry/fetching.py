@@ -35,7 +35,7 @@ class Pulled:
     Attributes:
         found: The version.
         folder: The folder with its files.
-        fetched: Whether anything was fetched; False if it was already here.
+        fetched: False if all files were already here.
         base: The folder or name of the base that it was rebuilt from, or that its adapter needs; None if there is
             none, or if it is not on this machine.
     """
@@ -48,7 +48,7 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of a version that differs from what was signed."""
+    """A file of a version that differs from its signed digest."""
 
     path: str
     problem: str
@@ -96,7 +96,7 @@ def fetch(
 
 
 def _is_there(part: Path, file: ModelFile) -> bool:
-    """Return whether an earlier attempt has fetched this file completely; other contents are removed."""
+    """Return True if an earlier attempt fetched this file completely; remove other contents."""
     target = part / file.path
     if not os.path.lexists(target):
         return False

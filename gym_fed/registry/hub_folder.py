@@ -43,7 +43,7 @@ class HubFolder:
     Attributes:
         folder: The folder.
         manifest: The manifest of the model; its number, sizes and digests count for a version of a registry only.
-        problems: What a person should check before publishing, a sentence each.
+        problems: Points to check before publishing, a sentence each.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ def hub_folder_of_model(
 
     Args:
         name: The title of the card; as for ``ModelRegistry.push``.
-        model: As for ``ModelRegistry.push``.
+        model: See ``ModelRegistry.push``.
         folder: Must not exist, or be empty.
         stated: Facts stated by a person.
         as_is: Leave a delta as a ``.gymdelta``.

@@ -161,13 +161,13 @@ class ModelManifest(StrictModel):
         return sum(file.num_bytes for file in self.files)
 
     def same_content(self, other: ModelManifest) -> bool:
-        """Return whether the two differ only in number and time."""
+        """Return True if the two differ only in number and time."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
 
 class TagMove(StrictModel):
-    """The setting or removal of a tag. The newest move counts; all are kept."""
+    """The setting or removal of a tag. The newest move is in force; all are stored."""
 
     format: Literal["gym-model-tag-1"] = "gym-model-tag-1"
     name: str = Field(max_length=160)
@@ -229,12 +229,12 @@ class ModelVersion:
 
 
 def is_model_name(text: str) -> bool:
-    """Return whether a model can have this name: small letters, digits, ``. _ -``, and at most one ``/``."""
+    """Return True for a valid model name: lowercase letters, digits, ``. _ -``, and at most one ``/``."""
     return _NAME.fullmatch(text) is not None and not text.endswith(".json")
 
 
 def is_tag(text: str) -> bool:
-    """Return whether a tag can have this name. An all-digit tag would be a version."""
+    """Return True for a valid tag. An all-digit tag would be a version."""
     return _TAG.fullmatch(text) is not None and not text.endswith(".json")
 
 

@@ -48,7 +48,7 @@ def default_model_store() -> str:
 
 
 class DamagedWarning(UserWarning):
-    """Warns that an entry of a store differs from what was pushed, and was left out of a list."""
+    """A warning that an entry of a store is damaged and left out of a list."""
 
 
 class ModelRegistry:
@@ -215,13 +215,13 @@ class ModelRegistry:
         return self._versions.read(name, number)
 
     def is_pinned(self, version: ModelVersion) -> bool:
-        """Return whether the key that signed a version is trusted for its name."""
+        """Return True if the key that signed a version is trusted for its name."""
         return version.signer.public_key in self._pins.keys(version.name)
 
     def verify(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
     ) -> tuple[ModelVersion, builtins.list[Damage]]:
-        """Check signature, signer, and every object of a version on the store; nothing is kept.
+        """Verify the signature, the signer, and every object of a version on the store.
 
         Returns:
             The version, and the files that are missing or damaged.
@@ -265,7 +265,7 @@ class ModelRegistry:
         return self._versions.names()
 
     def has(self, reference: str) -> bool:
-        """Return whether a reference names a model here; False also for an invalid name."""
+        """Return True if a reference names a model in this registry; False also for an invalid name."""
         try:
             name, _, _ = split_reference(reference)
         except GymError:
@@ -277,7 +277,7 @@ class ModelRegistry:
         return self._versions.numbers(name)
 
     def tag(self, reference: str, tag: str, *, key: SigningKey | None = None) -> TagMove:
-        """Put a tag on a version; a tag of another version is moved, and its history is kept.
+        """Set a tag to a version; a tag of another version is moved, and its history is kept.
 
         Raises:
             GymError: ``USAGE`` for an invalid tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
@@ -318,7 +318,7 @@ class ModelRegistry:
         return self._versions.tags(name)
 
     def has_base(self, version: ModelVersion) -> bool:
-        """Return whether the base of a version is on this machine by its name, or in this registry by its digest."""
+        """Return True if a version's base is on this machine by its name, or in this registry by its digest."""
         base = version.manifest.base
         if base is None or _named_here(base.name) is not None:
             return True

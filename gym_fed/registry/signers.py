@@ -35,7 +35,7 @@ class _Pin(StrictModel):
 
 
 def own_key() -> SigningKey:
-    """Return the user's key, which is also a contributor's: ``key.pem`` in the home, created on first use.
+    """Return the user's key, which contributors use too: ``key.pem`` in the home, created on first use.
 
     Raises:
         GymError: ``KEY_LOCKED`` if it has a passphrase that is not given.
@@ -99,7 +99,7 @@ class Pins:
 
         Args:
             name: The name of the model.
-            what: What was signed, for messages: ``name@version``.
+            what: The name of the signed object for messages: ``name@version``.
             signer: The key that signed it.
             confirm: Asked about the first key of a model; None refuses.
             expected: The fingerprint that was named; it also replaces a pinned one.

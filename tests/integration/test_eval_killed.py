@@ -106,5 +106,5 @@ def test_ctrl_c_ends_an_evaluation_with_how_to_go_on() -> None:
         process.kill()
     text = Path("said").read_text()
     assert "error (interrupted): stopped after " in text
-    assert "the same command goes on where it was" in text
+    assert "run the same command to resume" in text
     assert list((Path("stopped") / ".running").iterdir())

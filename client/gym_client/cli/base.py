@@ -87,7 +87,7 @@ class BaseFinder:
 
     @property
     def bandwidth(self) -> Bandwidth | None:
-        """The download bandwidth; None if unknown."""
+        """Return the download bandwidth; None if unknown."""
         return self._pace.bandwidth()
 
     def find(self, given: str | None) -> GlobalModel:

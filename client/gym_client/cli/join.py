@@ -57,7 +57,7 @@ class JoinOptions:
     fingerprint: str | None = None
     insecure: bool = False
     wait: bool = True
-    """Whether to wait for a hub that cannot be reached."""
+    """True to wait for a hub that cannot be reached."""
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gym_client.identity.home import Home
     from gym_client.identity.pins import ServerPin
 
+
 ledger_app = App(
     help="Show the hub's signed heads, and check that they do not contradict each other.",
     no_args_is_help=True,
@@ -187,7 +188,7 @@ def restored(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show whether the hub was restored from a backup, and what you lose by it."""
+    """Show whether the hub was restored from a backup, and what you lost."""
     from gym_client.hub.known import enrolled_client
     from gym_client.ledger.restored import accept_restore, loss_of
     from gym_fed.trust.ledger.restored import HubRestored

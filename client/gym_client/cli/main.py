@@ -265,7 +265,7 @@ def leave(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Withdraw from a hub: no more tasks. What was earned stays in its ledger."""
+    """Withdraw from a hub and receive no more tasks. Earned credits stay in its ledger."""
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 

@@ -190,7 +190,7 @@ def _leave_if_loading() -> None:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage within the block, and never look at what was loaded in it again.
+    """Disable garbage collection within the block, and exempt the objects created in it from later collections.
 
     Looking at it takes a tenth of a start, and later a fifth of a second of answers that wait.
     """
@@ -203,7 +203,7 @@ def _without_collection() -> Iterator[None]:
 
 
 def _require_config(config: Path) -> None:
-    """Refuse a model where a config belongs, by the flag that takes it.
+    """Refuse a model given instead of a config, and name the option for models.
 
     Raises:
         GymError: ``USAGE`` for a model; ``FILE_NOT_FOUND`` for what may be the name of one.
@@ -217,7 +217,7 @@ def _require_config(config: Path) -> None:
 
 
 def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
-    """The file's settings, or the defaults, with overrides.
+    """Return the file's settings, or the defaults, with overrides.
 
     Raises:
         GymError: As ``load_config``.
@@ -241,7 +241,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
 
 
 def with_own_variants(settings: ServingConfig) -> ServingConfig:
-    """With the store of `gym variant`, and the base of its variants, where the settings say nothing of them.
+    """Default to the store of `gym variant` and the base of its variants.
 
     ``variants: null`` serves the base alone.
 
@@ -279,7 +279,7 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
 
 
 def _introduce(address: str, serving: Serving) -> None:
-    """The address, the models, and how to call them."""
+    """Print the address, the models, and how to call them."""
     from itertools import islice
 
     from gym_fed.serving.openai.catalogue import LOCAL
@@ -398,7 +398,7 @@ def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = Fal
 
 
 def _limits(key: ApiKey) -> str:
-    """The limits of a key per minute."""
+    """Describe the limits of a key per minute."""
     limits = ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
     return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None) or "-"
 

@@ -1,4 +1,4 @@
-"""Options of vLLM, llama.cpp's server and others that `gym api` does not have: an error names what is here instead."""
+"""Options of vLLM, llama.cpp's server and others that `gym api` lacks; the error names our equivalent."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ OPTIONS = {
     **dict.fromkeys(("--timeout", "-to"), "--set request_timeout_seconds=SECONDS"),
     "--mmproj": "--base FOLDER of a vision model, which has its projector",
 }
-"""What to write instead, by option."""
+"""The text to write instead, by option."""
 
 
 class NamesOurOptions(Command):
-    """A command that refuses other servers' options by what is here instead, all of them at once."""
+    """A command that refuses all options of other servers in one error, which names our equivalents."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}

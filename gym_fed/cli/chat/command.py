@@ -1,4 +1,4 @@
-"""`gym chat`: talk to a model or to its variants in the terminal, or answer one message with ``--prompt``."""
+"""`gym chat`: chat with a model or its variants in the terminal, or answer one message with ``--prompt``."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""`gym chat` and `gym api` on a file of LLaMA-Factory: its model, its one adapter, and how it draws answers."""
+"""LLaMA-Factory's inference files for `gym chat` and `gym api`: the model, one adapter and sampling."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
 from gym_fed.core.console import err
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.text import counted
+from pathlib import Path
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
@@ -19,10 +20,10 @@ def is_file(name: str | Path | None) -> bool:
 
 
 def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
-    """``model``, ``sampling``; where the file gives them ``system``, ``chat_template``, ``dtype``. Notes are printed.
+    """Read ``model`` and ``sampling``, and ``system``, ``chat_template`` and ``dtype`` if given; print the notes.
 
     Raises:
-        GymError: As ``load_inference``; ``CONFIG_INVALID`` for adapters that one model cannot stand for.
+        GymError: As ``load_inference``; ``CONFIG_INVALID`` for more than one adapter.
     """
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_inference
@@ -36,7 +37,7 @@ def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
     if len(adapters) > 1:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"{file}: adapter_name_or_path: {counted(len(adapters), 'adapter', 'are')} not put on while answering",
+            f"{file}: adapter_name_or_path: {counted(len(adapters), 'adapter')} cannot be combined when answering",
             "merge them first: gym export MODEL --adapter A --adapter B -o FOLDER",
         )
     if adapters:
@@ -46,7 +47,7 @@ def read(source: ParsedConfig | str | Path) -> dict[str, Any]:
 
 
 def _require_base(file: str, adapter: str, model: str) -> None:
-    """Refuse an adapter that names another base than the file does: loading takes the adapter's own."""
+    """Refuse an adapter whose base differs from the file's model, since loading uses the adapter's base."""
     from gym_fed.base.modeling.adapters import read_adapter
     from gym_fed.base.models import resolve
 

@@ -16,7 +16,7 @@ def _texts(value: object) -> object:
 
 
 class ChatSettings(StrictModel):
-    """None leaves it to the server; a request then does not name it."""
+    """Sampling settings; a setting that is None is left out of requests."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = 512
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0
@@ -31,7 +31,7 @@ class ChatSettings(StrictModel):
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ChatSettings:
-        """Checked.
+        """Validate settings.
 
         Raises:
             GymError: ``USAGE`` naming the setting.
@@ -43,7 +43,7 @@ class ChatSettings(StrictModel):
             raise GymError(ErrorCode.USAGE, first_problem(error), hint) from error
 
     def changed(self, text: str) -> ChatSettings:
-        """With ``name=value``; the value is YAML, and ``none`` unsets.
+        """Return the settings after ``name=value``; the value is YAML, and ``none`` unsets it.
 
         Raises:
             GymError: ``USAGE``.
@@ -65,7 +65,7 @@ class ChatSettings(StrictModel):
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 
     def fields(self) -> dict[str, Any]:
-        """The sampling keys of a request."""
+        """Return the sampling keys of a request."""
         return self.model_dump(exclude_none=True)
 
     def __str__(self) -> str:

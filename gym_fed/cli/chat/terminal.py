@@ -1,4 +1,4 @@
-"""The terminal of `gym chat`: messages in, answers out as they are written, and commands that begin with a slash."""
+"""The terminal of `gym chat`: read messages, stream answers, and run commands that begin with a slash."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings
     from gym_fed.serving.chat.session import ChatSession
 
+
 SHOWN_VARIANTS = 50
 BLOCK = '"""'
 HISTORY_LINES = 1000
@@ -31,7 +32,7 @@ class Terminal:
 
     Args:
         conversation: The session.
-        settings: Its sampling; `/set` changes it.
+        settings: The sampling settings, which `/set` changes.
         as_json: Answers are one JSON line each, when whole.
     """
 
@@ -102,7 +103,7 @@ class Terminal:
         self._print_end()
 
     def report(self, prompt: str, answer: str) -> dict[str, object]:
-        """An answer, for JSON."""
+        """Return an answer as JSON values."""
         return {
             "model": self.conversation.model,
             "prompt": prompt,
@@ -179,7 +180,7 @@ class Terminal:
             self._note(f"no variants of {self.conversation.writer.base}")
 
     def _system(self, argument: str) -> None:
-        """[TEXT|none]: show or change the message before everything"""
+        """[TEXT|none]: show or change the system message"""
         if argument:
             self.conversation.require_memory("a system message")
             self.conversation.system = None if argument == "none" else argument
@@ -265,7 +266,7 @@ def _path(argument: str) -> Path:
 
 
 def read_message(prompt: str) -> str | None:
-    """One message, or None at the end of input.
+    """Read one message; None at the end of input.
 
     A line that ends with a backslash continues in the next one; text between two lines of three quotes is one message.
 
@@ -338,7 +339,7 @@ def line_editing(folder: Path) -> Iterator[None]:
 
 
 def _read_history(history: Path) -> bool:
-    """True if the history can be kept in this file; creates it."""
+    """Create and read the history file; return True if it can be used."""
     import readline
 
     try:

@@ -65,7 +65,7 @@ def list_catalogue(
 
 
 def _print_fitted(heading: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> None:
-    """The columns for which the terminal has room; what a set is wraps within the last."""
+    """Print the columns that fit into the terminal; the description wraps within the last one."""
     from rich.table import Column
 
     from gym_fed.core.console import TextTable

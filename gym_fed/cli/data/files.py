@@ -1,4 +1,4 @@
-"""`gym data convert|mix|dedup`: one dataset from others; by default nothing is overwritten, and files are whole."""
+"""`gym data convert`, `mix` and `dedup`: write one dataset from others, atomically."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def dedup(
     overwrite: OverwriteOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the first of equal (and, with --near, of nearly equal) rows, as they were written; show what went."""
+    """Drop duplicate rows (and near-duplicates, with --near) and show what was dropped."""
     from gym_fed.data.reading import iter_raw
     from gym_fed.data.steps import DedupStep, Report, text_of
     from gym_fed.data.writing import check_output, write_rows
@@ -199,7 +199,7 @@ def dedup(
 
 
 def _weighted(source: str) -> tuple[str, float]:
-    """``PATH:0.7``; a path without a weight weighs 1."""
+    """Split ``PATH:0.7`` into path and weight; the default weight is 1."""
     path, colon, weight = source.rpartition(":")
     if not colon or weight.startswith("//"):
         return source, 1.0

@@ -1,4 +1,4 @@
-"""`gym data show`: rows as the model will see them, what it learns of them in colour, and how long they are."""
+"""`gym data show`: print rows as the model sees them, with learned tokens in colour, and their lengths."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class _View:
 
 
 def _names(texts: list[str] | None) -> list[str] | None:
-    """Names of ``--against``, each once; None where it is not given."""
+    """Return the names of ``--against`` without duplicates; None without the option."""
     if texts is None:
         return None
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
@@ -187,7 +187,7 @@ def _of_file(
 def _of_config(
     config: TrainingConfig, model: str | None, limit: int | None, contamination: ContaminationCheck
 ) -> _View:
-    """Rows of ``data:`` as the algorithm of the config takes them."""
+    """Return the rows of ``data:`` in the form that the config's algorithm reads."""
     from gym_fed.base.models import load_tokenizer
     from gym_fed.core.registries import ALGORITHMS
     from gym_fed.data.preview import sequences_of

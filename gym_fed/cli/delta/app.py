@@ -1,4 +1,4 @@
-"""`gym delta`: make, show and apply `.gymdelta` files by hand."""
+"""`gym delta`: create, show and apply `.gymdelta` files."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def compare(
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A .gymdelta file.")], json_: AsJson = False
 ) -> None:
-    """Check a delta and show what is in it."""
+    """Verify a delta and show its contents."""
     from gym_fed.delta.file import DeltaFile
 
     with DeltaFile.open(file) as delta:

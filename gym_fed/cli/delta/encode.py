@@ -1,4 +1,4 @@
-"""`gym delta encode`: write a fine-tune as a small file, in any codec, with a table and a picture of layer errors."""
+"""`gym delta encode`: encode a fine-tune with any codec, and print or plot the errors of its layers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _number(group_size: str | None) -> int | str | None:
 
 
 def _policy(values: dict[str, Any], settings: list[str], *, has_text: bool) -> CalibratedPolicy:
-    """The options and settings; with text, scales that nothing else calibrates are distilled."""
+    """Build the encoding policy from options and settings; with text, uncalibrated scales are distilled."""
     from gym_fed.config.yaml.file import parse_overrides, validate
     from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy
 
@@ -187,7 +187,7 @@ def _show(report: QuantReport) -> None:
 
 
 def print_errors(name: str, bits_per_weight: float, errors: list[LayerError]) -> None:
-    """One row per tensor: codec, bits per weight, relative errors."""
+    """Print a row per tensor: codec, bits per weight, relative errors."""
     from rich import box
 
     from gym_fed.core.console import TextTable
@@ -214,7 +214,7 @@ def _percent(value: float) -> str:
 
 
 def require_matplotlib() -> None:
-    """Refuse ``--plot`` before any work where there is nothing to draw with.
+    """Refuse ``--plot`` before any work if matplotlib is not installed.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``.

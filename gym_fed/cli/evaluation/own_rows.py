@@ -1,4 +1,4 @@
-"""`gym eval MODEL --data FILE`: the user's own rows, before and after, and what the model kept."""
+"""`gym eval MODEL --data FILE`: evaluate on the user's own rows, compare with the base, and measure retention."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _MODEL_CHARACTERS = 30
 
 @dataclass(frozen=True)
 class OwnRowsCommand:
-    """Options of the command, as they were typed.
+    """Options of the command.
 
     Attributes:
         data: The file.
         columns: ``OURS=THEIRS`` pairs.
         graders: Values of ``--grader``.
         limit: Read the first N rows.
-        max_tokens: Longest answer.
+        max_tokens: Maximum tokens of an answer.
         compare: Another model, in place of the base.
         check: True to measure retention.
         yes: Consent to downloads, and to a guess of the columns.

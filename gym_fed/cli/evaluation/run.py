@@ -242,7 +242,7 @@ def run_evaluation(
 
 
 def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
-    """Run it, with its progress on standard error.
+    """Run an evaluator and show its progress on standard error.
 
     Raises:
         GymError: ``INTERRUPTED`` on Ctrl-C; as ``Evaluator``.
@@ -265,7 +265,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
         except KeyboardInterrupt:
             done = "" if reached is None else f" after {reached.done} of {counted(reached.total, 'request')}"
             raise GymError(
-                ErrorCode.INTERRUPTED, f"stopped{done}", "the same command goes on where it was"
+                ErrorCode.INTERRUPTED, f"stopped{done}", "run the same command to resume"
             ) from None
     return [
         EvaluationRun(results, evaluator.records[name], name in evaluator.cached, evaluator.group_of)
@@ -274,7 +274,7 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
 
 
 def _record(reference: str, folder: Path) -> Path | None:
-    """The record that OTHER names; None where it names a model."""
+    """Return the record that ``--compare`` names; None if it names a model."""
     from gym_fed.evaluation.records.document import paths_of
     from gym_fed.evaluation.records.reader import named_record
 
@@ -292,7 +292,7 @@ def _require_other(evaluator: Evaluator, folder: Path, yes: bool) -> None:
 
 
 def _other(reference: str, request: ModelRequest) -> ModelRequest:
-    """Another model, opened as the first one is."""
+    """Return a request for another model with the options of the first."""
     base = request.base if reference.endswith(".gymdelta") else None
     return replace(request, model=reference, base=base, adapters=(), variants=(), store=None)
 

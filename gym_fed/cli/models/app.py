@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.models.needed import say_asking
+from gym_fed.cli.models.needed import print_queried_host
 from gym_fed.cli.models.registries import (
     AsIsOption,
     BaseOption,
@@ -307,9 +307,9 @@ def pull(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch a model; what is here already is not fetched again. Ctrl-C keeps what came.
+    """Fetch a model. Files on this machine are not fetched again, and a stopped pull can be resumed.
 
-    A name that the registry has is the registry's, and every other one the Hub's.
+    A name is looked up in the registry first, then on the Hub.
     """
     if hub and (registry is not None or "@" in name):
         raise GymError(
@@ -322,7 +322,7 @@ def pull(
     from gym_fed.base.downloads import pull_model
     from gym_fed.base.downloads.ensure import consent, progress
 
-    say_asking(name)
+    print_queried_host(name)
     with progress() as report:
         offer, folder = pull_model(name, consent=consent(yes), report=report)
     print_result(

@@ -1,4 +1,4 @@
-"""Has the models and data sets that a command needs on this machine, before it starts; what is missing is offered."""
+"""Ensure that the models and data sets of a command are on this machine; offer to download missing ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gym_fed.config.train.data_source import DataConfig
     from gym_fed.config.train.training import TrainingConfig
 
+
 YesOption = Annotated[
     bool,
     typer.Option("--yes", "-y", help="Accept downloads, and guesses of columns."),
@@ -21,7 +22,7 @@ _T = TypeVar("_T")
 
 
 def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
-    """Fetch what is missing, with consent; returns whether anything was.
+    """Fetch missing models with consent; return True if any was fetched.
 
     Raises:
         GymError: As ``gym_fed.base.downloads.ensure_model``.
@@ -31,14 +32,14 @@ def ensure_models(names: Iterable[str | None], yes: bool) -> bool:
 
     missing = _missing(names)
     for name in missing:
-        say_asking(name)
+        print_queried_host(name)
         with progress() as report:
             ensure_model(name, consent=consent(yes), report=report)
     return bool(missing)
 
 
-def say_asking(name: str) -> None:
-    """Name the machine that is asked for something of the Hub; its answer can take many seconds."""
+def print_queried_host(name: str) -> None:
+    """Print the host that is queried, since the Hub's answer can take many seconds."""
     from gym_fed.base.downloads.hub import endpoint
     from gym_fed.core.console import err
 
@@ -89,14 +90,14 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
 
     for name, subset in dict.fromkeys(place for source in sources for place in hub_places(source)):
         if missing_dataset(name):
-            say_asking(name)
+            print_queried_host(name)
         ensure_dataset(name, subset=subset, consent=consent(yes))
 
 
 def with_models(
     load: Callable[[], _T], first: str | None, names: Callable[[_T], TrainingConfig], yes: bool
 ) -> _T:
-    """A config whose models are on this machine.
+    """Return a config whose models are on this machine.
 
     Args:
         load: Reads the config. It is called again when something was fetched, because the translation of a

@@ -1,4 +1,4 @@
-"""`gym models` on a registry: pull, show, verify, tag; signers are shown by fingerprint before they are trusted."""
+"""`gym models` on a registry: pull, show, verify and tag. A new signer's fingerprint must be confirmed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _ensure_base(
 
 
 def show(name: _Reference, registry: RegistryOption = None, as_json: AsJson = False) -> None:
-    """Show what a version says of itself: files, base, lineage, licences, signer, tags."""
+    """Show a version: files, base, lineage, licences, signer, tags."""
     from gym_fed.registry import ModelRegistry
     from gym_fed.registry.card.readme import conflicts
 
@@ -246,7 +246,7 @@ def _day(seconds: Any) -> str:
 
 
 def registered(url: str | None) -> list[dict[str, Any]]:
-    """The newest version of every model of a registry, one that is damaged with what is wrong.
+    """Return the newest version of every model in a registry; for a damaged one, the error.
 
     Raises:
         GymError: ``NOT_FOUND`` where a registry is named and nothing is there.
@@ -282,7 +282,7 @@ def registered(url: str | None) -> list[dict[str, Any]]:
 
 
 def confirmed(yes: bool) -> Confirm | None:
-    """A question to a person about a signer, which ``--yes`` answers; None where nobody can be asked."""
+    """Return a function that confirms a signer: a prompt, or True with ``--yes``; None without a terminal."""
     if not yes and not (sys.stdin.isatty() and err.is_terminal):
         return None
 
@@ -298,7 +298,7 @@ def confirmed(yes: bool) -> Confirm | None:
 
 
 def stated(licence: str) -> str:
-    """A licence, or that it is not stated."""
+    """Return a licence, or "not stated"."""
     from gym_fed.registry.manifest import NOT_STATED
 
     return "not stated" if licence == NOT_STATED else plain(licence)

@@ -1,4 +1,4 @@
-"""`gym soup`: merge deltas by hand, list the rules, and make the statistics that some methods need."""
+"""`gym soup`: merge deltas, list the rules, and compute the statistics that some methods need."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.core.registries import Kind
+
 
 app = App(help="Merge deltas, by robust rules or merge methods.", no_args_is_help=True)
 app.command()(merge)
@@ -76,7 +77,7 @@ def statistics(
 
 @app.command()
 def rules(json_: AsJson = False) -> None:
-    """List every rule: what it needs, whether it withstands malicious clients, and how many updates it takes."""
+    """List the rules: their needs, robustness against malicious clients, and number of updates."""
     all_rules = _rules()
     if json_:
         console.print_json(all_rules)
@@ -97,7 +98,7 @@ def _rules() -> list[dict[str, Any]]:
 
 
 def _usable(kind: Kind[Any]) -> Iterator[Any]:
-    """The classes of a kind; members of other packages that cannot be used are named in warnings."""
+    """Return the classes of a kind; warn about unusable members of other packages."""
     return map(kind.type_of, kind.usable())
 
 
@@ -128,7 +129,7 @@ def _method(rule: Any) -> dict[str, Any]:
 
 
 def _described(rule: Any, kind: str) -> dict[str, Any]:
-    """The columns of all kinds; ``needs`` names what a rule reads of whole updates."""
+    """Return the columns shared by all kinds; ``needs`` names what a rule reads of whole updates."""
     needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
     fields = rule.Config.model_fields
     return {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
 
+
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 """A name that may be looked up: one word, or an owner and a name. A received file cannot name a local path."""
 
@@ -33,7 +34,7 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
     its last part, and by revision). The digest decides.
 
     Args:
-        updates: As given to the command; those that cannot be read name nothing.
+        updates: The updates named in the command.
         base: A model folder or name, or None.
 
     Raises:
@@ -82,13 +83,13 @@ class Inputs:
 
     Args:
         base: The base, loaded.
-        spec: Its description.
+        spec: The base's description.
         folder: For temporary files.
         stack: Closes what is opened.
         allow_differences: Use a fine-tune whose config or tokenizer differs from the base's.
 
     Attributes:
-        not_merged: By update, what it changed besides its weights; a soup holds none of it.
+        not_merged: Changes of each update beyond its weights, which are not in the soup.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Inputs:
         self.not_merged: dict[str, list[str]] = {}
 
     def open(self, name: str) -> DeltaFile:
-        """A ``.gymdelta``, or the difference of a model folder or LoRA run from the base, in float32.
+        """Open a ``.gymdelta``, or compute the float32 difference of a model folder or LoRA run from the base.
 
         Raises:
             GymError: For what cannot be read, or is not of this base.
@@ -158,7 +159,7 @@ class Inputs:
 def open_all(
     inputs: Inputs, names: list[str], skip_broken: bool
 ) -> tuple[dict[int, DeltaFile], dict[str, str]]:
-    """The opened updates by their index, and by name the reason why others cannot be used."""
+    """Open the updates; return them by index, and the reason for each that cannot be used by name."""
     opened: dict[int, DeltaFile] = {}
     refused: dict[str, str] = {}
     for index, name in enumerate(names):
@@ -178,7 +179,7 @@ def open_all(
 
 
 def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
-    """Name and digest of the base of all deltas, and where a LoRA run has its base; None where nothing names it."""
+    """Return name and digest of the deltas' base, and the base folder of a LoRA run; None for what is not named."""
     from gym_fed.delta.file import DeltaFile
 
     found: dict[str, tuple[str, str]] = {}
@@ -230,7 +231,7 @@ def _candidates(name: str, updates: Sequence[str], run_base: str | None) -> Iter
 
 
 def _cached(name: str) -> list[str]:
-    """Names and snapshot folders in the Hugging Face cache that end in ``name``, or have it as their revision."""
+    """Return models of the Hugging Face cache whose name ends in ``name`` or whose revision it is."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -233,7 +233,7 @@ def _numbers(section: str, values: dict[str, Any], known: tuple[str, ...]) -> di
 
 
 def _writer(codec: str, options: dict[str, Any]) -> Write:
-    """The function that writes a soup by a codec; ``options`` are ``rank`` and ``max_error``."""
+    """Return a function that writes a soup with a codec; ``options`` are ``rank`` and ``max_error``."""
     from gym_fed.config.delta import CodecPolicy
     from gym_fed.config.yaml.file import validate
     from gym_fed.delta.encode import encode_source
@@ -268,7 +268,7 @@ def _writer(codec: str, options: dict[str, Any]) -> Write:
 
 
 def _settings(settings: list[str], steps: list[str]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """``--set``: the rule's own, and those of the steps before it."""
+    """Split ``--set`` into the settings of the rule and of its pre-aggregators."""
     from gym_fed.config.yaml.file import parse_overrides
 
     own: dict[str, Any] = {}

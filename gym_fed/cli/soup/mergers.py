@@ -1,4 +1,4 @@
-"""The two ways in which `gym soup merge` merges, and the held-out losses that it reports and gates by."""
+"""The two mergers of `gym soup merge`, and the held-out losses that it reports and gates on."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class Opened:
     """The inputs of a merge, opened.
 
     Attributes:
-        updates: By place in the command.
-        weights: Of these updates, in their order.
+        updates: The updates by their position in the command.
+        weights: The weights of these updates, in the same order.
         inputs: Opens other inputs of the command, and has the base.
         evaluator: Losses on held-out rows.
     """

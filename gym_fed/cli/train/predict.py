@@ -1,4 +1,4 @@
-"""`gym predict`: a model's answers to rows that have one, written down and compared with BLEU-4 and ROUGE."""
+"""`gym predict`: write a model's answers to rows, and compare them with the reference by BLEU-4 and ROUGE."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[],
     """End the work in the block after the current step at the first Ctrl-C or SIGTERM, and at once at the second.
 
     Args:
-        keeping: What the first one keeps, for the message.
+        keeping: What is saved at the first signal, for the message.
 
     Yields:
         A function that is true after the first signal; the work calls it after each step.

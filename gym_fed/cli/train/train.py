@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
-
-import typer
-
-from gym_fed.cli.models.needed import YesOption, require_rows, with_models
+from gym_fed.cli.models.needed import YesOption
+from gym_fed.cli.models.needed import require_rows
+from gym_fed.cli.models.needed import with_models
 from gym_fed.cli.next_command import print_next
-from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
-from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import IgnoreUnsupported, SetOption
+from gym_fed.cli.train.progress import progress
+from gym_fed.cli.train.progress import readable_warnings
+from gym_fed.cli.train.progress import report_rows
+from gym_fed.cli.train.progress import stop_on_ctrl_c
+from gym_fed.core.console import AsJson
+from gym_fed.core.console import err
+from gym_fed.core.console import out
+from gym_fed.core.console import print_columns
+from gym_fed.core.console import print_json
+from gym_fed.core.console import print_result
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
+from gym_fed.core.help import IgnoreUnsupported
+from gym_fed.core.help import SetOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.text import counted, plain
+from gym_fed.core.text import counted
+from gym_fed.core.text import plain
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+from typing import NoReturn
+from typing import TYPE_CHECKING
+import sys
+import typer
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.training.run.result import CheckResult, TrainResult
+    from gym_fed.training.run.result import CheckResult
+    from gym_fed.training.run.result import TrainResult
 
 
 def train(
@@ -141,7 +156,7 @@ _FLAGS = "gym train --model MODEL --data rows.jsonl"
 
 
 def _require_config(config: Path) -> None:
-    """Refuse a model or rows where a config belongs, by the flag that takes them.
+    """Refuse a model or rows given instead of a config, and name the option for them.
 
     Raises:
         GymError: ``USAGE``.
@@ -198,7 +213,7 @@ def _print_plan(settings: TrainingConfig, processes: int, as_json: bool) -> None
 
 
 def _first_keys(parsed: ParsedConfig | None, overrides: list[str]) -> dict[str, Any]:
-    """The first keys of file and flags, before they are validated."""
+    """Return the first keys of the file and flags before validation."""
     from gym_fed.config.yaml.file import parse_overrides
 
     settings = {str(path[0]): value for path, value in parse_overrides(overrides) if len(path) == 1}
@@ -214,7 +229,7 @@ def _require_plugins(given: dict[str, Any]) -> None:
 
 
 def _named_model(given: dict[str, Any]) -> str | None:
-    """The model that a file or the flags name, ours or LLaMA-Factory's."""
+    """Return the model in a file or the flags, in our or LLaMA-Factory's keys."""
     name = given.get("model", given.get("model_name_or_path"))
     return name if isinstance(name, str) else None
 
@@ -231,7 +246,7 @@ def _next(settings: TrainingConfig, folder: Path) -> str:
 
 
 def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
-    """This very command in ``nproc`` processes, once it is known that they can work."""
+    """Run this command in ``nproc`` processes, after checking that they can work."""
     from gym_fed.training.processes.ranks import launch
     from gym_fed.training.run.checks import check_config
 
@@ -255,7 +270,7 @@ def outcome_lines(result: TrainResult) -> list[str]:
 
 
 def loss_trend(losses: list[float]) -> str:
-    """The loss of the last step, and how it got there: means of the first and last tenth of the steps."""
+    """Describe the loss of the last step, and the means of the first and last tenth of the steps."""
     count = max(1, len(losses) // 10)
     first, last = sum(losses[:count]) / count, sum(losses[-count:]) / count
     if len(losses) < 2:
@@ -269,7 +284,7 @@ def loss_trend(losses: list[float]) -> str:
 
 
 def check_lines(check: CheckResult) -> list[str]:
-    """The check of a run, warnings apart."""
+    """Return the lines of a run's check without its warnings."""
     lines = []
     if (held := check.held_out) is not None:
         of = f"{counted(held.num_rows, 'held-out row')}" if held.num_rows else "held-out rows"

@@ -1,4 +1,4 @@
-"""`gym variant add` and `sign`: put deltas into the store, or sign one for a server that adds it over HTTP."""
+"""`gym variant add` and `sign`: add deltas to the store, or sign one for a server that adds it over HTTP."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def _new(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | 
 
 
 def _of_owner(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningKey | None:
-    """The key in the name of the account that is named; a rotated account's newer key signs for it."""
+    """Return the key as the named account's; a newer key of a rotated account signs for it."""
     from gym_fed.serving.store.records import is_account
 
     accounts = sorted({row.owner for row in new if is_account(row.owner)})

@@ -104,7 +104,7 @@ def _is_chat(delta: Path) -> bool:
 
 
 def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None, is_chat: bool) -> str:
-    """Commands that make the file, and the Modelfile; its template where the base is at hand."""
+    """Return the commands that create the file and the Modelfile, with its template if the base is on this machine."""
     from gym_fed.serving.store.naming import is_here
 
     file = f"{record.name}.gguf"
@@ -263,7 +263,7 @@ def gc(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Remove revisions beyond those that are kept (10 by default), and files that a killed add or remove left."""
+    """Remove old revisions (beyond 10 by default), and files left by a killed add or remove."""
     with open_store(store) as opened:
         if keep is not None:
             opened.history.keep(keep)
@@ -348,7 +348,7 @@ def _codecs(delta: Path) -> list[str]:
 
 
 def _losses(figures: dict[str, Any]) -> str:
-    """``base -> with the variant``, as far as it was measured."""
+    """Format the losses as ``base -> variant``, as far as they were measured."""
     losses = [figures.get(name) for name in ("loss_base", "loss")]
     numbers = [f"{value:.4f}" if isinstance(value, int | float) else "?" for value in losses]
     return "" if numbers == ["?", "?"] else f"{numbers[0]} -> {numbers[1]}"

@@ -1,4 +1,4 @@
-"""`gym variant create` and `gym variant rebase`: rows in, a signed variant in the store out; Ctrl-C keeps the work."""
+"""`gym variant create` and `rebase`: train a signed variant from rows; Ctrl-C keeps a checkpoint."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """Show the progress on standard error, and stop at the first Ctrl-C; a checkpoint is kept."""
+    """Show progress on standard error, and stop with a checkpoint at the first Ctrl-C."""
     from gym_fed.personalization.results import Listener as Silent
 
     with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:

@@ -75,7 +75,7 @@ def owners_key(
 
     Args:
         path: The PEM file; None: none is named.
-        folder: Of the store.
+        folder: The store's folder.
         record: The variant.
         home: This one's folder; None: the default.
 

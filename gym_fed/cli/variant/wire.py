@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.store.store import VariantStore
     from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
+
 hub_app = App(help="List and remove your variants at a hub.", no_args_is_help=True)
 
 
@@ -196,16 +197,16 @@ def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | 
 
 
 def _owners(before: VariantRecord | None, name: str, own: str, user: str | None) -> tuple[str, str]:
-    """The account that a pulled variant is signed by, and whose it is in this store; refused before the pull.
+    """Return the account that signed the variant and its owner in this store; refuse a conflict before the pull.
 
     That is the account again; or, as at `create --user`, a user id: the one named for a variant of one's own, or the
     one whose variant of this name the same account signed.
 
     Args:
-        before: What the store has under its name.
-        name: Of the variant.
+        before: The store's variant of this name, if any.
+        name: The variant's name.
         own: The caller's account at the hub.
-        user: What ``--user`` says.
+        user: The value of ``--user``.
     """
     from gym_fed.serving.store.records import is_account, validate_owner
 
@@ -262,7 +263,7 @@ def _who_reads(variant: HubVariant, account: str) -> str:
 def _enrolled(
     server: str | None, home: Path | None, passphrase_file: Path | None, insecure: bool
 ) -> HubClient:
-    """A client of a hub that was joined before, whose ledger key is the pinned one."""
+    """Return a client of a joined hub, after checking that its ledger key is the pinned one."""
     from gym_client.cli.options import open_home
     from gym_client.hub.known import enrolled_client
 

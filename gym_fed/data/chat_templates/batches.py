@@ -19,7 +19,7 @@ from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConve
 
 _ROWS = 64
 _CHARS = 1 << 22
-"""Most rows of one request, and about the most characters; a longer row goes alone."""
+"""Maximum rows, and approximate maximum characters, of a request; a longer row is sent alone."""
 
 Placed = tuple[dict[str, Any], str]
 """A row with ``messages`` and optionally ``tools``, and its name in errors."""

@@ -35,7 +35,7 @@ class NamedTemplate:
         prefix: Text at the start of a conversation.
         default: The system message of a conversation without one.
         fused: True if the system message is put into the first question, before its content.
-        thinks: Whether answers begin with their reasoning, an empty one where there is none.
+        thinks: True if answers begin with their reasoning, which may be empty.
         end: The token that ends an answer; None for the tokenizer's own.
     """
 
@@ -338,7 +338,7 @@ _SUGGESTED = ("chatml", "zephyr", "vicuna", "default")
 
 
 def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
-    """The mark that ends an answer (None where the tokenizer's own end token does), and all marks of the template."""
+    """Return the token that ends an answer (None for the tokenizer's own end token), and all tokens of the template."""
     template = template_of(tokenizer)
     text = None
     for turns in (_PROBE_TURNS, _PROBE_TURNS[1:]):

@@ -200,7 +200,7 @@ def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> se
 
 
 def _showing(template: Template, messages: list[Message], tools: Any, place: str) -> tuple[Template, str]:
-    """The template, changed if needed to show the whole row, and the rendered text."""
+    """Return the template, changed if needed to show the whole row, and the rendered text."""
     missing = None
     for candidate in (template, showing_history(template)):
         turns = _folded(candidate, messages)
@@ -242,7 +242,7 @@ def _folded(template: Template, messages: list[Message]) -> list[Message]:
 
 
 def _between(spans: list[Span], length: int) -> list[Span]:
-    """The text outside ``spans``."""
+    """Return the text outside ``spans``."""
     edges = [0, *(edge for span in spans for edge in span), length]
     return [(start, end) for start, end in zip(edges[::2], edges[1::2], strict=True) if start < end]
 

@@ -76,12 +76,12 @@ def has_marks(template: str) -> bool:
 
 
 def training_template(template: str) -> str | None:
-    """TRL's marked copy of a template, or None if TRL has none."""
+    """Return TRL's marked copy of a template, or None."""
     return _counterparts().get(_key(template))
 
 
 def vision_template(processor: Any) -> str | None:
-    """The marked template for an image processor; None if its own has marks.
+    """Return the marked template for an image processor; None if its own has marks.
 
     Raises:
         GymError: ``DATA_INVALID`` when neither the processor nor TRL has one.
@@ -111,7 +111,7 @@ def _counterparts() -> dict[str, str]:
 
 
 def trl_templates() -> Path:
-    """The folder of TRL's templates."""
+    """Return the folder of TRL's templates."""
     folder = trl_folder()
     if folder is None:
         raise GymError(
@@ -169,9 +169,9 @@ def own_marks(
     """Locate turns by the template's marks: the text, and the spans of each assistant message.
 
     Args:
-        template: With marks.
+        template: A template with marks.
         messages: The conversation.
-        tools: Its tools.
+        tools: The conversation's tools.
         ends: The tokenizer's special tokens; white space behind one of them at a span's end is cut off.
     """
     text, spans = template.marked(messages, tools)
@@ -274,13 +274,13 @@ def _common(text: str, other: str) -> int:
 
 
 def _opening(template: Template) -> str:
-    """The generation prompt after a question."""
+    """Return the generation prompt after a question."""
     prompted, plain = template.text(_PROBE, prompt=True), template.text(_PROBE)
     return prompted[_common(prompted, plain) :]
 
 
 def _opened(words: str, opening: str) -> int:
-    """Number of characters of ``words`` that belong to the generation prompt: its end, or the header that it shares."""
+    """Return how many characters at the start of ``words`` belong to the generation prompt."""
     ending = next((n for n in range(len(opening), 0, -1) if words.startswith(opening[-n:])), 0)
     return ending or _shared(words, opening)
 

@@ -55,7 +55,7 @@ _READ = {
 
 
 def conversation_row(row: Raw, key: str) -> Raw:
-    """The supervised row of the turns under ``key``."""
+    """Return the supervised row of the turns under ``key``."""
     images: list[Any] = []
     messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
     return with_context(row, {"messages": messages}, key, images=images)
@@ -66,7 +66,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
     Args:
         turns: The row's list of turns.
-        key: Its column, for messages.
+        key: The column, for messages.
         images: Grows by the images that content parts hold, in their order.
 
     Raises:
@@ -195,7 +195,7 @@ def _calls(calls: Any) -> list[Raw]:
 
 
 def _weight(turn: Raw, role: str) -> Message:
-    """``{"weight": 0}`` for a turn that is not learned, else empty.
+    """Return ``{"weight": 0}`` for a turn that is not learned, else an empty mapping.
 
     Raises:
         BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is not a turn of the assistant.
@@ -223,7 +223,7 @@ def _weight(turn: Raw, role: str) -> Message:
 
 
 def _reasoning(turn: Raw, role: str) -> Message:
-    """``{"reasoning_content": text}`` if the assistant turn has reasoning, else empty.
+    """Return ``{"reasoning_content": text}`` if the assistant turn has reasoning, else an empty mapping.
 
     Raises:
         BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
@@ -331,7 +331,7 @@ def _without(prompt: list[Message], answer: list[Message]) -> list[Message]:
 
 
 def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """Split the common prefix, which must contain the prompt's text as a turn, from the rest of each answer."""
+    """Split off the common prefix, which must contain the prompt's text as a turn, from each answer."""
     if len(answers) > 1:
         shared, rest = _implicit(answers, keys)
     else:
@@ -342,7 +342,7 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
 
 
 def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
-    """The common prefix of all answers, and the rest of each (as in trl.extract_prompt)."""
+    """Return the common prefix of all answers, and each remainder (as in trl.extract_prompt)."""
     problem = f"{' and '.join(map(repr, keys))} do not begin alike, and there is no 'prompt'"
     if len(answers) < 2 or len({type(answer) for answer in answers}) != 1:
         raise BadRow(problem, "give the prompt, as a text or as messages")

@@ -39,7 +39,7 @@ class Format(ABC):
         """
 
     def write(self, row: Raw) -> Raw:
-        """The inverse of ``read``. The caller refuses a row that ``read`` does not restore.
+        """Write a row as a raw row, the inverse of ``read``. The caller refuses a row that ``read`` does not restore.
 
         Raises:
             BadRow: When this format cannot hold the row.
@@ -71,7 +71,7 @@ class MediaRow(BadRow):
     """A row with audio or video, which no trainer supports.
 
     Args:
-        kinds: Its media: ``videos``, ``audios``.
+        kinds: The kinds of media: ``videos``, ``audios``.
     """
 
     def __init__(self, kinds: Sequence[str]) -> None:
@@ -95,7 +95,7 @@ def as_object(raw: Any) -> Raw:
 
 
 def string(row: Raw, key: str, *, optional: bool = False) -> str:
-    """The text under ``key``; optional keys may be missing, null or empty, and then give ``""``.
+    """Return the text under ``key``; ``""`` for an optional key that is missing, null or empty.
 
     Raises:
         BadRow: When it is not text, or missing or blank and not optional.
@@ -114,13 +114,13 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
 
 
 def system_of(row: Raw) -> list[Message]:
-    """The message of a ``system`` column, if it is not empty."""
+    """Return the message of a ``system`` column, if it is not empty."""
     text = string(row, "system", optional=True)
     return [{"role": "system", "content": text}] if text else []
 
 
 def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
-    """The messages of a supervised row to be written as ``format``, and the other keys.
+    """Return the messages of a supervised row to be written as ``format``, and the other keys.
 
     Raises:
         BadRow: For a row that is not a conversation.
@@ -137,7 +137,7 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
 
 
 def context_of(row: Raw) -> Raw:
-    """The row's ``tools``, ``images`` and ``forget``, if it has them."""
+    """Return the row's ``tools``, ``images`` and ``forget``, if it has them."""
     return {key: row[key] for key in ("tools", "images", "forget") if key in row}
 
 

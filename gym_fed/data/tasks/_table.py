@@ -42,7 +42,7 @@ def task(name: str, summary: str, group: Group = "contributor") -> Callable[[Mak
 
 
 def letters(rng: random.Random, low: int, high: int, alphabet: str = string.ascii_lowercase) -> str:
-    """A random string of ``low`` to ``high`` characters."""
+    """Return a random string of ``low`` to ``high`` characters."""
     return "".join(rng.choices(alphabet, k=rng.randint(low, high)))
 
 

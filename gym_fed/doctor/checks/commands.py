@@ -48,7 +48,7 @@ def namesake() -> Iterator[Finding]:
 
 
 def installed_script(distribution: metadata.Distribution, name: str) -> Path | None:
-    """The path of this distribution's script ``name``, from its installation record."""
+    """Return the path of this distribution's script ``name``, from its installation record."""
     for file in distribution.files or []:
         if file.name in (name, f"{name}.exe"):
             return Path(str(distribution.locate_file(file))).resolve()
@@ -62,7 +62,7 @@ def judge_command(name: str, module: str, found: str | None, ours: Path | None) 
         name: The command.
         module: The module that our script imports, such as ``gym_fed.cli.entry``;
             other versions import another of its folder.
-        found: What ``shutil.which`` gives.
+        found: The result of ``shutil.which``.
         ours: This installation's script, where the installer's record names one.
     """
     check_name = f"command: {name}"

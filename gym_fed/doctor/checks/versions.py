@@ -36,7 +36,7 @@ class Versions(Check):
 
 
 def installed_distribution() -> metadata.Distribution | None:
-    """The installed distribution; an ``egg-info`` left by a build in the working directory is ignored."""
+    """Return the installed distribution, ignoring an ``egg-info`` that a build left in the working directory."""
     distributions = list(metadata.distributions(name=DISTRIBUTION))
     return next((d for d in distributions if d.read_text("RECORD") is not None), None)
 

@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def read_line(descriptor: int) -> bytes:
-    """Read up to the first newline and no further: the rest is the program's."""
+    """Read up to the first newline and no further, since the program reads the remaining input."""
     line = bytearray()
     while not line.endswith(b"\n"):
         line += os.read(descriptor, 1) or b"\n"
@@ -122,7 +122,7 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def from_outside(ids: str) -> Iterator[None]:
-    """Map several users into the namespace entered by the block, which only a process outside of it may do."""
+    """Map several users into the namespace that the block enters; only a process outside of it is allowed to."""
     parent = os.getpid()
     reader, writer = os.pipe()
     child = os.fork()

@@ -195,7 +195,7 @@ class CodeTestsConfig(GraderConfig):
     """The answer continues where the prompt's code ends, as in HumanEval; else it stands alone."""
 
     partial: bool = False
-    """Of a list of tests, reward the share that pass, each in a process of its own; else all must pass."""
+    """Reward the share of a list of tests that pass, each in its own process; otherwise all must pass."""
 
     isolation: Literal["namespaces", "process"] = "namespaces"
     """``namespaces`` (Linux) cuts off the network and all files but Python's; ``process`` has resource limits only,

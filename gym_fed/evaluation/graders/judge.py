@@ -81,7 +81,7 @@ class JudgeConfig(GraderConfig):
 
 
 class Judge(Grader):
-    """Requests a score in words, extracts it with a pattern and scales its range to 0 to 1.
+    """Prompt a model for a score, extract it with a pattern, and scale it to the range 0 to 1.
 
     The judged answer is part of the prompt, so it can try to influence the judge: a policy trained against a judge
     learns what pleases it, right or not.

@@ -1,4 +1,4 @@
-"""Length of answers in characters, words or tokens."""
+"""The grader of the length of answers in characters, words or tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LengthConfig(GraderConfig):
     min: int = Field(default=0, ge=0)
     max: int | None = Field(default=None, ge=0)
     soft: int = Field(default=0, ge=0)
-    """How far outside the range the reward is 0 only; 0 makes the edges hard."""
+    """Distance outside the range at which the reward reaches 0; with 0 the edges are hard."""
 
     tokenizer: str | None = None
     """For tokens: the model whose tokenizer counts."""
@@ -35,7 +35,7 @@ class LengthConfig(GraderConfig):
 
 
 class Length(Grader):
-    """1 inside the range, falling linearly to 0 over ``soft`` outside of it."""
+    """Return 1 for a length inside the range, falling linearly to 0 over ``soft`` outside of it."""
 
     Settings = LengthConfig
     config: LengthConfig

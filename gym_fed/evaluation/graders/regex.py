@@ -28,7 +28,7 @@ class RegexConfig(GraderConfig):
     """The row's column that the group must equal, white space at the ends aside."""
 
     occurrence: Literal["first", "last"] = "first"
-    """Which match is compared."""
+    """The match that is compared."""
 
     ignore_case: bool = False
     timeout_seconds: float = Field(default=1.0, gt=0)

@@ -178,7 +178,7 @@ class HarnessTask:
         return aggregate
 
     def _alone(self, metric: str, value: Any) -> float:
-        """Return the metric of a single sample: its value, or the aggregation of it alone."""
+        """Return the metric of a single sample: its value, or its aggregate over this sample."""
         if isinstance(value, bool | int | float):
             return float(value)
         metric_value = self._aggregation(metric)([value])

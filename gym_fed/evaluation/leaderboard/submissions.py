@@ -180,7 +180,7 @@ def verify(
     """Re-run samples of a submission and add a signed line with the outcome.
 
     Args:
-        board: With the submission.
+        board: The board with the submission.
         row: The submission.
         rerun: See ``Rerun``; it takes model, tasks and rows from this machine, and nothing from the record but numbers.
         key: The verifier's key.

@@ -94,7 +94,7 @@ def refusal_margins(scorer: Scorer, prompts: ProbePrompts) -> dict[str, tuple[fl
 
     Args:
         scorer: The models' scorer.
-        prompts: With their openings.
+        prompts: Prompts with their openings.
 
     Raises:
         GymError: ``DATA_INVALID`` for a tokenizer without a chat template; what the scorer raises.
@@ -114,7 +114,7 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
     Args:
         model: A causal LM; it is scored in evaluation mode and then put back into its own.
         tokenizer: The model's tokenizer.
-        prompts: With their openings.
+        prompts: Prompts with their openings.
         batch_size: Openings a forward.
 
     Returns:

@@ -256,7 +256,7 @@ def margins_after_harm(
     Args:
         model: A causal LM without adapters.
         tokenizer: The model's tokenizer.
-        prompts: With the rows.
+        prompts: Prompts with the rows of the fine-tune.
         steps: Steps, as for ``harmful_steps``.
     """
     flags = [parameter.requires_grad for parameter in model.parameters()]

@@ -65,7 +65,7 @@ class ApiScorer:
     """A ``Scorer`` of one model behind ``/v1/completions``.
 
     Args:
-        url: With or without ``/v1``.
+        url: The server's URL, with or without ``/v1``.
         model: The server's name for the model; empty for the only base that it serves.
         api_key: Sent as a bearer token.
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import LoadedVariant
 
+
 LONGEST_PROMPT = 2048
 """Maximum tokens, since a prompt's attention is quadratic."""
 _MAX_ROWS = 512
@@ -58,7 +59,7 @@ class GreedyWriter:
         tokenizer: The model's tokenizer.
         variants: Variants by name; None is the base itself.
         step_tokens: Maximum tokens of a forward that reads prompts.
-        most_rows: Most rows of logits of a forward.
+        most_rows: Maximum rows of logits of a forward.
     """
 
     def __init__(

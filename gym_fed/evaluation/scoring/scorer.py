@@ -59,12 +59,12 @@ class AnswerResult:
     """A model's answer to a prompt.
 
     Attributes:
-        text: Without end tokens and what follows ``until``.
+        text: The text up to ``until`` or the end token.
         token_ids: The chosen tokens.
         finish_reason: ``stop`` or ``length``.
         cut: Tokens of the prompt that were left out.
-        margins: Of every token, by how many nats the chosen one was likelier than the second: what a repetition on
-            another machine may differ by.
+        margins: For every token, the lead of the chosen one over the second in nats; tokens with a small lead may
+            differ on another machine.
     """
 
     text: str

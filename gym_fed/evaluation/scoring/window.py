@@ -220,7 +220,7 @@ class Window:
         texts: Sorted by their tokens.
         served: The base.
         step_tokens: Maximum tokens of a forward.
-        most_rows: Most rows of logits of a forward.
+        most_rows: Maximum rows of logits of a forward.
 
     Attributes:
         together: Forwards of whole trees.

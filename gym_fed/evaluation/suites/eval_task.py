@@ -34,12 +34,12 @@ class EvalTask:
         config: For the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset`` gives the
             rows that ``lock`` is of, splits that are not here are None.
         lock: sha256 of definition and rows: what another must have to reproduce it. ``limit`` is not in it.
-        kind: How answers are scored.
+        kind: The scoring of answers.
         metric: The task's first metric.
         licence: The licence of the rows (SPDX); ``own`` for a custom file.
         source: The origin of the rows.
         partial: The differences to the whole set; empty if there are none.
-        limit: Most rows to evaluate; None for all.
+        limit: Maximum rows to evaluate; None for all.
         split: The one that is evaluated.
         rows: The rows by split; ``rows[split]`` are evaluated, the others are examples.
     """

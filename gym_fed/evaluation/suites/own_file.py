@@ -60,7 +60,7 @@ class TaskMetric(StrictModel):
     ignore_punctuation: bool | None = None
     ignore_numbers: bool | None = None
     regexes_to_ignore: list[str] | None = None
-    """Of ``exact_match``: what is left out of both answers before they are compared."""
+    """Regular expressions whose matches ``exact_match`` removes from both answers."""
 
     @field_validator("regexes_to_ignore")
     @classmethod
@@ -69,17 +69,17 @@ class TaskMetric(StrictModel):
 
 
 class AnswerStep(StrictModel):
-    """One step of a filter: what is taken out of a generated answer."""
+    """One step of a filter, which extracts a part of a generated answer."""
 
     function: Literal["regex", "take_first", "remove_whitespace", "lowercase", "uppercase"]
     regex_pattern: str | None = None
-    """Of ``regex``: its first group, or the whole match, is the answer."""
+    """The pattern of ``regex``; its first group, or the whole match, is the answer."""
 
     group_select: int | None = None
-    """Of ``regex``: which match; -1 is the last."""
+    """The index of the match of ``regex``; -1 is the last."""
 
     fallback: str | None = None
-    """Of ``regex``: the answer where nothing matches."""
+    """The answer if ``regex`` does not match."""
 
     @model_validator(mode="after")
     def _only_for_regex(self) -> AnswerStep:
@@ -97,14 +97,14 @@ class AnswerStep(StrictModel):
 
 
 class Filter(StrictModel):
-    """Steps with a name; each gives a figure of its own."""
+    """A named sequence of steps; each filter has its own figure."""
 
     name: str = Field(min_length=1, max_length=60)
     filter: list[AnswerStep] = Field(min_length=1)
 
 
 class GenerationKwargs(StrictModel):
-    """How an answer is generated; greedily, unless ``do_sample``."""
+    """The generation settings; greedy unless ``do_sample``."""
 
     until: list[str] = Field(default=["\n\n"], max_length=16)
     """The answer ends before the first of these."""
@@ -121,25 +121,25 @@ class GenerationKwargs(StrictModel):
 
 
 class FewshotConfig(StrictModel):
-    """Which examples stand before a row."""
+    """The selection of examples in the prompt."""
 
     sampler: Literal["default", "first_n"] = "default"
     """``first_n``: the first rows of the split; ``default``: drawn with a seed."""
 
 
 class Metadata(StrictModel):
-    """Of the definition."""
+    """Metadata of the definition."""
 
     version: int | float | str = 1
     conversation: bool = False
-    """Whether prompts are put into the model's chat template, unless the command says otherwise."""
+    """True to put prompts into the model's chat template, unless the command overrides it."""
 
 
 class TaskFile(StrictModel):
-    """The keys of a task; they mean what they mean in lm-evaluation-harness."""
+    """The keys of a task, with the meaning that they have in lm-evaluation-harness."""
 
     task: str = Field(pattern=r"^[A-Za-z0-9][\w.-]{0,99}$")
-    """Its name."""
+    """The task's name."""
 
     dataset_path: Literal["json"] = "json"
     """Data files are resolved relative to this file."""
@@ -149,7 +149,7 @@ class TaskFile(StrictModel):
     validation_split: str | None = None
     test_split: str | None = None
     fewshot_split: str | None = None
-    """Where examples are taken from."""
+    """The split from which examples are taken."""
 
     output_type: Literal["multiple_choice", "generate_until"]
     doc_to_text: str
@@ -159,7 +159,7 @@ class TaskFile(StrictModel):
     """The right answer; among choices its text or its number."""
 
     doc_to_choice: str | list[str] | None = None
-    """Of ``multiple_choice``: the answers, as a list, a column or a template of a list."""
+    """The answers of ``multiple_choice``, as a list, a column or a template of a list."""
 
     description: str = ""
     """Stands before every prompt; no template."""

@@ -1,4 +1,4 @@
-"""Render a task's templates for a row in a Jinja sandbox: prompt, target and choices.
+"""Render a task's templates for a row in a Jinja sandbox, and check its regular expressions.
 
 The harness's rules apply: a value is a column's name, else a Jinja template; a number is an index into the choices; a
 template of choices or of several targets renders a list in Python's notation.
@@ -30,7 +30,10 @@ _REPEATS = {sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT}
 
 
 def require_quick(text: str) -> None:
-    """Refuse an expression whose search may be slow.
+    """Refuse a regular expression whose search may take exponential time.
+
+    A backtracking search tries every way to match. If a part that matches in several ways is repeated without a limit,
+    as in ``(a+)+``, the number of ways doubles with every character.
 
     Raises:
         ValueError: Why.

@@ -1,4 +1,4 @@
-"""Read rows of JSON Lines (plain or gzip), JSON, CSV and Parquet files, bounded in size."""
+"""Read rows of evaluation sets: JSON Lines, JSON, CSV and Parquet, bounded in size, in the layouts of their authors."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ Reader = Callable[[Path, str], FoundRows | None]
 
 
 def mmlu(folder: Path, subset: str) -> FoundRows | None:
-    """``test/SUBJECT_test.csv`` and ``dev/SUBJECT_dev.csv``: question, four answers, a letter or a number from 0."""
+    """Read ``test/SUBJECT_test.csv`` and ``dev/SUBJECT_dev.csv``: question, four answers, a letter or index."""
     splits: dict[str, list[Row]] = {}
     files = []
     for split in ("test", "dev"):
@@ -192,7 +192,7 @@ def _mmlu_row(file: Path, row: Row, subset: str) -> Row:
 
 
 def arc(folder: Path, subset: str) -> FoundRows | None:
-    """``test.jsonl`` of query, choices and gold, or AllenAI's ``ARC-Easy-Test.jsonl``."""
+    """Read ``test.jsonl`` of query, choices and gold, or AllenAI's ``ARC-Easy-Test.jsonl``."""
     own = subset.lower().replace("-", "_")
     file = _first(folder, f"{subset}-Test.jsonl", f"{subset}/{subset}-Test.jsonl")
     if file is None and folder.name == own:
@@ -253,7 +253,7 @@ def _winogrande_row(file: Path, row: Row) -> Row:
 
 
 def truthfulqa(folder: Path, subset: str) -> FoundRows | None:
-    """``TruthfulQA.csv``; its columns of answers are split at semicolons."""
+    """Read ``TruthfulQA.csv``; its columns of answers are split at semicolons."""
     file = _first(folder, "TruthfulQA.csv")
     if file is None:
         return None
@@ -280,7 +280,7 @@ def _answers(text: str) -> list[str]:
 
 
 def gsm8k(folder: Path, subset: str) -> FoundRows | None:
-    """``train.jsonl`` and ``test.jsonl``; without the second, rows of the first that are not few-shot examples."""
+    """Read ``train.jsonl`` and ``test.jsonl``, or test on training rows that are not few-shot examples."""
     test = _first(folder, "test.jsonl")
     train = _first(folder, "train.jsonl")
     if train is None:
@@ -304,7 +304,7 @@ def _gsm8k_row(file: Path, row: Row) -> Row:
 
 
 def mbpp(folder: Path, subset: str) -> FoundRows | None:
-    """``mbpp.jsonl``: the rows 11 to 510 are the test split, as its authors count."""
+    """Read ``mbpp.jsonl``; as its authors count, rows 11 to 510 are the test split."""
     file = _first(folder, "mbpp.jsonl")
     if file is None:
         return None
@@ -316,13 +316,13 @@ def mbpp(folder: Path, subset: str) -> FoundRows | None:
 
 
 def humaneval(folder: Path, subset: str) -> FoundRows | None:
-    """``HumanEval.jsonl.gz``."""
+    """Read ``HumanEval.jsonl.gz``."""
     file = _first(folder, "HumanEval.jsonl.gz", "HumanEval.jsonl")
     return None if file is None else FoundRows({"test": read_rows(file)}, (file,))
 
 
 def bbh(folder: Path, subset: str) -> FoundRows | None:
-    """``TASK.json`` with examples of input and target."""
+    """Read ``TASK.json`` with examples of input and target."""
     file = _first(folder, f"{subset}.json", f"bbh/{subset}.json")
     if file is None:
         return None
@@ -331,7 +331,7 @@ def bbh(folder: Path, subset: str) -> FoundRows | None:
 
 
 def ifeval(folder: Path, subset: str) -> FoundRows | None:
-    """``ifeval_input_data.jsonl``, or ``input_data.jsonl`` as Google Research publishes it."""
+    """Read ``ifeval_input_data.jsonl``, or ``input_data.jsonl`` as Google Research publishes it."""
     file = _first(folder, "ifeval_input_data.jsonl", "input_data.jsonl")
     return None if file is None else FoundRows({"train": read_rows(file)}, (file,))
 

@@ -30,14 +30,14 @@ class Suite(StrictModel):
     """Tasks that are run together."""
 
     about: str
-    """What it measures."""
+    """Description of what the suite measures."""
 
     tasks: list[str] = Field(min_length=1)
     """Names of tasks and groups."""
 
 
 class MetricNeeds(StrictModel):
-    """Requirements of a task's metric beyond the extra ``eval``, which it would otherwise download itself."""
+    """Requirements of a task's metric beyond the extra ``eval``; without them the metric would download data itself."""
 
     packages: list[str] = Field(default_factory=list)
     """Names that are imported."""
@@ -50,7 +50,7 @@ class TaskEntry(StrictModel):
     """A task, a group of tasks that one pattern finds, or a group that names its tasks."""
 
     about: str
-    """What it measures."""
+    """Description of what the task measures."""
 
     harness: str | None = None
     """Its definition below ``lm_eval/tasks``; a pattern for a group of which every file is a task."""
@@ -59,13 +59,13 @@ class TaskEntry(StrictModel):
     """Its definition in our folder."""
 
     tasks: list[str] = Field(default_factory=list)
-    """Of a group: its members."""
+    """Members, if the entry is a group."""
 
     dataset: str | None = None
-    """Of ``datasets``."""
+    """A name in ``datasets``."""
 
     subset: str | None = None
-    """Of the data set; by default the definition's ``dataset_name``."""
+    """The subset of the data set; by default the definition's ``dataset_name``."""
 
     grade: Literal["humaneval", "mbpp"] | None = None
     """Our metric in the place of the harness's."""
@@ -74,7 +74,7 @@ class TaskEntry(StrictModel):
     """``task``: one task for each value of the rows' column ``task``; ``pair``: one for each of ``pairs``."""
 
     pairs: list[str] = Field(default_factory=list)
-    """Of languages, ``from-to``."""
+    """The languages, ``from-to``."""
 
     rows: int | None = None
     """That are evaluated, where they are not all of the data set's."""
@@ -114,13 +114,13 @@ class SuiteRegistry(StrictModel):
     """The whole file."""
 
     suites: dict[str, Suite]
-    """By name."""
+    """Data sets by name."""
 
     tasks: dict[str, TaskEntry]
-    """By name; a suite and a task never share one."""
+    """Tasks by name; a suite and a task never share a name."""
 
     datasets: dict[str, EvalDataset]
-    """By name."""
+    """Suites by name."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> SuiteRegistry:

@@ -60,7 +60,7 @@ def tasks_of(
         names: Names of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
         data: A folder of evaluation sets as they lie there: as published, as the Hub has them, or as ``gym eval fetch``
             writes them. It is searched before the fetched sets.
-        limit: Most rows of each task.
+        limit: Maximum rows of each task.
         num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
         home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
         graded: Answers are to be graded, so what that needs must be here; False if only the rows are read.

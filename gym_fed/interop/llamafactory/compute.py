@@ -110,7 +110,7 @@ _NO_ZERO = "give a DeepSpeed file, with zero_optimization: {stage: 2} or 3"
 
 
 def translate_distributed(translator: Translator, processes: int | None) -> None:
-    """Write ``distributed``; in one process (``processes`` is 1) there is nothing to shard, which a note says."""
+    """Write ``distributed``; in one process (``processes`` is 1) a note states that nothing is sharded."""
     deepspeed, fsdp = translator.take("deepspeed"), translator.take("fsdp")
     translator.take("fsdp_config")
     if deepspeed:
@@ -189,7 +189,7 @@ def translate_precision(translator: Translator, *, adapter: bool) -> None:
 
 
 def translate_vision(translator: Translator) -> None:
-    """Their sizes of images hold wherever the model reads any, also where the file does not set them."""
+    """Write LLaMA-Factory's image sizes if the model reads images, even if the file does not set them."""
     for key in ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"):
         translator.move(key, key)
     sizes = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32}
@@ -233,7 +233,7 @@ def translate_features(translator: Translator) -> None:
 
 
 def _rope(translator: Translator) -> None:
-    """LLaMA-Factory stretches by what ``cutoff_len`` needs, which is known from the model's config alone."""
+    """Write RoPE scaling by the factor that ``cutoff_len`` needs, which depends on the model's config."""
     kind = translator.take("rope_scaling")
     if kind is None:
         return

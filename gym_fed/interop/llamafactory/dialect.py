@@ -39,7 +39,7 @@ _OF_TRAINING = dict.fromkeys(
 
 
 def translate_predict(given: dict[str, Any]) -> Translation:
-    """Our keys of `gym predict` for a file with ``do_predict``."""
+    """Translate a file with ``do_predict`` to the keys of `gym predict`."""
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
     if translator.take("adapter_name_or_path") is not None:
@@ -88,8 +88,11 @@ def translate_inference(given: dict[str, Any]) -> Translation:
 
 
 def translate_export(given: dict[str, Any]) -> Translation:
-    """What `gym export` takes: ``model``, ``adapter`` (a list), ``output``, ``shard_size``, ``dtype``; for GPTQ
-    ``format``, ``quantization``, ``data``."""
+    """Translate an export file to options of `gym export`.
+
+    These are ``model``, ``adapter`` (a list), ``output``, ``shard_size`` and ``dtype``, and for GPTQ ``format``,
+    ``quantization`` and ``data``.
+    """
     flat = given
     if is_version_1(given):
         section = given.get("peft_config") or {}

@@ -1,4 +1,4 @@
-"""Keys of LLaMA-Factory that need no counterpart, and those that have none; each with the reason."""
+"""Keys of LLaMA-Factory that are not needed or have no counterpart, with the reasons."""
 
 from __future__ import annotations
 

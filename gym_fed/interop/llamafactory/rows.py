@@ -1,4 +1,4 @@
-"""Translates where rows come from, how they are cut and packed, and what writes conversations."""
+"""Translate sources of rows, truncation, packing and the chat template."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.interop.llamafactory.translation import Translator, names
 
 _REMOTE = "REMOTE:"
 _FOLDER = "data"
-"""Where LLaMA-Factory looks for ``dataset_info.json``."""
+"""The folder in which LLaMA-Factory looks for ``dataset_info.json``."""
 
 
 def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
@@ -86,7 +86,7 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
 
 
 def _snapshot(translator: Translator, repository: str) -> str | None:
-    """The folder of a data repository in the local cache of the Hub."""
+    """Return the folder of a data repository in the local cache of the Hub."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
@@ -101,7 +101,7 @@ def _snapshot(translator: Translator, repository: str) -> str | None:
 
 
 def translate_template(translator: Translator) -> None:
-    """The names that we know write as there; others are left to a tokenizer that has a template."""
+    """Write ``chat_template`` for a known name; for others the tokenizer's own template is used, if it has one."""
     name = translator.take("template")
     if name is None or name == "empty":
         return

@@ -1,4 +1,4 @@
-"""Translates ``stage`` and its settings to our algorithm and its section."""
+"""Translate ``stage`` and its settings to an algorithm and its section."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ALL = (
 
 
 def translate_stage(translator: Translator, job: Job) -> str:
-    """Our algorithm; writes ``algorithm`` and its section."""
+    """Write ``algorithm`` and its section; return the algorithm."""
     stage = str(translator.take("stage", "sft"))
     translator.take("do_train")
     if job == "evaluate":
@@ -78,7 +78,7 @@ def translate_stage(translator: Translator, job: Job) -> str:
 
 
 def _supervised(translator: Translator) -> None:
-    """The losses of sft."""
+    """Write the losses of sft."""
     for loss in ("asft", "eaft", "dft"):  # the last that is given is used there
         if translator.take(f"use_{loss}_loss", False):
             translator.put("sft.loss_type", loss, f"use_{loss}_loss")
@@ -139,7 +139,7 @@ def _reward(translator: Translator) -> None:
 
 
 def _group(translator: Translator, algorithm: str) -> None:
-    """Several answers to each prompt, graded by the reward model. Not LLaMA-Factory's: what is not given is ours."""
+    """Write the settings of group-based algorithms, which LLaMA-Factory lacks; our defaults apply."""
     _reward(translator)
     for key, ours in (
         ("num_generations", "num_generations"),

@@ -1,4 +1,4 @@
-"""Translates the keys of LLaMA-Factory 0.9 to ours. Where a file omits a key, LLaMA-Factory's default is written."""
+"""Translate the keys of LLaMA-Factory 0.9. For a key that the file omits, LLaMA-Factory's default is written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
 
     Args:
         given: The file's values, LLaMA-Factory's of version 0 or 1.
-        processes: How many will share the run; in one, nothing is sharded. None leaves it open.
+        processes: Number of processes of the run; None if unknown. With one, nothing is sharded.
     """
     if is_version_1(given):
         return translate_version_1(given, processes)

@@ -27,7 +27,7 @@ def is_version_1(values: Mapping[str, Any]) -> bool:
 
 
 class Translator:
-    """Reads the file's keys and writes ours; at the end it knows which keys nobody has read.
+    """Reads keys of the file and writes ours, and tracks which keys have not been read.
 
     Args:
         given: The file's values.
@@ -62,7 +62,7 @@ class Translator:
             self.result.origins[keys] = origin
 
     def move(self, key: str, path: str, default: Any = None) -> None:
-        """``put`` what ``take`` returns; nothing where the file has no value and there is no default."""
+        """``take`` a value and ``put`` it, unless the file has none and there is no default."""
         value = self.take(key, default)
         if value is not None:
             self.put(path, value, key)
@@ -88,12 +88,12 @@ class Translator:
     def leave(
         self, not_needed: Mapping[str, str], prefixes: Mapping[str, str], known: Iterable[str] = ()
     ) -> None:
-        """Name what is left: a note for a key without need of a counterpart, a loss for an unknown one.
+        """Report the keys that were not taken: a note for a key that is not needed, a loss for an unknown one.
 
         Args:
-            not_needed: Why, by key.
-            prefixes: Why, by what keys begin with.
-            known: Further keys that an unknown one may have been meant for.
+            not_needed: The reasons, by key.
+            prefixes: The reasons, by prefix of keys.
+            known: Further keys to suggest for an unknown one.
         """
         names = [*not_needed, *known, *self.known]
         for key in self.untaken():
@@ -109,7 +109,7 @@ class Translator:
 
 
 def names(value: Any) -> list[str]:
-    """``"a, b"`` or ``["a", "b"]`` as a list."""
+    """Return ``"a, b"`` or ``["a", "b"]`` as a list."""
     items = value.split(",") if isinstance(value, str) else value if isinstance(value, list) else [value]
     return [text for item in items if (text := str(item).strip())]
 

@@ -1,4 +1,4 @@
-"""Translates the files of LLaMA-Factory's version 1: other keys, plug-ins in sections, and data named by a YAML file.
+"""Translate files of LLaMA-Factory's version 1: other keys, plug-ins in sections, and data listed in a YAML file.
 
 Its command decides what is trained (``sft``, ``dpo``, ``rm``); here the file alone decides, by its rows and its
 ``model_class``. Values that a file omits are that version's defaults, which differ from those of version 0.
@@ -62,7 +62,7 @@ def translate_version_1(given: dict[str, Any], processes: int | None = None) -> 
 
 
 def _flat(given: dict[str, Any]) -> dict[str, Any]:
-    """``{"peft_config": {"r": 8}}`` as ``{"peft_config.r": 8}``; a section that is null is left out."""
+    """Flatten ``{"peft_config": {"r": 8}}`` to ``{"peft_config.r": 8}``, without null sections."""
     flat: dict[str, Any] = {}
     for key, value in given.items():
         if key in _SECTIONS and isinstance(value, dict):
@@ -351,7 +351,7 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
 
 
 def _first_is_a_pair(path: Path) -> bool:
-    """Judge by the first row of a local file; False for a missing file, which is refused when it is read."""
+    """Return True if the first row of a local file is a pair; False for a missing file, which is refused later."""
     from gym_fed.data.files import find_files, read_raw
 
     if not path.is_file():

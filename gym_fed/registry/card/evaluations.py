@@ -34,7 +34,7 @@ class CardFigure:
         task: The name of the task.
         metric: The name of the metric.
         value: The mean over the samples.
-        stderr: Its standard error; None if unknown.
+        stderr: The standard error; None if unknown.
         num_samples: The number of samples; None if the record does not say.
         date: When it was measured, ISO 8601; empty if the record does not say.
         engine: The program that measured it.

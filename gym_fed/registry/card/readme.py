@@ -135,7 +135,7 @@ def front_matter(manifest: ModelManifest, figures: Sequence[CardFigure]) -> dict
 
 
 def is_name_of_the_hub(text: str) -> bool:
-    """Return whether a repository of the Hub can have this name, ``OWNER/NAME``."""
+    """Return True for a valid repository name of the Hub, ``OWNER/NAME``."""
     return _HUB_NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 

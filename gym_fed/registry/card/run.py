@@ -109,7 +109,7 @@ def _hex(value: object) -> str | None:
 
 FILE = "contributors.json"
 MAX_SHOWN = 100
-"""Most contributors that a card names."""
+"""Maximum number of contributors that a card names."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Contributor:
     Attributes:
         contributor: The id.
         name: The name for publication; empty for contributors who are shown by id only.
-        share: Its share of what the version's contributors get for its use, 0 to 1.
+        share: The contributor's share of the pay for the version's use, 0 to 1.
     """
 
     contributor: str

@@ -66,7 +66,7 @@ def allow(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Allow an owner to push again what was removed under this name."""
+    """Allow an owner to push a removed variant again."""
     with opened(folder) as fed:
         fed.variants.allow(owner, name)
     print_result(

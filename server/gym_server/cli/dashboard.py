@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gym_fed.web.access import WebKeys
 
+
 keys_app = App(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
 )
@@ -35,7 +36,7 @@ def dashboard(
     public: Annotated[bool, typer.Option("--public", help="Let everybody see it without a key.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Show a hub's folder in the browser, stopped or running. Nothing is changed there, whatever the role."""
+    """Show a running or stopped hub in the browser, read-only for all roles."""
     from gym_fed.config.hub.sections import DashboardConfig
     from gym_server.cli.show import log_to_stderr
     from gym_server.federation import Federation

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
-
-from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.console import AsJson
+from gym_fed.core.console import err
+from gym_fed.core.console import print_result
 from gym_fed.core.progress import spinner
-from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+from gym_server.cli.options import DEFAULT_FOLDER
+from gym_server.cli.options import Folder
+from gym_server.cli.options import opened
+from typing import Annotated
+from typing import Any
+from typing import TYPE_CHECKING
+import typer
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
@@ -67,7 +71,7 @@ def compare(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare a version with version 0, the hub running or not: the held-out loss, and what the model kept."""
+    """Compare a version with version 0 by held-out loss and retained knowledge; the hub may be stopped."""
     with opened(folder) as fed, spinner("comparing a version with version 0") as activity:
         from gym_server.evaluations.change import measure_change
         from gym_server.rounds.hub_model import HubModel

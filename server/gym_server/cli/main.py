@@ -325,7 +325,7 @@ def rounds(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
 
 @app.command()
 def privacy(folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False) -> None:
-    """Show the hub's promise of privacy, and what of it is spent, in all and on whom."""
+    """Show the hub's privacy guarantee, and the budget spent in total and per contributor."""
     with opened(folder) as fed:
         from gym_server.cli.show import privacy_lines
         from gym_server.privacy.budget import report

@@ -14,6 +14,7 @@ from gym_fed.core.progress import spinner
 if TYPE_CHECKING:
     from gym_server.federation import Federation
 
+
 Folder = Annotated[
     Path, typer.Option("--dir", metavar="FOLDER", help="The hub's folder.", envvar="GYM_SERVER_DIR")
 ]
@@ -22,7 +23,7 @@ DEFAULT_FOLDER = Path("hub")
 
 @contextmanager
 def opened(folder: Path, overrides: tuple[str, ...] = ()) -> Iterator[Federation]:
-    """Open a folder's hub. Import slow packages inside the block, so that the user sees what is being waited for."""
+    """Open a folder's hub with a spinner. Import slow packages inside the block."""
     with spinner("opening the hub"):
         from gym_server.federation import Federation
 

@@ -47,18 +47,19 @@ if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
     from gym_server.web.dashboard import Dashboard
 
+
 log = logging.getLogger("gym_server")
 
 _GRACE_SECONDS = 5.0
 _DRAIN_SECONDS = 3.0
-"""How long a finished hub still answers, in seconds, so that contributors can fetch their last verdict and balance."""
+"""Seconds for which a finished hub still answers, so that contributors can fetch their last verdict and balance."""
 
 _CALL_THREADS = 8
 """Threads for the database work of calls; long work has its own threads (``gym_server.rpc.threads``)."""
 _TENURE_SECONDS = 2.0
 """Time between two checks of the lock on the database, in seconds."""
 _AWAY_SECONDS = 3.0
-"""How long the strategy waits if the database or the object store is unreachable, in seconds."""
+"""Seconds that the strategy waits if the database or the object store is unreachable."""
 
 _LOOPBACK = ("127.", "localhost:", "[::1]:")
 

@@ -153,7 +153,7 @@ def test_a_file_that_answers_draws_as_there_and_names_what_stands_in_for_another
 
 def test_several_adapters_are_to_be_merged_before_they_answer(tmp_path: Path) -> None:
     file = written(tmp_path, {**ANSWERS, "adapter_name_or_path": "saves/a,saves/b"})
-    with pytest.raises(GymError, match="2 adapters are not put on") as caught:
+    with pytest.raises(GymError, match="2 adapters cannot be combined") as caught:
         inference_file.read(file)
     assert "gym export" in caught.value.hint
 

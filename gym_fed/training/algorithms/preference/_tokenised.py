@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.refusals import refuse_first, refuse_set
+from gym_fed.core.errors import refuse_first, refuse_set
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
