@@ -125,7 +125,7 @@ def print_schema(
     if as_json:
         print_json({"file": str(output), "comment": line})
     else:
-        err.print(f"{output}; let a YAML file begin with:")
+        err.print(f"{output}; begin a YAML file with:")
         out.print(line)
 
 

@@ -224,7 +224,7 @@ def _require_dtype(chosen: ExportFormat, dtype: str | None) -> None:
     if dtype is None or chosen.takes_dtype:
         return
     names = ", ".join(chosen.quantizations)
-    remedy = f"--quantization says how weights are stored: {names}" if names else "leave it out"
+    remedy = f"--quantization sets how weights are stored: {names}" if names else "leave it out"
     raise GymError(ErrorCode.USAGE, f"format {chosen.name} has no --dtype", remedy)
 
 

@@ -39,7 +39,7 @@ def list_runs(
 ) -> None:
     """List every run below a folder, the newest first."""
     if not root.is_dir():
-        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that runs lie in")
+        raise GymError(ErrorCode.FILE_NOT_FOUND, f"no folder at {root}", "give the folder that contains runs")
     runs = [listed(folder) for folder in list_run_folders(root)]
     runs.sort(key=lambda run: run["changed"], reverse=True)
     if as_json:

@@ -52,7 +52,7 @@ def serve(
 
     workbench = open_workbench(Path.cwd(), runs)
     server = open_webui(workbench, host_port(host, port), f"{workbench.folder.name or 'gym'}")
-    err.print("Ctrl-C ends the workbench; what it has started goes on")
+    err.print("Ctrl-C ends the workbench; its jobs continue")
     if as_json:
         print_event({"event": "webui", "url": server.url})
     else:

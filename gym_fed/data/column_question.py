@@ -88,7 +88,7 @@ def agreed_columns(
         refused = unknown_format(sample[0], guess)
         if beside is not None:
             refused = BadRow(
-                f"'text' would be learned alone, and column {beside!r} holds texts too",
+                f"only 'text' would be learned, but column {beside!r} holds texts too",
                 f"to leave it out, add --columns text=text; if this is right, add: {guess.option}",
             )
         elif given:

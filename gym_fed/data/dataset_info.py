@@ -162,9 +162,7 @@ def _rows(name: str, entry: DatasetEntry, base: Path) -> Iterator[PlacedRow]:
         return _renamed(as_object(raw), entry)
 
     if entry.script_url is not None:
-        raise _refused(
-            name, "script_url would run code that comes with the data", "convert the data to files"
-        )
+        raise _refused(name, "script_url would run code of the dataset", "convert the data to files")
     if entry.hf_hub_url is not None:
         raw = hub_rows(entry.hf_hub_url, subset=entry.subset, split=entry.split, folder=entry.folder)
         yield from converted(raw, format, rename)

@@ -125,7 +125,7 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
         ) from error
     except ValueError as error:
         raise GymError(
-            ErrorCode.USAGE, f"{path}: {error}", "fsspec knows file://, memory://, s3:// and others"
+            ErrorCode.USAGE, f"{path}: {error}", "fsspec supports file://, memory://, s3:// and others"
         ) from error
     return fs, str(root), f"{protocol}://"
 

@@ -308,7 +308,7 @@ def checked_licence(text: str | None) -> str:
             meant = f"perhaps {', '.join(by_lower[name] for name in close)}; " if close else ""
             raise GymError(
                 ErrorCode.USAGE,
-                f"licence: {parts[at]!r} is no SPDX identifier known here",
+                f"licence: {parts[at]!r} is not a known SPDX identifier",
                 f"{meant}what has no identifier is called LicenseRef-NAME",
             )
         parts[at] = known

@@ -123,14 +123,14 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
     if entry.hub is None:
         raise GymError(
             ErrorCode.USAGE,
-            f"data set {name!r} lies in LLaMA-Factory's repository, not on the hub",
+            f"data set {name!r} is in LLaMA-Factory's repository, not on the Hub",
             "clone github.com/hiyouga/LLaMA-Factory and write "
             f"data: [{{dataset: {name}, dataset_info: LLaMA-Factory/data}}]",
         )
     if entry.pictures is not None:
         raise GymError(
             ErrorCode.USAGE,
-            f"data set {name!r} names pictures that are no part of it: {entry.pictures}",
+            f"data set {name!r} refers to images that are not part of it: {entry.pictures}",
             f"put them next to the dataset's file (hf download --repo-type dataset {entry.hub}) and set path to it",
         )
     chosen_split = split or entry.split

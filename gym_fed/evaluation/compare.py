@@ -161,7 +161,7 @@ def paired_difference(
         raise GymError(
             ErrorCode.USAGE,
             f"confidence {confidence:g}, resamples {resamples}",
-            "confidence lies between 0 and 1, resamples are at least 100",
+            "set confidence between 0 and 1, and at least 100 resamples",
         )
     one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     differences = one - other
@@ -261,7 +261,7 @@ def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
 def _notes(first: TaskResult, second: TaskResult, compared: Container[str]) -> tuple[str, ...]:
     notes = []
     if first.chat_template != second.chat_template:
-        notes.append("a chat template was applied in one of them alone")
+        notes.append("a chat template was applied in only one of them")
     if first.num_fewshot != second.num_fewshot:
         notes.append(f"{counted(first.num_fewshot, 'example')} in each prompt against {second.num_fewshot}")
     if (first.version, first.lock) != (second.version, second.lock):

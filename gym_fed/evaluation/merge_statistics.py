@@ -150,7 +150,7 @@ def kind_of(statistics: str) -> Kind:
     for kind, words in KINDS.items():
         if words == statistics:
             return kind
-    raise GymError(ErrorCode.USAGE, f"there is no way to measure {statistics!r} of a model")
+    raise GymError(ErrorCode.USAGE, f"cannot measure {statistics!r} of a model")
 
 
 class SoupLoss:

@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from gym_fed.base.models import load_tokenizer, quiet_loading
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from gym_fed.base.models import load_tokenizer
+from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.text import counted
-from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
-from gym_fed.evaluation.retention import (
-    Retention,
-    RetentionScores,
-    compare_retention,
-    knows_items,
-    num_scores,
-    retention_items,
-    retention_scores,
-)
-from gym_fed.evaluation.row_scores import (
-    EXACT_MATCH,
-    LOSS,
-    OnProgress,
-    RowMetric,
-    RowScores,
-    check_references,
-    longest_row,
-    row_metrics,
-    score_rows,
-)
-from gym_fed.evaluation.scoring.models import ResolvedModel, dense_model
+from gym_fed.evaluation.own_set import OwnRow
+from gym_fed.evaluation.own_set import Rendering
+from gym_fed.evaluation.own_set import num_learned
+from gym_fed.evaluation.own_set import render
+from gym_fed.evaluation.own_set import rendering_of
+from gym_fed.evaluation.retention import Retention
+from gym_fed.evaluation.retention import RetentionScores
+from gym_fed.evaluation.retention import compare_retention
+from gym_fed.evaluation.retention import knows_items
+from gym_fed.evaluation.retention import num_scores
+from gym_fed.evaluation.retention import retention_items
+from gym_fed.evaluation.retention import retention_scores
+from gym_fed.evaluation.row_scores import EXACT_MATCH
+from gym_fed.evaluation.row_scores import LOSS
+from gym_fed.evaluation.row_scores import OnProgress
+from gym_fed.evaluation.row_scores import RowMetric
+from gym_fed.evaluation.row_scores import RowScores
+from gym_fed.evaluation.row_scores import check_references
+from gym_fed.evaluation.row_scores import longest_row
+from gym_fed.evaluation.row_scores import row_metrics
+from gym_fed.evaluation.row_scores import score_rows
+from gym_fed.evaluation.scoring.models import ResolvedModel
+from gym_fed.evaluation.scoring.models import dense_model
+from typing import Any
+import math
+
 
 REMEDIES = (
     "mix ordinary conversations into the rows (a second data source)",
@@ -102,9 +106,8 @@ class OwnEvaluation:
         notes: list[str] = []
         if learned := num_learned(self.model.run_config, self.rows):
             notes.append(
-                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the data of this run: of rows that it "
-                "learned, the figures "
-                "show what it has by heart, not what it can do"
+                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these rows the figures "
+                "measure memorisation, not ability"
             )
         kept = _Kept(self.check and self.reference is not None, tokenizer, self.on_progress)
         before = None
@@ -113,9 +116,7 @@ class OwnEvaluation:
             before, same_tokens = self._score_reference(tokenizer, rendering, kept)
             if not same_tokens:
                 left_out.append(LOSS)
-                notes.append(
-                    "the loss is not compared: the models have other tokens, and it is counted per token"
-                )
+                notes.append("the loss per token is not compared: the models have different tokenizers")
         loaded = self._load(self.model)
         with quiet_loading():
             after = self._scores(loaded.model, tokenizer, rendering)
@@ -174,14 +175,14 @@ class _Kept:
         if not self._items:
             return
         if not same_tokens:
-            self.notes.append("not checked: what the model kept: the two models have other tokens")
+            self.notes.append("retention was not measured: the two models have different tokenizers")
             return
         scores = self._scores(model)
         if knows_items(model, self._tokenizer, self._items, scores.losses):
             self._before = scores
         else:
             self.notes.append(
-                "not checked: what the model kept: its base does not know the ordinary questions and texts of the check"
+                "retention was not measured: the base does not know the questions and texts of the check"
             )
 
     def result(self, model: Any) -> Retention | None:
@@ -195,7 +196,7 @@ class _Kept:
         def count(finished: int) -> None:
             nonlocal done
             done += finished
-            self._on_progress(done, total, "what the model kept")
+            self._on_progress(done, total, "retention")
 
         count(0)
         return retention_scores(model, self._tokenizer, self._items, count)

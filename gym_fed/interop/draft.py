@@ -35,7 +35,7 @@ class Alias:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Unsupported:
     """The reason why a name has no counterpart, and two lines to write instead."""
 
     why: str
@@ -113,7 +113,7 @@ class Draft:
             ErrorCode.CONFIG_INVALID, f"{place}: {path}: {text}" if place else f"{path}: {text}", hint
         )
 
-    def refuse(self, path: str, refusal: Refusal, theirs: str = "") -> GymError:
+    def refuse(self, path: str, refusal: Unsupported, theirs: str = "") -> GymError:
         """Return the error for a key without a counterpart."""
         return refusal.error(theirs or path, self._place(self._written_at(path)))
 
@@ -147,7 +147,7 @@ class KeyAlias:
     meant: Callable[[Any], bool] | None = None
     shown: str = ""
     where: str = "YAML"
-    refusal: Refusal | None = None
+    refusal: Unsupported | None = None
     near_only: Callable[[Any], str] | None = None
 
     def apply(self, draft: Draft) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.interop.draft import Alias, Refusal
+from gym_fed.interop.draft import Alias, Unsupported
 from gym_fed.interop.flags import split_flags
 
 RENAMED = {"output_path": "--output"}
@@ -25,40 +25,40 @@ NOT_NEEDED = {
 """Flags for what the engine and the records do in any case."""
 
 REFUSED = {
-    "gen_kwargs": Refusal(
-        "a task says how it generates, so that figures repeat",
+    "gen_kwargs": Unsupported(
+        "the task defines its generation settings, so that figures are reproducible",
         (
             "gym eval MODEL --tasks my.yaml",
             "generation_kwargs: {max_gen_toks: 64, until: [stop]}  # in my.yaml",
         ),
     ),
-    "system_instruction": Refusal(
-        "the task has the text that stands before its rows",
+    "system_instruction": Unsupported(
+        "the task defines the text before its rows",
         ("gym eval MODEL --tasks my.yaml", 'description: "Answer with one word.\\n"  # in my.yaml'),
     ),
-    "include_path": Refusal(
-        "a task of your own is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
+    "include_path": Unsupported(
+        "a custom task is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
     ),
-    "samples": Refusal(
-        "rows are the first of each task; one row is run again from its record",
+    "samples": Unsupported(
+        "the first rows of each task are used; a single row is run again from its record",
         ("gym eval MODEL --tasks T --limit 20", "gym eval replay ID --task T --sample 17"),
     ),
-    "predict_only": Refusal(
-        "answers are graded as they come; every record has them",
+    "predict_only": Unsupported(
+        "answers are graded as they are generated; every record contains them",
         ("gym eval MODEL --tasks T", "gym eval show ID --samples 20"),
     ),
-    "wandb_args": Refusal(
+    "wandb_args": Unsupported(
         "records are files; nothing is sent anywhere",
         ("gym eval MODEL --tasks T --json > figures.json", "gym leaderboard html board.html"),
     ),
-    "seed": Refusal(
-        "examples and samples are drawn with one fixed seed, so that figures repeat",
+    "seed": Unsupported(
+        "examples and samples are drawn with a fixed seed, so that figures are reproducible",
         ("gym eval MODEL --tasks T", "gym eval MODEL --tasks T --num-fewshot 5"),
     ),
 }
 """Flags without a counterpart."""
 
-_ENGINES = Refusal(
+_ENGINES = Unsupported(
     "a folder is evaluated by our own engine, a model behind a server over its API",
     ("gym eval FOLDER --tasks T", "gym eval NAME --tasks T --api http://127.0.0.1:8000"),
 )

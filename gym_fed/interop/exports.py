@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.core.errors import ErrorCode
-from gym_fed.interop.draft import Alias, Refusal
+from gym_fed.interop.draft import Alias, Unsupported
 
 FORMATS = {
     "hf": "huggingface", "safetensors": "huggingface", "transformers": "huggingface", "merged": "huggingface",
@@ -19,14 +19,14 @@ FORMATS = {
 """Our formats by their other names."""
 
 REFUSED_FORMATS = {
-    "merged_16bit": Refusal(
+    "merged_16bit": Unsupported(
         "the type of a merged folder is --dtype's",
         (
             "gym export MODEL --format huggingface --dtype bfloat16 -o FOLDER",
             "gym export MODEL --format huggingface --dtype float16 -o FOLDER",
         ),
     ),
-    "merged_4bit": Refusal(
+    "merged_4bit": Unsupported(
         "4 bits are one of two layouts, or a GGUF file's",
         (
             "gym export MODEL --format gptq -o FOLDER",
@@ -37,12 +37,12 @@ REFUSED_FORMATS = {
 """Names that combine a format with an option."""
 
 _INT4 = {"int4": "", "4bit": "", "4": "", "w4": "", "w4a16": ""}
-_NO_ONE_BIT = Refusal(
-    "GGUF holds a model's weights, and no one-bit difference to a base",
+_NO_ONE_BIT = Unsupported(
+    "GGUF stores a model's weights, not a one-bit delta",
     ('trainer.export("model.gguf", quantization="q4_k_m")', 'trainer.export("mine.gymdelta")'),
 )
 
-QUANTIZATIONS: dict[str, dict[str, str | Refusal]] = {
+QUANTIZATIONS: dict[str, dict[str, str | Unsupported]] = {
     "gguf": {
         "fp32": "f32", "float32": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16",
         "int8": "q8_0", "8bit": "q8_0", "q8": "q8_0", "q6": "q6_k", "q5": "q5_k_m", "q5_k": "q5_k_m",
@@ -97,6 +97,6 @@ def member(kind: str, name: str) -> str | None:
         return FORMATS.get(name)
     form = kind.removeprefix("quantization of ")
     quantization = QUANTIZATIONS.get(form, {}).get(name) if form != kind else None
-    if isinstance(quantization, Refusal):
+    if isinstance(quantization, Unsupported):
         raise quantization.error(f"quantization {name}", code=ErrorCode.USAGE)
     return quantization

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.aliases import note
 from gym_fed.core.errors import ErrorCode
-from gym_fed.interop.draft import Alias, Refusal
+from gym_fed.interop.draft import Alias, Unsupported
 
 if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
 
 
-_NO_SOUPS = Refusal(
+_NO_SOUPS = Unsupported(
     "no soup of a hub is on this machine; a contributor gets them with its tasks",
     (
         'trainer.apply_deltasoup({"ada": "ada.gymdelta", "ben": "ben.gymdelta"})',

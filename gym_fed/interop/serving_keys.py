@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gym_fed.interop.draft import Draft, KeyAlias, Refusal
+from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 
-_FORMAT = Refusal(
+_FORMAT = Unsupported(
     "this format is not supported; the base is a model folder or a GGUF file",
     ("base: path/to/model-folder", "base: path/to/model.gguf"),
 )
-_FEW_BITS = Refusal(
+_FEW_BITS = Unsupported(
     "the base is served in 16 or 32 bits; only variants are quantised",
     ("dtype: bfloat16", "cache_size: 10GB"),
 )
@@ -64,7 +64,7 @@ def _requests(draft: Draft) -> None:
     draft.take("max_concurrent")
     draft.put("engine.max_queued", in_all - at_once, "max_concurrent")
     draft.put("engine.max_queued_per_user", max(1, in_all - at_once), "max_concurrent")
-    draft.note("max_concurrent", f"`engine.max_queued: {in_all - at_once}` beside the {at_once} that run")
+    draft.note("max_concurrent", f"`engine.max_queued: {in_all - at_once}` besides {at_once} running ones")
 
 
 def _served_name(draft: Draft) -> None:
@@ -97,7 +97,7 @@ WORDS = [
     KeyAlias("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
     KeyAlias(
         "max_concurrent",
-        "`engine.max_concurrent`; beside batch_size `engine.max_queued`",
+        "`engine.max_concurrent`; with batch_size `engine.max_queued`",
         _requests,
         shown="serving.max_concurrent",
     ),

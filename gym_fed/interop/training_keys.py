@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.interop.draft import Draft, KeyAlias, Refusal
+from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 from gym_fed.interop.training_sections import SECTIONS, batch_size, near_batch
 
 
@@ -82,7 +82,7 @@ def _data(key: str) -> KeyAlias:
     )
 
 
-_SEQUENCES = Refusal(
+_SEQUENCES = Unsupported(
     "rows are not split over processes here",
     ("gradient_checkpointing: true", "distributed: {strategy: fsdp2}"),
 )
@@ -171,7 +171,7 @@ BITDELTA = [
 ]
 
 
-_PRIVACY = Refusal(
+_PRIVACY = Unsupported(
     "the noise and the clipping norm must be set; True sets neither",
     (
         "from gym_fed.config.hub.privacy import ReleasePrivacy",

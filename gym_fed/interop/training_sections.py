@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from gym_fed.core.text import counted
-from gym_fed.interop.draft import Draft, KeyAlias, Refusal
+from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 
 _MOST_AT_ONCE = 8
 """Maximum rows per device without a config value: the default of ``per_device_train_batch_size``."""
@@ -207,7 +207,7 @@ SECTIONS = [
     KeyAlias(
         "serving",
         "",
-        refusal=Refusal(
+        refusal=Unsupported(
             "a training config has no serving options; they are in a serving config",
             ("gym api serving.yaml", "cache_size: 10GB"),
         ),

@@ -134,7 +134,7 @@ def _problems(manifest: ModelManifest) -> list[str]:
     if manifest.kind != "adapter" or manifest.base is None or is_name_of_the_hub(manifest.base.name):
         return []
     return [
-        f"base {manifest.base.name}: is no name of the Hub, so PEFT does not find the adapter's base: name it with "
+        f"base {manifest.base.name}: is not a name on the Hub, so PEFT cannot find the adapter's base: name it with "
         "--base OWNER/NAME"
     ]
 

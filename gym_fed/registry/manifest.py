@@ -288,7 +288,7 @@ def _document(data: bytes, where: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError) as error:
         raise _corrupt(where, plain(error)) from error
     if not isinstance(document, dict) or is_deeper(document, MAX_DEPTH):
-        raise _corrupt(where, "is no JSON object of a few levels")
+        raise _corrupt(where, "is not a JSON object, or is nested too deeply")
     if document.keys() != {"manifest", "public_key", "signature"} or not isinstance(
         document["manifest"], dict
     ):

@@ -213,7 +213,7 @@ def next_number(taken: Sequence[int], name: str) -> int:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"{name}: has the number {_MOST_NUMBER}, the last one that there is",
-            "nobody counts as far: look at the store for a file that was put there",
+            "the number is implausible: check the store for a file that does not belong there",
         )
     return number
 

@@ -114,7 +114,7 @@ def test_a_lora_run_is_made_chatted_with_and_overwritten_only_with_the_flag(tmp_
         "chat", "run", cwd=tmp_path, stdin="/nonsense\nlength: a\n"
     )  # a script ends where it is wrong
     assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
-    assert "/nonsense is no command" in refused.stderr
+    assert "/nonsense is not a command" in refused.stderr
     replaced = gym("train", "train.yaml", "--overwrite", "--set", "max_steps=1", "--json", cwd=tmp_path)
     assert json.loads(replaced.stdout)["steps"] == 1
 

@@ -240,7 +240,7 @@ class BaseFinder:
         if again:
             self._store.reopen(self._digest)
         folder = self._store.partial(self._digest)
-        self._display.busy("comparing with what has come already")
+        self._display.busy("comparing with the part already downloaded")
         traffic = Traffic(self._home, self._client.pin.server)
         try:
             fetch_files(

@@ -227,7 +227,7 @@ class _Joining:
             return status, offer
         from gym_client.cli.costs import time_round
 
-        self._display.busy("timing a few training steps on this machine; nothing is kept")
+        self._display.busy("timing a few training steps on this machine; nothing is saved")
         time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
 

@@ -82,7 +82,7 @@ def encrypt(
         as_json,
         {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
         f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})",
-        note="There is no way back without the passphrase: keep it where you keep such things.",
+        note="Without the passphrase the key cannot be recovered: store it in a safe place.",
     )
 
 
@@ -152,7 +152,7 @@ def import_key(
     print_result(
         as_json,
         {"path": str(path), "public_key": key.public_key.hex()},
-        f"{path} is {key.public_key.hex()}; join as before, and the hub knows you by it",
+        f"{path} is {key.public_key.hex()}; join as before, and the hub recognises you by it",
     )
 
 

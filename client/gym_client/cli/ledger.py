@@ -55,7 +55,7 @@ def rewards(
     if verify:
         out.print(report["verified_text"])
     else:
-        err.print(f"receipts in {folder.receipts_path}; gym-client rewards --verify checks all of it")
+        err.print(f"receipts in {folder.receipts_path}; gym-client rewards --verify checks them all")
 
 
 def _ask(folder: Home, server: str | None, insecure: bool, verify: bool, as_json: bool) -> dict[str, Any]:

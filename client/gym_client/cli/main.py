@@ -41,7 +41,7 @@ class _ClientCommands(CommandGroup):
             "status": "your balance, and the verdicts on your updates",
             "rewards": "what you earned, round by round",
             "pause": "let the agent of this home wait",
-            "resume": "let it go on",
+            "resume": "let it continue",
             "leave": "withdraw from a hub; what you earned stays yours",
         },
         "Check": {

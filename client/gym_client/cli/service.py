@@ -106,7 +106,7 @@ def _platform(given: str | None) -> Platform:
     here = {"darwin": "macos", "win32": "windows"}.get(sys.platform, "linux")
     chosen = known.get(given or here)
     if chosen is None:
-        raise GymError(ErrorCode.USAGE, f"--platform {given!r}", f"take one of {', '.join(known)}")
+        raise GymError(ErrorCode.USAGE, f"--platform {given!r}", f"use one of {', '.join(known)}")
     return chosen
 
 
@@ -126,7 +126,7 @@ def _require_consent(home: Home) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{home.folder} has accepted no hub's terms yet, and a service cannot ask",
-            "join once by hand, `gym-client join --server HOST --data FILE`, stop it, and repeat this command",
+            "join once interactively, `gym-client join --server HOST --data FILE`, stop it, and repeat this command",
         )
 
 

@@ -234,7 +234,7 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
         theirs = inference_file.read(parsed)
         values = {"base": theirs["model"]}
         values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
-        err.print("note: max_new_tokens is not used here: a request says max_tokens")
+        err.print("note: max_new_tokens is not used; requests set max_tokens")
         values["sampling"] = {key: value for key, value in theirs["sampling"].items() if key != "max_tokens"}
     placed = place_overrides(values, overrides)
     return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
@@ -295,7 +295,7 @@ def _introduce(address: str, serving: Serving) -> None:
     out.print(f"at {address}/v1")
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
-        out.print(f"where a request does not say: {settings}")
+        out.print(f"defaults of requests: {settings}")
     out.print(f"\n{openai_snippet(ServedModel(f'{address}/v1', model, key, is_chat))}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
@@ -356,7 +356,7 @@ def add(
     if as_json:
         print_json({"name": name, "key": key, "file": str(file), "expires_at": expires_at})
         return
-    err.print(f"the key of {name}, which is shown this once and kept nowhere:")
+    err.print(f"the key of {name}, which is shown only now and not stored:")
     out.print(key)
 
 

@@ -18,10 +18,10 @@ _KV_DTYPE = "--set engine.kv_dtype=int8 (or float32, bfloat16)"
 _KV_SIZE = "--set engine.kv_cache_size=4GiB, and --set cache_size=10GB for variants"
 _CACHE_SIZE = "--set cache_size=10GB"
 _NGRAM = "--set engine.speculative=ngram (there are no draft models)"
-_SAMPLING = "--set sampling.{0}=VALUE, for requests that do not say"
+_SAMPLING = "--set sampling.{0}=VALUE, the default of requests"
 _DEVICE = "--set device=cuda (layers are not divided between devices)"
 _ONE_DEVICE = "leave it out: a server computes on one device"
-_ON = "leave it out: it is so"
+_ON = "leave it out: it is always on"
 _VARIANT = "gym variant add FILE.gymdelta; gym delta encode makes one of a LoRA folder"
 _OF_REQUESTS = "leave it out: each request has {0}"
 
@@ -44,10 +44,10 @@ OPTIONS = {
     "--chat-template-kwargs": _OF_REQUESTS.format("chat_template_kwargs"),
     **dict.fromkeys(("--enable-auto-tool-choice", "--jinja", "--metrics", "--cont-batching", "-cb"), _ON),
     **dict.fromkeys(("--enable-prefix-caching", "--enable-chunked-prefill", "--enable-lora"), _ON),
-    **dict.fromkeys(("--embedding", "--embeddings"), "leave it out: /v1/embeddings is there"),
+    **dict.fromkeys(("--embedding", "--embeddings"), "leave it out: /v1/embeddings is always available"),
     "--no-enable-prefix-caching": "--set engine.prefix_cache=false",
     "--tool-call-parser": "--set tool_format=FORMAT; without it, the chat template decides",
-    "--reasoning-parser": "leave it out: thoughts are part of an answer's text",
+    "--reasoning-parser": "leave it out: reasoning is part of the answer's text",
     "--dtype": "--set dtype=bfloat16 (or float16, float32)",
     **dict.fromkeys(("--quantization", "-q"), "--set base_format=int8 (or int4, bfloat16)"),
     **dict.fromkeys(

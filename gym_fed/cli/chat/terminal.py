@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import closing
+from contextlib import contextmanager
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
+from gym_fed.core.files import make_folder
+from gym_fed.core.text import counted
+from gym_fed.core.text import harmless
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from gym_fed.core.console import err
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import make_folder
-from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings
@@ -74,7 +77,9 @@ class Terminal:
                 if not self._typed:
                     raise
                 same = self.conversation.messages == before
-                self._note(f"stopped; {'the conversation is as it was' if same else 'what was said is kept'}")
+                self._note(
+                    f"stopped; {'the conversation is as it was' if same else 'the conversation is kept'}"
+                )
             except GymError as error:
                 if not self._typed:
                     raise
@@ -129,8 +134,8 @@ class Terminal:
         if command is None:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{name} is no command; there are {', '.join(_COMMANDS)} and /exit",
-                "a message that begins with a slash is given with two",
+                f"{name} is not a command; commands: {', '.join(_COMMANDS)} and /exit",
+                "to send a message that begins with a slash, type two",
             )
         command(self, argument.strip())
         return True
@@ -191,7 +196,7 @@ class Terminal:
     def _history(self, argument: str) -> None:
         """show the messages"""
         if not self.conversation.messages and self.conversation.system is None:
-            self._note("nothing was said yet")
+            self._note("there are no messages yet")
         if self.conversation.system is not None:
             self._write(f"system: {self.conversation.system}\n")
         for number, message in enumerate(self.conversation.messages):
@@ -364,4 +369,4 @@ def _write_history(history: Path) -> None:
 
 
 def _note_lost(history: Path, error: OSError) -> None:
-    err.print(f"note: what is typed is not kept for the next time: {history}: {error.strerror}", style="dim")
+    err.print(f"note: the history of messages is not saved: {history}: {error.strerror}", style="dim")

@@ -209,7 +209,7 @@ def _weighted(source: str) -> tuple[str, float]:
         if Path(source).exists() or "://" in source:
             return source, 1.0
         raise GymError(
-            ErrorCode.USAGE, f"{source}: {weight!r} is no weight", "write PATH:WEIGHT, such as a.jsonl:0.7"
+            ErrorCode.USAGE, f"{source}: {weight!r} is not a weight", "write PATH:WEIGHT, such as a.jsonl:0.7"
         ) from error
 
 

@@ -98,7 +98,7 @@ def show(
             if len(shown) < num:
                 shown.append((place, sequences))
     if not statistics.rows:
-        raise GymError(ErrorCode.DATA_INVALID, f"{source}: holds no rows", "add at least one row")
+        raise GymError(ErrorCode.DATA_INVALID, f"{source}: contains no rows", "add at least one row")
     counts = view.counts or statistics.counts
     counts.unread, counts.forms = dict(view.unread), dict(view.forms)
     report = contamination.report

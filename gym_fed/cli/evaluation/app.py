@@ -63,7 +63,7 @@ def list_suites(data: DataOption = None, sets: SetsOption = None, as_json: AsJso
         rows += [_line(fact) for fact in suite["tasks"]]
     rows += [("in no suite:", "", "", "", ""), *map(_line, others)]
     print_columns(rows, right=(1,), indent="", wrapped=True)
-    err.print("fetch what is not here: gym eval fetch SUITE, or give a folder with --data")
+    err.print("fetch missing rows with gym eval fetch SUITE, or name a folder with --data")
 
 
 def fetch_suites(
@@ -75,9 +75,9 @@ def fetch_suites(
     sets: SetsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch the rows of suites from the Hugging Face Hub; of all commands of `gym eval` this alone uses a network.
+    """Fetch the rows of suites from the Hugging Face Hub; no other command of `gym eval` uses a network.
 
-    Shows bytes, sources and licences before it needs consent. What was fetched is kept with its sha256 in evals.lock.
+    Shows bytes, sources and licences before asking for consent. The sha256 of each file is written to evals.lock.
     """
     from gym_fed.base.downloads.ensure import progress
     from gym_fed.evaluation.suites.fetch import fetch_offers, offers_for
@@ -96,7 +96,7 @@ def fetch_suites(
             "files": [str(file) for file in written],
             "bytes": sum(offer.download.missing_bytes for offer in offers),
         },
-        f"{counted(len(written), 'file')} in {where}" if written else f"all of it is here: {where}",
+        f"{counted(len(written), 'file')} in {where}" if written else f"all files are already in {where}",
     )
 
 
@@ -116,7 +116,7 @@ def _agree(offers: list[DatasetOffer], yes: bool) -> None:
     if not (sys.stdin.isatty() and err.is_terminal):
         raise GymError(ErrorCode.NOT_FOUND, f"{total} would be fetched", "agree with --yes")
     if not typer.confirm(f"Download {total}?", err=True):
-        raise GymError(ErrorCode.NOT_FOUND, "nothing was fetched, as you wished", "agree with --yes")
+        raise GymError(ErrorCode.NOT_FOUND, "nothing was fetched: you declined", "agree with --yes")
 
 
 def _facts(name: str, places: Places) -> dict[str, Any]:

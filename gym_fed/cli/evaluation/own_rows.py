@@ -83,7 +83,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
     model = resolve_model(request)
     ensure_models(model.downloads, command.yes)
     reference, notes = _reference(model, command)
-    with spinner("loading what evaluates rows") as activity:
+    with spinner("loading the libraries") as activity:
         evaluation = OwnEvaluation(
             model,
             rows,
@@ -134,7 +134,7 @@ def _reference(model: ResolvedModel, command: OwnRowsCommand) -> tuple[ResolvedM
             raise
         return None, [f"not compared: {error.message}; {error.hint}"]
     if base is None:
-        return None, ["not compared: nothing says which base it was made from; name one with --compare MODEL"]
+        return None, ["not compared: the base of the model is unknown; name one with --compare MODEL"]
     return base, []
 
 

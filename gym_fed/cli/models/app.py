@@ -362,7 +362,7 @@ def list_(registry: RegistryOption = None, as_json: AsJson = False) -> None:
         table.add_row(row["name"], row["where"], readable_bytes(row["bytes"]), version, whole)
     print_table(table)
     if not all(row["whole"] or row["where"] == "registry" for row in listed):
-        err.print("those that are not whole go on with: gym models pull NAME", style="dim")
+        err.print("complete partial models with: gym models pull NAME", style="dim")
 
 
 app.command()(show)

@@ -157,7 +157,7 @@ def verify(
         first = damaged[0]
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{version.reference}: not what was signed: {len(damaged)} of "
+            f"{version.reference}: differs from the signed content: {len(damaged)} of "
             f"{counted(len(version.manifest.files), 'file')}; "
             f"{first.path}: {first.problem}",
             "remove those objects from the store, and push the version's files again",

@@ -69,7 +69,9 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         if spec.digest == digest:
             return loaded, spec
         tried.append(f"{candidate}: has the digest {spec.digest[:19]}...")
-    looked = "; ".join(tried) or "nothing of that name here, beside the updates or in the Hugging Face cache"
+    looked = (
+        "; ".join(tried) or "there is no such folder here, next to the updates or in the Hugging Face cache"
+    )
     raise GymError(
         ErrorCode.MODEL_NOT_FOUND,
         f"the updates were made for base {_short(name)} with digest {digest}, which is not on this machine ({looked})",
@@ -169,7 +171,7 @@ def open_all(
             if not skip_broken:
                 hint = f"{error.hint}; " if error.hint else ""
                 raise GymError(
-                    error.code, error.message, f"{hint}or go on without it: --skip-broken"
+                    error.code, error.message, f"{hint}or continue without it: --skip-broken"
                 ) from error
             refused[name] = error.message
             console.err.print(f"left out: {error.message}")

@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-from gym_fed.cli.models.needed import YesOption
-from gym_fed.cli.models.needed import require_rows
-from gym_fed.cli.models.needed import with_models
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
-from gym_fed.cli.train.progress import progress
-from gym_fed.cli.train.progress import readable_warnings
-from gym_fed.cli.train.progress import report_rows
-from gym_fed.cli.train.progress import stop_on_ctrl_c
-from gym_fed.core.console import AsJson
-from gym_fed.core.console import err
-from gym_fed.core.console import out
-from gym_fed.core.console import print_columns
-from gym_fed.core.console import print_json
-from gym_fed.core.console import print_result
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.help import IgnoreUnsupported
-from gym_fed.core.help import SetOption
+from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
+from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import IgnoreUnsupported, SetOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.registries import ALGORITHMS
-from gym_fed.core.text import counted
-from gym_fed.core.text import plain
-from pathlib import Path
-from typing import Annotated
-from typing import Any
-from typing import NoReturn
-from typing import TYPE_CHECKING
-import sys
-import typer
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
-    from gym_fed.training.run.result import CheckResult
-    from gym_fed.training.run.result import TrainResult
+    from gym_fed.training.run.result import CheckResult, TrainResult
 
 
 def train(
@@ -164,7 +149,7 @@ def _require_config(config: Path) -> None:
     if config.name.endswith((".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet", ".txt")):
         raise GymError(
             ErrorCode.USAGE,
-            f"{config}: rows are no config",
+            f"{config}: rows are not a config",
             f"name them by a flag: gym train --model MODEL --data {config}",
         )
     if str(config) == "gym-nano" or (config / "config.json").is_file():

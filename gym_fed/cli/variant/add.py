@@ -61,7 +61,7 @@ def add(
 ) -> None:
     """Add deltas to the store, signed with your own key; a running server has them at once."""
     if not sign and (key is not None or user is None):
-        what = "--user says whose it is" if user is None else "--key does not go with it"
+        what = "name its owner with --user" if user is None else "--key does not go with it"
         raise GymError(ErrorCode.USAGE, f"--unsigned: {what}", "sign it, or name a user")
     if bool(deltas) is (source is not None):
         raise GymError(ErrorCode.USAGE, "which deltas?", "give files, or --from a folder or list")

@@ -132,7 +132,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"the chat template of {base} ends a shell's document",
-            "write its Modelfile by hand",
+            "write the Modelfile yourself",
         )
     made = command("ollama", "create", record.name, "-f", "Modelfile")
     return f"{note}{command(*words)}\ncat > Modelfile <<'MODELFILE'\n{text}MODELFILE\n{made}\n"
@@ -242,7 +242,7 @@ def trust(
 ) -> None:
     """Let a key sign variants of a user, as after a rotation; or refuse it for good."""
     if not re.fullmatch(r"[0-9a-f]{64}", public_key):
-        raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is no public key", "64 hex digits")
+        raise GymError(ErrorCode.USAGE, f"{public_key[:80]!r} is not a public key", "64 hex digits")
     with open_store(store, create=not revoke) as opened:
         act = opened.revoke if revoke else opened.trust
         act(user, bytes.fromhex(public_key))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.store.store import VariantStore
     from gym_fed.trust.identity.variant import HubRemoval, SignedRemoval, VariantRemoval
 
+
 RECEIPTS = "receipts"
 
 receipt_app = App(help="Check the receipts of removed variants.", no_args_is_help=True)
@@ -263,7 +264,7 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     words = {
         "removed": "no longer readable there; the hub deletes the file within one or two days",
         "absent": "it had no variant of this name",
-        "another's": "not asked: your account there is not its owner",
+        "another's": "not requested: your account there does not own it",
         "not asked": "this home has left its account there; a copy may remain"
         if everywhere
         else "a copy is kept there: gym variant hub remove NAME",

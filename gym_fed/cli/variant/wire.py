@@ -42,7 +42,7 @@ def push(
     public: Annotated[
         bool, typer.Option("--public", help="Allow every contributor of the hub to read it.")
     ] = False,
-    private: Annotated[bool, typer.Option("--private", help="Allow nobody else to read it.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make it private.")] = False,
     revision: Annotated[
         int | None,
         typer.Option(min=1, help="Sign it again with this revision number.", show_default="its own"),
@@ -248,7 +248,9 @@ def _readers(listed: str | None, public: bool, private: bool) -> list[str] | Non
         return None
     names = [name.strip() for name in listed.split(",")]
     if not all(names) or "*" in names:
-        raise GymError(ErrorCode.USAGE, f"--readers {listed!r} is no list of ids", "for everyone: --public")
+        raise GymError(
+            ErrorCode.USAGE, f"--readers {listed!r} is not a list of ids", "for everyone: --public"
+        )
     return names
 
 

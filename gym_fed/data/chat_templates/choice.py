@@ -242,7 +242,7 @@ def read_chat_template(value: str) -> str | None:
     lacking = [turn["content"] for turn in _TURNS if turn["content"] not in text]
     if lacking:
         raise _bad(
-            f"leaves out what is said: {lacking[0]!r} of a conversation of two turns is not in its text",
+            f"omits messages: {lacking[0]!r} of a conversation of two turns is not in its text",
             "write every message's content",
         )
     return source

@@ -32,7 +32,7 @@ _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _TOOLS = ("has tools", "calls tools")
 _REMEDY = {
     "has reasoning": "set reasoning: drop to learn the answers alone, or use a template that shows it",
-    **dict.fromkeys(_TOOLS, "use a model whose chat template knows tools, or drop the row"),
+    **dict.fromkeys(_TOOLS, "use a model whose chat template supports tools, or drop the row"),
 }
 
 
@@ -223,7 +223,7 @@ def _lost(place: str, what: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{place} {what}, but the model's chat template leaves {'them' if what in _TOOLS else 'it'} out",
-        _REMEDY.get(what, "use a model whose chat template knows it, or drop the row"),
+        _REMEDY.get(what, "use a model whose chat template supports it, or drop the row"),
     )
 
 

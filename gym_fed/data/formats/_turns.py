@@ -217,7 +217,7 @@ def _weight(turn: Raw, role: str) -> Message:
     if any(given.values()) and role != "assistant":
         raise BadRow(
             f"{next(iter(given))!r} marks the {role}'s turn as one to learn",
-            "single turns of the assistant alone are chosen; remove the key",
+            "only turns of the assistant can be selected; remove the key",
         )
     return {"weight": 0} if given and not any(given.values()) else {}
 
@@ -295,7 +295,7 @@ def alpaca_question(row: Raw) -> list[Message]:
     for pair in history:
         if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(p, str) for p in pair)):
             raise BadRow(
-                "'history' holds something that is not a pair of texts", "write [question, answer] pairs"
+                "'history' contains something other than pairs of texts", "write [question, answer] pairs"
             )
         messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
     messages.append({"role": "user", "content": f"{instruction}\n{extra}" if extra else instruction})
@@ -337,7 +337,7 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
     else:
         shared, rest = answers[0][:-1], [answers[0][-1:]]
     if not any(m["content"] == prompt for m in shared):
-        raise BadRow("'prompt' is not what the conversations begin with", "give each of them once")
+        raise BadRow("the conversations do not begin with 'prompt'", "give each of them once")
     return shared, rest
 
 

@@ -209,7 +209,7 @@ def tools_of(row: Raw) -> list[Raw]:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(
-                "'tools' holds something that is not a function", "give each tool a name and parameters"
+                "'tools' contains something other than functions", "give each tool a name and parameters"
             )
         checked.append({"type": "function", "function": function})
     return checked

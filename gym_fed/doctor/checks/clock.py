@@ -41,7 +41,7 @@ def judge_epoch(epoch: tuple[int, ...]) -> Finding:
     """Fail unless second 0 is 1970-01-01 00:00:00 UTC; the ``right/`` time zones break that."""
     if tuple(epoch) == (1970, 1, 1, 0, 0, 0):
         return Finding(
-            "clock: zone", Level.OK, f"time zone {time.strftime('%Z') or 'unnamed'} leaves UTC alone"
+            "clock: zone", Level.OK, f"time zone {time.strftime('%Z') or 'unnamed'} does not affect UTC"
         )
     return Finding("clock: zone", Level.FAIL, f"second 0 is {epoch}, not 1970-01-01", "unset TZ")
 

@@ -60,7 +60,7 @@ class Sandbox:
         if not hasattr(os, "fork"):
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                "code_tests: Windows can hold no program as the sandbox must",
+                "code_tests: the sandbox is not available on Windows",
                 "run it on Linux (WSL 2 is enough), or use graders that run no programs (docs/graders.md lists them)",
             )
         if not self.passes("import json", "assert json.loads('1') == 1"):

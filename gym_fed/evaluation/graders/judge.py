@@ -99,7 +99,7 @@ class Judge(Grader):
         except regex.error as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"graders: {self.name}: score_pattern is no regular expression: {error}",
+                f"graders: {self.name}: score_pattern is not a regular expression: {error}",
             ) from error
         if not self._pattern.groups:
             raise GymError(

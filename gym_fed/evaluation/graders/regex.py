@@ -48,7 +48,7 @@ class Regex(Grader):
         except regex.error as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"graders: {self.name}: pattern {config.pattern!r} is no regular expression: {error}",
+                f"graders: {self.name}: pattern {config.pattern!r} is not a regular expression: {error}",
                 "correct the pattern; in YAML, put it in single quotes",
             ) from error
         if config.column is not None and not self._pattern.groups:

@@ -211,11 +211,11 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
                 f"its shapes are {list(weight.shape)} and {list(bias.shape)}, not [1, {width}] and [1]"
             )
         if not (weight.isfinite().all() and bias.isfinite().all()):
-            raise ValueError("it holds values that are not finite")
+            raise ValueError("it has values that are not finite")
     except (OSError, KeyError, ValueError, SafetensorError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{folder / HEAD}: is no value head of this model: {error}",
+            f"{folder / HEAD}: is not a value head of this model: {error}",
             "give its own folder",
         ) from error
     head = torch.nn.Linear(width, 1)

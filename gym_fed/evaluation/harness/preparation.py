@@ -97,7 +97,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
         if context[0] is None:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
-                "a text is scored from its first word on, and the tokenizer has no token to begin with",
+                "the first word of a text is scored, but the tokenizer has no BOS or EOS token to precede it",
                 "evaluate the model's folder, or leave the task out",
             )
         return Continuation(tuple(int(token or 0) for token in context), tuple(ids))

@@ -86,7 +86,7 @@ class BoardRow:
         if public_key == self.line.public_key:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"line {sequence} is by the same key; nobody reproduces their own",
+                f"line {sequence} is by the same key; a result must be reproduced by another key",
                 "another person verifies it, with a key of their own",
             )
         if any(public_key == line.public_key for line in (*self.reproduced, *self.differs)):

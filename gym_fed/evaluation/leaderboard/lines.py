@@ -78,7 +78,7 @@ class Submission(_Content):
             if not is_name(name, MAX_NAME):
                 raise ValueError("model_name and organization are 1 to 96 visible characters")
         if len({task.task for task in self.tasks}) < len(self.tasks):
-            raise ValueError("a task stands twice")
+            raise ValueError("a task occurs twice")
         return self
 
     @property
@@ -148,7 +148,7 @@ def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
     """
     schema = _CONTENTS.get(entry.kind)
     if schema is None or set(body) != {"content", "public_key", "signature"}:
-        raise corrupt("is no line of a leaderboard")
+        raise corrupt("is not a line of a leaderboard")
     key, signature = _hex(body["public_key"], 32), _hex(body["signature"], 64)
     try:
         content = schema.model_validate(body["content"])
@@ -173,7 +173,7 @@ def corrupt(message: str) -> GymError:
     return GymError(
         ErrorCode.STATE_CORRUPT,
         f"leaderboard: {message}",
-        "the file is not what was signed: fetch it again, or restore it",
+        "the file differs from the signed one: fetch it again, or restore it",
     )
 
 

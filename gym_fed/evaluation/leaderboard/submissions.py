@@ -271,7 +271,7 @@ def _require_line(row: BoardRow, results: EvalResults) -> None:
     if dict(results.identity) != submission.identity or figures != stated:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"line {row.line.entry.sequence}: its record {submission.record} says something else than the line",
+            f"line {row.line.entry.sequence}: its record {submission.record} differs from the line",
             "do not trust this line",
         )
 

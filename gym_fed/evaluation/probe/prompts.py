@@ -143,7 +143,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise _bad_line(path, number, f"is no JSON: {error}") from error
+                raise _bad_line(path, number, f"is not JSON: {error}") from error
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
@@ -156,7 +156,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, Any]]:
             yield line, row
             line = reader.line_num + 1
     except csv.Error as error:
-        raise _bad_line(path, line, f"is no CSV: {error}") from error
+        raise _bad_line(path, line, f"is not CSV: {error}") from error
 
 
 def _prompt(path: Path, line: int, row: Any) -> ProbePrompt:

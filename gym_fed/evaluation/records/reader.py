@@ -207,7 +207,7 @@ def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
     except ValidationError as error:
         raise _bad(*where, f"metadata: {first_problem(error)}") from error
     if any(math.isnan(value) for value in (*logprobs, *margins, *metrics.values())):
-        raise _bad(*where, "has a value that is no number")
+        raise _bad(*where, "has a value that is not a number")
     is_generation = any(
         attribution.extraction_method == "generation" for attribution in instance.answer_attribution
     )
@@ -230,9 +230,9 @@ def _facts(path: Path, text: str) -> dict[str, Any]:
     try:
         facts = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _bad(path, "its facts are no JSON") from error
+        raise _bad(path, "its facts are not JSON") from error
     if not isinstance(facts, dict) or is_deeper(facts, MAX_DEPTH):
-        raise _bad(path, "its facts are no mapping")
+        raise _bad(path, "its facts are not a mapping")
     return facts
 
 
@@ -248,7 +248,7 @@ def _number(path: Path, text: str) -> float:
 
 def _whole(path: Path, text: str) -> int:
     if len(text) > 9 or not (text.isascii() and text.isdecimal()):
-        raise _bad(path, f"{plain(text, 40)} is no whole number")
+        raise _bad(path, f"{plain(text, 40)} is not an integer")
     return int(text)
 
 

@@ -73,7 +73,7 @@ def _compare_answers(before: SampleResult, again: SampleResult) -> Replayed:
     at = next((place for place, (a, b) in enumerate(pairs) if a != b), shared)
     if at == len(before.token_ids) == len(again.token_ids):
         if before.answer != again.answer:
-            return Replayed("the same tokens stand for another text")
+            return Replayed("the same tokens have another text")
         return Replayed(_other_metrics(before, again))
     if all(at < len(sample.margins) and 0 <= sample.margins[at] < TIE_NATS for sample in (before, again)):
         return Replayed(None, parted=at)

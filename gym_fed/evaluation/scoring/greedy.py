@@ -193,6 +193,6 @@ class GreedyWriter:
         if broken:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
-                f"{rows[broken[0]][0]}: its probabilities are no numbers",
+                f"{rows[broken[0]][0]}: its probabilities are not finite",
                 "leave it out, or train it again",
             )

@@ -51,7 +51,7 @@ class HarnessFunction:
             GymError: ``MISSING_DEPENDENCY`` where the harness does not have the file; when called, the function.
         """
         if not self.file.is_file():
-            raise _not_as_tried(f"{self.file}: there is no such file, for {self.name}")
+            raise _not_as_tried(f"{self.file}: no such file, needed by {self.name}")
 
         def call(*values: Any, **named: Any) -> Any:
             return self._load()(*values, **named)

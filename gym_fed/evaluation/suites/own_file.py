@@ -238,7 +238,7 @@ def read_task_file(file: Path) -> TaskFile:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{place}: !function: no Python of a task file is run",
-                "say it with a Jinja template, filter_list, or grade",
+                "use a Jinja template, filter_list, or grade",
             ) from error
         raise
 

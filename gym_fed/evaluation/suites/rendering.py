@@ -82,7 +82,7 @@ def _repeated(least: int, most: Any, inner: Any) -> tuple[int, int]:
     is_open = most > _MAX_TIMES
     if (most > 1 and num_open) or (is_open and (ways > 1 or inner.getwidth()[0] == 0)):
         raise ValueError(
-            "a repeat within a repeat, which may take for ever: write it with one, as in [a-z ]+"
+            "a repeat within a repeat, which may take exponential time: use a single one, as in [a-z ]+"
         )
     if is_open:
         return 1, 1

@@ -83,7 +83,7 @@ def _json(file: Path) -> list[Row]:
     document = json.loads(_text(file))
     rows = document.get("examples") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _refused(file, "holds no list of objects, nor one under the key examples")
+        raise _refused(file, "has no list of objects, nor one under the key examples")
     return rows
 
 

@@ -87,7 +87,7 @@ class TaskEntry(StrictModel):
         if sum((self.harness is not None, self.file is not None, bool(self.tasks))) != 1:
             raise ValueError("give one of harness, file and tasks")
         if (self.dataset is None) != bool(self.tasks):
-            raise ValueError("a task has a dataset, a group has none")
+            raise ValueError("a task needs a dataset, and a group must not have one")
         return self
 
 
@@ -222,7 +222,7 @@ def read_lock(home: Path) -> EvalsLock:
     except (OSError, ValidationError) as error:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{file}: is no lock of evaluation sets: {plain(str(error).partition(chr(10))[0], 120)}",
+            f"{file}: is not a lock file of evaluation sets: {plain(str(error).partition(chr(10))[0], 120)}",
             "move it away, and fetch the sets again",
         ) from error
 

@@ -296,7 +296,7 @@ def require(task: str, needs: MetricNeeds) -> None:
     resource = (needs.nltk or "").rpartition("/")[2]
     raise GymError(
         ErrorCode.MISSING_DEPENDENCY,
-        f"task {task}: its metric needs {', '.join(missing)}, and would fetch what is missing by itself",
+        f"task {task}: its metric needs {', '.join(missing)}, and would download missing data itself",
         f"where there is a network: pip install {' '.join(needs.packages)} && python -m nltk.downloader {resource}; "
         "NLTK_DATA names the folder that it is put in",
     )

@@ -55,7 +55,7 @@ def translate_optimizer(translator: Translator) -> None:
     base = str(translator.take("optim", "adamw_torch"))
     translator.put("optimizer", _NAMES.get(base, base), "optim")
     translator.lose_if("optim_args", "write them as optimizer_args")
-    translator.lose_if("optim_target_modules", "the projected optimisers take every linear layer")
+    translator.lose_if("optim_target_modules", "the projected optimisers apply to every linear layer")
     epsilon = translator.take("adam_epsilon", 1e-8)
     if float(epsilon) != 1e-8:
         translator.put("optimizer_args.eps", float(epsilon), "adam_epsilon")
@@ -129,9 +129,7 @@ def offloading(translator: Translator, key: str, file: str, processes: int | Non
             translator, key, {"strategy": "deepspeed", "zero_stage": stage, "cpu_offload": offload}, processes
         )
         if "distributed" in translator.result.values:
-            translator.note(
-                key, "stage and offloading are read; the rest of the file is transformers' choice"
-            )
+            translator.note(key, "only stage and offloading are read from the file")
     else:
         translator.note(key, f"ZeRO stage {stage} shards no gradients: plain data-parallel processes do")
 

@@ -148,7 +148,7 @@ NO_COUNTERPART: dict[str, str] = {
     "use_packed_sequences": "write packing",
     "megatron_pretrained_checkpoint": "give a model in the form of transformers as model_name_or_path",
     "extra_config": "Megatron's own settings have no counterpart",
-    "load_best_model_at_end": "use our early_stopping, which keeps the best",
+    "load_best_model_at_end": "use early_stopping, which keeps the best checkpoint",
     "metric_for_best_model": "use our early_stopping.metric",
     "callbacks": "no code of others is run",
 }

@@ -34,7 +34,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
     if media is not None and str(media) != folder:
-        translator.lose("media_dir", "images are found beside the file that names them")
+        translator.lose("media_dir", "images are resolved relative to the file that names them")
 
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
@@ -95,7 +95,7 @@ def _snapshot(translator: Translator, repository: str) -> str | None:
     except (LocalEntryNotFoundError, HFValidationError):
         translator.lose(
             "dataset_dir",
-            f"{repository} is not on this machine; bring it with: hf download {repository} --repo-type dataset",
+            f"{repository} is not on this machine; download it with: hf download {repository} --repo-type dataset",
         )
         return None
 

@@ -251,7 +251,7 @@ def _schedule(translator: Translator) -> None:
     translator.move("save_total_limit", "save_total_limit")
     epochs = translator.take("save_epochs")
     if epochs is not None:
-        translator.lose("save_epochs", "checkpoints are saved every so many steps; write save_steps")
+        translator.lose("save_epochs", "checkpoints are saved every N steps; write save_steps")
     translator.move("resume_from_checkpoint", "resume_from_checkpoint")
 
 

@@ -56,7 +56,9 @@ def remove(
     """Remove a variant: nobody reads it, and its owner cannot push it again. The hub may be running."""
     with opened(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
-    print_result(as_json, receipt, plain(f"variant {name} of {owner} is removed, and the ledger says why"))
+    print_result(
+        as_json, receipt, plain(f"variant {name} of {owner} is removed; the reason is in the ledger")
+    )
 
 
 @variants_app.command()

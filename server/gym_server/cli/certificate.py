@@ -16,7 +16,7 @@ app = App(
     help="Show the hub's TLS certificate, or have an authority sign one over its key.", no_args_is_help=True
 )
 
-_NEXT_START = "a hub that runs takes it at its next start"
+_NEXT_START = "a running hub uses it after its next start"
 
 
 @app.command()

@@ -77,7 +77,7 @@ def _overridden(recipes: RecipeChanges) -> list[str]:
     """Return the settings by which `gym-server recipe set` overrides the config, one per line."""
     settings = recipes.settings()
     return [
-        f"{key}={value} holds, by gym-server recipe set: the config is overridden"
+        f"{key}={value} was set by gym-server recipe set and overrides the config"
         for key, value in settings.items()
     ]
 

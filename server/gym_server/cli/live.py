@@ -198,7 +198,7 @@ class Watcher(AbstractContextManager["Watcher"]):
             snapshot = look(self._state, self._config, self._lease_histories, before)
         except (SQLAlchemyError, StoreAway) as error:  # the hub continues; the display keeps the last state
             if not self._is_blind:
-                log.warning("cannot show the state, and keeps trying: %s", error)
+                log.warning("cannot show the state, retrying: %s", error)
             self._is_blind = True
             return None
         self._is_blind = False

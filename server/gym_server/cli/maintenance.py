@@ -160,7 +160,7 @@ def restore(
         return
     if at is not None:
         raise GymError(
-            ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot says itself where it ends"
+            ErrorCode.USAGE, "--at is for a folder that was put back", "a snapshot contains its own end"
         )
     facts = run_restore(
         source,
@@ -262,5 +262,7 @@ def parse_duration(text: str) -> float:
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise GymError(ErrorCode.USAGE, f"{text!r} is no duration", "a number and s, m, h or d: 30m, 1h, 7d")
+        raise GymError(
+            ErrorCode.USAGE, f"{text!r} is not a duration", "a number and s, m, h or d: 30m, 1h, 7d"
+        )
     return float(match[1]) * _UNITS[match[2]]

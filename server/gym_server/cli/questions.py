@@ -61,7 +61,7 @@ def _is_terminal() -> bool:
 
 def _ask() -> HubChoices:
     defaults = HubChoices()
-    err.print("A new hub. Enter takes what is in brackets; Ctrl-C ends, and nothing is made.")
+    err.print("A new hub. Enter accepts the value in brackets; Ctrl-C ends without creating anything.")
     values: dict[str, Any] = {}
     for number, (key, question) in enumerate(_QUESTIONS.items(), start=1):
         err.print(f"\n{number}/{len(_QUESTIONS)}  {question.why}", style="dim")
@@ -134,7 +134,9 @@ def _heldout(text: str) -> str | None:
         if "--columns" not in error.hint:  # no prompt or flag of this command accepts it
             raise
         columns = "--columns prompt=THEIRS,completion=THEIRS"
-        again = f"write it anew with: gym data convert {shlex.quote(text)} heldout.jsonl --to completion {columns}"
+        again = (
+            f"convert it with: gym data convert {shlex.quote(text)} heldout.jsonl --to completion {columns}"
+        )
         raise GymError(error.code, error.message, again) from error
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, f"{text} has no rows", f"name a file with rows, or {_NONE}")
@@ -174,14 +176,16 @@ def _own_address() -> str:
 
 _QUESTIONS = {
     "base_model": _HubQuestion(
-        "Base model", "What all train: gym-nano (comes along), a folder, or a name of the Hub.", _base_model
+        "Base model", "The model to train: gym-nano (included), a folder, or a name on the Hub.", _base_model
     ),
     "name": _HubQuestion("Name", "What contributors see when they join.", _name),
     "enrolment": _HubQuestion(
-        "Who may join", "invite: who holds one; open: everybody; allow-list: ids that you list.", _enrolment
+        "Who may join",
+        "invite: holders of an invite; open: everybody; allow-list: ids that you list.",
+        _enrolment,
     ),
     "address": _HubQuestion(
-        "Address", "HOST:PORT as contributors reach this hub; 127.0.0.1 is this machine alone.", _address
+        "Address", "HOST:PORT at which contributors reach this hub; 127.0.0.1 is this machine only.", _address
     ),
     "heldout": _HubQuestion(
         "Held-out data",

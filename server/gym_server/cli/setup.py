@@ -353,7 +353,7 @@ def notes_after_init(config: ServerConfig) -> list[str]:
             "a quorum of 3 outvotes one malicious update"
         )
     if config.gate.heldout is None:
-        notes.append("without held-out rows (gate.heldout) each version is kept, better or worse")
+        notes.append("without held-out rows (gate.heldout) every version is kept, even a worse one")
     if Endpoint.parse(config.listen, least_port=0).is_loopback:
         notes.append(
             "only this machine reaches the hub; for others: --address HOST:PORT, or `listen` and `advertise`"

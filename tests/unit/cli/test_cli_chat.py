@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
-import json
-from pathlib import Path
-
-import pytest
-
 from gym_fed.cli.chat.settings import ChatSettings
 from gym_fed.cli.chat.terminal import Terminal
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.serving.chat.session import ChatSession
+from pathlib import Path
 from tests.support.chat_writer import RuleWriter
+import io
+import json
+import pytest
 
 
 def talk(
@@ -212,7 +211,7 @@ def test_what_is_no_conversation_is_not_loaded(tmp_path: Path, text: str, messag
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/nosuch", "is no command"),
+        ("/nosuch", "is not a command"),
         ("/set tempo=1", "tempo"),
         ("/set temperature=9", "temperature"),
         ("/set top_p", "name=value"),

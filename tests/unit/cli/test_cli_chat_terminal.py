@@ -97,7 +97,7 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
     typist.type("long\r")
     typist.until("....")
     typist.type("\x03")
-    typist.until("what was said is kept")
+    typist.until("the conversation is kept")
     typist.until("ada> ")
     typist.type("/history\r")
     history = typist.until("assistant: .")
@@ -105,7 +105,7 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
     dots = typist.until("ada> ")
     assert 0 < dots.count(".") < 399
     typist.type("/nosuch\r")
-    typist.until("is no command")
+    typist.until("is not a command")
     typist.until("ada> ")
     typist.type("\x1b[A\x1b[A\r")  # two lines up in the history of what was typed
     typist.until("assistant: HEY")
@@ -130,7 +130,7 @@ def test_an_answer_that_is_stopped_before_it_begins_leaves_the_conversation_as_i
     typist.until("stopped; the conversation is as it was")
     typist.until("> ")
     typist.type("/history\r")
-    typist.until("nothing was said yet")
+    typist.until("there are no messages yet")
 
 
 def test_the_end_of_input_leaves(typist: Typist) -> None:

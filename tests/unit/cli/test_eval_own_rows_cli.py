@@ -135,7 +135,7 @@ def test_an_evaluation_shows_what_it_computes_with_a_count(
     printed = run(str(trained / "run"), "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "12").stderr
 
     assert re.search(r"^loading .* \(\d+ s\)$", printed, re.MULTILINE), printed
-    assert re.search(r"computing what the model kept: [1-9]\d* of 240 \(", printed), printed
+    assert re.search(r"computing retention: [1-9]\d* of 240 \(", printed), printed
 
 
 def test_rows_that_the_run_has_learned_are_counted(trained: Path, tmp_path: Path) -> None:
@@ -195,9 +195,7 @@ def test_a_variant_is_compared_with_its_base(monkeypatch: pytest.MonkeyPatch) ->
     alone = evaluated("gym-nano", "--data", "mine.csv", *COLUMNS)
     assert alone["metrics"]["loss"]["value"] == pytest.approx(loss["before"], abs=1e-5)
     assert alone["metrics"]["loss"]["change"] is None
-    assert alone["notes"] == [
-        "not compared: nothing says which base it was made from; name one with --compare MODEL"
-    ]
+    assert alone["notes"] == ["not compared: the base of the model is unknown; name one with --compare MODEL"]
 
 
 def test_another_model_takes_the_place_of_the_base(trained: Path) -> None:
@@ -278,7 +276,7 @@ def test_answers_that_do_not_end_are_a_warning_that_names_the_option(trained: Pa
             "asked.jsonl:1: has no answer, and its columns are prompt",
             "--columns",
         ),
-        (["empty.csv"], "data-invalid", "empty.csv: holds no rows", "at least one row"),
+        (["empty.csv"], "data-invalid", "empty.csv: contains no rows", "at least one row"),
         (["nosuch.csv"], "file-not-found", "no data file at nosuch.csv", "give the path"),
         (["."], "usage", "--data . is a folder", "--suite"),
         (

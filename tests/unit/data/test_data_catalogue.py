@@ -189,10 +189,10 @@ def test_a_trainer_takes_a_name_of_the_catalogue_as_its_dataset(
     [
         (
             "identity",
-            "lies in LLaMA-Factory's repository",
+            "is in LLaMA-Factory's repository",
             "dataset: identity, dataset_info: LLaMA-Factory/data",
         ),
-        ("llava", "pictures that are no part of it: COCO", "put them next to the dataset's file"),
+        ("llava", "images that are not part of it: COCO", "put them next to the dataset's file"),
         ("agent_instruct", "has no split of its own", "name one with split"),
     ],
 )

@@ -75,8 +75,8 @@ def test_versions_count_up_and_old_ones_stay(url: str, data: Path, tmp_path: Pat
     [
         ("words", None, "licence: not given"),
         ("words", " ", "licence: not given"),
-        ("words", "CC-BY", "'CC-BY' is no SPDX identifier"),
-        ("words", "MIT AND Mine", "'Mine' is no SPDX"),
+        ("words", "CC-BY", "'CC-BY' is not a known SPDX identifier"),
+        ("words", "MIT AND Mine", "'Mine' is not a known SPDX"),
         ("../words", "MIT", "not a valid dataset name"),
         ("Words", "MIT", "not a valid dataset name"),
         ("a/b/c", "MIT", "not a valid dataset name"),

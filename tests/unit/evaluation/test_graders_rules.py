@@ -88,7 +88,7 @@ def test_a_pattern_of_exponential_time_is_given_up() -> None:
 
 
 def test_bad_patterns_are_refused_when_the_config_is_built() -> None:
-    with pytest.raises(GymError, match=r"graders: regex: pattern '\(' is no regular expression"):
+    with pytest.raises(GymError, match=r"graders: regex: pattern '\(' is not a regular expression"):
         built(grader="regex", pattern="(")
     with pytest.raises(GymError, match="has no group to compare with 'answer'"):
         built(grader="regex", pattern="x", column="answer")

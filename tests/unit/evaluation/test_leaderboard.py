@@ -128,7 +128,7 @@ def test_lines_and_draws_are_those_of_the_page_without_our_code(board: Path) -> 
 
 
 def test_the_same_key_cannot_reproduce_its_own_line(board: Path) -> None:
-    with pytest.raises(GymError, match="nobody reproduces their own") as caught:
+    with pytest.raises(GymError, match="must be reproduced by another key") as caught:
         verified(board, key=MINE)
     assert caught.value.code is ErrorCode.PERMISSION_DENIED
 
@@ -253,7 +253,7 @@ def test_a_line_whose_figures_are_not_its_records_is_not_verified(tmp_path: Path
     said = line.content.model_dump(mode="json")
     said["tasks"][0]["figures"]["acc"]["value"] = 0.9
     Leaderboard(path).add(Submission.model_validate(said), MINE)
-    with pytest.raises(GymError, match="says something else than the line"):
+    with pytest.raises(GymError, match="differs from the line"):
         verified(path)
 
 
@@ -371,7 +371,7 @@ def _appended(board: Path, content: Reproduction, key: SigningKey) -> None:
 @pytest.mark.parametrize(
     ("key", "changes", "problem"),
     [
-        (MINE, {}, "nobody reproduces their own"),
+        (MINE, {}, "must be reproduced by another key"),
         (ANOTHER, {"line": "0" * 64}, "which no line before it has"),
         (ANOTHER, {"num_samples": 3}, "re-ran 3 of 50"),
         (ANOTHER, {"num_samples": 51}, "re-ran 51 of 50"),

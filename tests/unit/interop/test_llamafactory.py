@@ -453,7 +453,10 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
         ({"fp8": True, "fp8_backend": "torchao"}, "fp8: no counterpart: products in float8 need a GPU"),
         ({"use_kt": True, "kt_weight_path": "x"}, "use_kt: no counterpart: KTransformers computes"),
         ({"pipeline_model_parallel_size": 2}, "pipeline_model_parallel_size: no counterpart: Megatron's"),
-        ({"dataset_dir": "REMOTE:owner/none"}, "owner/none is not on this machine; bring it with: hf down"),
+        (
+            {"dataset_dir": "REMOTE:owner/none"},
+            "owner/none is not on this machine; download it with: hf down",
+        ),
         ({"save_strategy": "best"}, "'best' is none of no, steps, epoch"),
         ({"mix_strategy": "interleave_over", "interleave_probs": "0.3,0.7"}, "mix_strategy: no counterpart"),
         ({"use_badam": True, "badam_mode": "ratio"}, "badam_mode: no counterpart"),

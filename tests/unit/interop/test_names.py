@@ -825,7 +825,7 @@ def test_a_refused_flag_is_named_as_it_was_typed_and_a_setting_as_a_setting() ->
             "--max_steps: no value",
             "VALUE",
         ),
-        (("my.jsonl",), "my.jsonl: rows are no config", "--data my.jsonl"),
+        (("my.jsonl",), "my.jsonl: rows are not a config", "--data my.jsonl"),
         (("gym-nano", "--max_steps", "1"), "gym-nano: a model is not a config", "--model gym-nano"),
     ],
 )
