@@ -123,7 +123,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
                 given,
                 output,
                 lambda url, body: service.handle(url, body, LOCAL),
-                at_once=_at_once(settings.engine),
+                at_once=_num_in_progress(settings.engine),
                 seed=seed,
                 on_report=lambda report: update(report.done, report.total, note=_figures(report)),
                 on_stop=serving.engine.close,
@@ -177,7 +177,7 @@ def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
     return {name: serving.store.get(name).sha256 for name in names} if serving.store is not None else {}
 
 
-def _at_once(engine: EngineConfig) -> int:
+def _num_in_progress(engine: EngineConfig) -> int:
     """Return the number of requests in progress: those running, and as many queued while their variants are loaded."""
     queued = min(engine.max_queued, engine.max_queued_per_user, engine.max_concurrent)
     return engine.max_concurrent + queued

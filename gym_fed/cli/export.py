@@ -143,7 +143,7 @@ def export(
         _refuse_beside_a_file({"--output": output, "--adapter": adapter, "--dtype": dtype})
         _refuse_beside_a_file({"--format": format_, "--quantization": quantization or None, "--data": data})
         _refuse_beside_a_file({"--variant": variant, "--variants": variants, "--base": base, "--rank": rank})
-        values = _of_file(model)
+        values = _export_settings(model)
         model, adapter, output = values["model"], values["adapter"], Path(values["output"])
         dtype, shard_size = values.get("dtype"), values["shard_size"]
         format_, quantization, data = values.get("format"), values.get("quantization", ""), values.get("data")
@@ -163,7 +163,7 @@ def export(
     chosen, options = resolve_format(format_, output, options)
     _require_dtype(chosen, dtype)
     if output is None:
-        output = _beside(model, chosen.suffix)
+        output = _default_output(model, chosen.suffix)
     require_new(output, chosen)
     with _sigterm_interrupts(), progress_bar() as update, options.processes:
 
@@ -182,7 +182,7 @@ def export(
         record = write(source, chosen.name, output, options, check=not skip_check)
     for note in record.get("notes", ()):
         err.print(f"note: {note}")
-    print_result(as_json, {**record, "output": str(output)}, f"{output}: {_said(record)}")
+    print_result(as_json, {**record, "output": str(output)}, f"{output}: {_summary(record)}")
     if not as_json:
         options = replace(options, quantization=record.get("quantization", ""))
         if smaller := chosen.suggestion(output, options):
@@ -204,7 +204,7 @@ def _sigterm_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _beside(model: str, suffix: str) -> Path:
+def _default_output(model: str, suffix: str) -> Path:
     """Return the default output path: the model's name in the current folder.
 
     Raises:
@@ -234,7 +234,7 @@ def _refuse_beside_a_file(options: dict[str, object]) -> None:
             raise GymError(ErrorCode.USAGE, f"{name} does not go with a file", "write it in the file")
 
 
-def _of_file(file: str) -> dict[str, Any]:
+def _export_settings(file: str) -> dict[str, Any]:
     """Load the export settings of a LLaMA-Factory file."""
     from gym_fed.config.training_file import load_export
 
@@ -244,7 +244,7 @@ def _of_file(file: str) -> dict[str, Any]:
     return values
 
 
-def _said(record: dict[str, Any]) -> str:
+def _summary(record: dict[str, Any]) -> str:
     """Summarize size, time and the comparison with the source in one line."""
     check, unchecked = record["check"], record["unchecked"]
     text = f"{readable_bytes(record['bytes'])} in {record['seconds']['all']:.0f} s, "

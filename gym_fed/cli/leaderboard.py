@@ -36,7 +36,7 @@ def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson 
     from gym_fed.evaluation.leaderboard.board import Leaderboard
     from gym_fed.evaluation.results import BriefFigure, brief_figures, listed
 
-    opened = Leaderboard(_there(board), head=head)
+    opened = Leaderboard(_existing_board(board), head=head)
     if as_json:
         submissions = [row.facts() for row in opened.board_rows.values()]
         print_json({"board": str(board), "head": opened.head, "submissions": submissions})
@@ -117,7 +117,7 @@ def verify(
     from gym_fed.evaluation.leaderboard.submissions import verify as run
     from gym_fed.evaluation.records.rerun import rerun_on
 
-    opened = Leaderboard(_there(board), head=head)
+    opened = Leaderboard(_existing_board(board), head=head)
     row = opened.named(line)
     rerun = run(opened, row, rerun_on(model, data), signing_key(key), samples)
     count = sum(map(len, rerun.drawn.values()))
@@ -159,14 +159,14 @@ def write_html(
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
-    opened = Leaderboard(_there(board), head=head)
+    opened = Leaderboard(_existing_board(board), head=head)
     write_atomically(file, board_page(opened, title).encode("utf-8"))
     print_result(
         as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"the page is {file}"
     )
 
 
-def _there(board: Path) -> Path:
+def _existing_board(board: Path) -> Path:
     if not board.is_file():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,

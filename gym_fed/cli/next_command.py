@@ -25,20 +25,20 @@ def command(*words: str | Path | None) -> str:
 def after_chat(model: str, variant: str | None, store: Path | None) -> str:
     """Suggest evaluating the user's own model, or creating a variant of any other."""
     if variant is not None or Path(model).exists():
-        return command("gym", "eval", model, *_of_store(variant, store), "--suite", SUITE)
+        return command("gym", "eval", model, *_store_options(variant, store), "--suite", SUITE)
     return command("gym", "variant", "create", "--base", model, "--data", "my.jsonl", "--user", "ada")
 
 
 def after_eval(model: str, variant: str | None, store: Path | None) -> str:
     """Suggest exporting the model that was evaluated."""
     named = variant or Path(model).name.partition(":")[2] or Path(model).stem
-    return command("gym", "export", model, *_of_store(variant, store), "-o", f"exported/{named}")
+    return command("gym", "export", model, *_store_options(variant, store), "-o", f"exported/{named}")
 
 
 def after_create(base: str, variant: str, store: Path | None, *, is_chat: bool) -> str:
     """Suggest `gym chat` for a variant trained on chats, and serving for one trained on plain text."""
     if is_chat:
-        return command("gym", "chat", base, *_of_store(variant, store))
+        return command("gym", "chat", base, *_store_options(variant, store))
     return command("gym", "api", "--base", base, *(() if store is None else ("--variants", store)))
 
 
@@ -54,6 +54,6 @@ def after_webui(runs: Path) -> str:
     return command("gym", "train", "--model", "gym-nano", "--data", "my.jsonl")
 
 
-def _of_store(variant: str | None, store: Path | None) -> tuple[str | Path, ...]:
+def _store_options(variant: str | None, store: Path | None) -> tuple[str | Path, ...]:
     named = () if variant is None else ("--variant", variant)
     return named if store is None else (*named, "--variants", store)

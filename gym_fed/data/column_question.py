@@ -67,7 +67,7 @@ def agreed_columns(
     file = next(iter(find_files(path)))
     rows = list(islice(read_raw(file), _SAMPLE_ROWS))
     sample = [row for _, row in rows if isinstance(row, dict)]
-    _say_delimiter(file)
+    _report_delimiter(file)
     if not sample or len(sample) < len(rows):
         return given
     try:
@@ -129,7 +129,7 @@ def with_agreed_columns(config: Config, kind: RowKind, yes: bool) -> Config:
     return config.model_copy(update=changed) if changed else config
 
 
-def _say_delimiter(file: DataFile) -> None:
+def _report_delimiter(file: DataFile) -> None:
     """Report once per file that a ``.csv`` file is not separated by commas."""
     delimiter = delimiter_in(file)
     if file.suffix == ".tsv" or delimiter in (None, ",") or not _is_new(f"{file.name} {delimiter}"):

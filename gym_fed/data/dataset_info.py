@@ -145,8 +145,8 @@ def _require_here(name: str, info: Path) -> None:
     """Name the location of LLaMA-Factory's demo datasets if its list is missing."""
     from gym_fed.config.train.catalogue import catalogue
 
-    theirs = catalogue().get(name)
-    if theirs is not None and theirs.llamafactory is not None and not info.exists():
+    entry = catalogue().get(name)
+    if entry is not None and entry.llamafactory is not None and not info.exists():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no dataset_info.json at {info}, and the rows of {name!r} lie in LLaMA-Factory's repository",

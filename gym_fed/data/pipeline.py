@@ -215,7 +215,9 @@ class DataPipeline(ExpectedElsewhere):
         after = [step.start(self.tokenizer, report) for step in self._after]
 
         def source(index: int, entry: Input) -> Callable[[], Iterator[tuple[int, PlacedRow]]]:
-            return lambda: _kept(((index, placed) for placed in entry.rows()), before, report, first=True)
+            return lambda: _apply_steps(
+                ((index, placed) for placed in entry.rows()), before, report, first=True
+            )
 
         weights = [entry.weight for entry in self._inputs]
         sources = [source(index, entry) for index, entry in enumerate(self._inputs)]
@@ -224,7 +226,7 @@ class DataPipeline(ExpectedElsewhere):
             report.ended = self._inputs[index].name
 
         mixed = interleave(sources, weights, self._seed, self._stopping, stopped)
-        for row in islice(_kept(mixed, after, report), self._limit):
+        for row in islice(_apply_steps(mixed, after, report), self._limit):
             report.kept += 1
             yield row
 
@@ -292,7 +294,7 @@ class DataPipeline(ExpectedElsewhere):
         return new
 
 
-def _kept(
+def _apply_steps(
     rows: Iterator[tuple[int, PlacedRow]], judges: list[Judge], report: Report, *, first: bool = False
 ) -> Iterator[tuple[int, PlacedRow]]:
     for index, (place, row) in rows:

@@ -131,7 +131,7 @@ def sequences_of(
     (row,) = as_turns(tokenizer, [row])
     kind = kind_of(row)
     if kind in ("preference", "unpaired", "prompt"):
-        sequences = _of_prompt(tokenizer, row, str(kind), reasoning)
+        sequences = _prompt_sequences(tokenizer, row, str(kind), reasoning)
     else:
         whole = encode_one(
             tokenizer, row, assistant_only=assistant_only, mask_history=mask_history, reasoning=reasoning
@@ -145,7 +145,9 @@ def sequences_of(
     return previews
 
 
-def _of_prompt(tokenizer: Any, row: Row, kind: str, reasoning: Reasoning) -> Iterator[tuple[str, Encoded]]:
+def _prompt_sequences(
+    tokenizer: Any, row: Row, kind: str, reasoning: Reasoning
+) -> Iterator[tuple[str, Encoded]]:
     if kind == "preference":
         for name in ("chosen", "rejected"):
             yield name, _answered(tokenizer, row, row[name], reasoning)

@@ -90,11 +90,11 @@ class BloomFilter:
         num_bits = -max(1, num_hashes) * math.log(rate) / math.log(2) ** 2
         num_bytes = max(8, math.ceil(num_bits / 8))
         places = min(MAX_PLACES, max(1, round(num_bytes * 8 / max(1, num_hashes) * math.log(2))))
-        made = cls(bytearray(num_bytes), places)
+        bloom = cls(bytearray(num_bytes), places)
         for value in hashes:
-            for at in made._places(value):
-                made.bits[at >> 3] |= 1 << (at & 7)
-        return made
+            for at in bloom._places(value):
+                bloom.bits[at >> 3] |= 1 << (at & 7)
+        return bloom
 
     def __contains__(self, value: int) -> bool:
         return all(self.bits[at >> 3] >> (at & 7) & 1 for at in self._places(value))
@@ -391,6 +391,6 @@ def _filter_of(name: str, data: Path | None) -> SuiteFilter:
     if cached.is_file():
         return SuiteFilter.load(cached)
     rows: list[Any] = [row for task in tasks for row in task.rows[task.split]]
-    made = build_filter(name, rows, locks)
-    made.save(cached)
-    return made
+    suite_filter = build_filter(name, rows, locks)
+    suite_filter.save(cached)
+    return suite_filter

@@ -178,16 +178,16 @@ class Evaluator:
                 models.scorer.only(names)
                 missing = {name: identities[name] for name in names}
                 by_id.update(self._computed(models, sources, missing))
-            made = {}
+            results_by_name = {}
             self.records = {}
             for name, called in models.names.items():
                 recorded = by_id[ids[name]]
                 assert recorded is not None
                 results, path = recorded
-                made[called] = SubmittableResults(**{**vars(results), "model": called})
+                results_by_name[called] = SubmittableResults(**{**vars(results), "model": called})
                 if path is not None:
                     self.records[called] = path
-            return made
+            return results_by_name
 
     @property
     def _locked_folder(self) -> Path | None:

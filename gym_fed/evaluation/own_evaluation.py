@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from gym_fed.base.models import load_tokenizer
-from gym_fed.base.models import quiet_loading
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.base.models import load_tokenizer, quiet_loading
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.text import counted
-from gym_fed.evaluation.own_set import OwnRow
-from gym_fed.evaluation.own_set import Rendering
-from gym_fed.evaluation.own_set import num_learned
-from gym_fed.evaluation.own_set import render
-from gym_fed.evaluation.own_set import rendering_of
-from gym_fed.evaluation.retention import Retention
-from gym_fed.evaluation.retention import RetentionScores
-from gym_fed.evaluation.retention import compare_retention
-from gym_fed.evaluation.retention import knows_items
-from gym_fed.evaluation.retention import num_scores
-from gym_fed.evaluation.retention import retention_items
-from gym_fed.evaluation.retention import retention_scores
-from gym_fed.evaluation.row_scores import EXACT_MATCH
-from gym_fed.evaluation.row_scores import LOSS
-from gym_fed.evaluation.row_scores import OnProgress
-from gym_fed.evaluation.row_scores import RowMetric
-from gym_fed.evaluation.row_scores import RowScores
-from gym_fed.evaluation.row_scores import check_references
-from gym_fed.evaluation.row_scores import longest_row
-from gym_fed.evaluation.row_scores import row_metrics
-from gym_fed.evaluation.row_scores import score_rows
-from gym_fed.evaluation.scoring.models import ResolvedModel
-from gym_fed.evaluation.scoring.models import dense_model
-from typing import Any
-import math
-
+from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
+from gym_fed.evaluation.retention import (
+    Retention,
+    RetentionScores,
+    compare_retention,
+    knows_items,
+    num_scores,
+    retention_items,
+    retention_scores,
+)
+from gym_fed.evaluation.row_scores import (
+    EXACT_MATCH,
+    LOSS,
+    OnProgress,
+    RowMetric,
+    RowScores,
+    check_references,
+    longest_row,
+    row_metrics,
+    score_rows,
+)
+from gym_fed.evaluation.scoring.models import ResolvedModel, dense_model
 
 REMEDIES = (
     "mix ordinary conversations into the rows (a second data source)",
@@ -106,21 +102,23 @@ class OwnEvaluation:
         notes: list[str] = []
         if learned := num_learned(self.model.run_config, self.rows):
             notes.append(
-                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these rows the figures "
-                "measure memorisation, not ability"
+                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these rows the "
+                "figures measure memorisation, not ability"
             )
-        kept = _Kept(self.check and self.reference is not None, tokenizer, self.on_progress)
+        retention_check = _RetentionCheck(
+            self.check and self.reference is not None, tokenizer, self.on_progress
+        )
         before = None
         left_out: list[str] = []
         if self.reference is not None:
-            before, same_tokens = self._score_reference(tokenizer, rendering, kept)
+            before, same_tokens = self._score_reference(tokenizer, rendering, retention_check)
             if not same_tokens:
                 left_out.append(LOSS)
                 notes.append("the loss per token is not compared: the models have different tokenizers")
         loaded = self._load(self.model)
         with quiet_loading():
             after = self._scores(loaded.model, tokenizer, rendering)
-            retention = kept.result(loaded.model)
+            retention = retention_check.result(loaded.model)
         metrics = row_metrics(after, before, leave_out=left_out)
         return OwnResult(
             metrics,
@@ -128,17 +126,19 @@ class OwnEvaluation:
             before,
             retention,
             warnings=_warnings(metrics, retention, after),
-            notes=[*notes, *kept.notes],
+            notes=[*notes, *retention_check.notes],
         )
 
-    def _score_reference(self, tokenizer: Any, rendering: Rendering, kept: _Kept) -> tuple[RowScores, bool]:
+    def _score_reference(
+        self, tokenizer: Any, rendering: Rendering, retention_check: _RetentionCheck
+    ) -> tuple[RowScores, bool]:
         assert self.reference is not None
         loaded = self._load(self.reference)
         same_tokens = loaded.tokenizer.get_vocab() == tokenizer.get_vocab()
         own = tokenizer if same_tokens and self.reference_is_base else loaded.tokenizer
         with quiet_loading():
             scores = self._scores(loaded.model, own, rendering)
-            kept.measure_before(loaded.model, same_tokens=same_tokens)
+            retention_check.measure_before(loaded.model, same_tokens=same_tokens)
         return scores, same_tokens
 
     def _load(self, model: ResolvedModel) -> Any:
@@ -162,7 +162,7 @@ class OwnEvaluation:
         )
 
 
-class _Kept:
+class _RetentionCheck:
     """The retention check of two models that are loaded one after the other."""
 
     def __init__(self, is_wanted: bool, tokenizer: Any, on_progress: OnProgress) -> None:
@@ -203,22 +203,22 @@ class _Kept:
 
 
 def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: RowScores) -> list[str]:
-    found = []
+    warnings = []
     for metric in metrics:
         if metric.change is None or metric.name not in (LOSS, EXACT_MATCH):
             continue
         worse = metric.change if metric.name == LOSS else -metric.change
         if not worse <= 2 * (metric.change_stderr or math.inf):
-            found.append(
+            warnings.append(
                 f"the model is worse on these rows, {metric.name} {metric.before:.3f} -> {metric.value:.3f}: train on "
                 "rows like these, for fewer epochs (num_train_epochs), or lower learning_rate"
             )
     if retention is not None and (lost := retention.warning(REMEDIES)) is not None:
-        found.append(lost)
+        warnings.append(lost)
     cut = sum(ended is False for ended in after.ended)
     if cut > sum(ended is True for ended in after.ended):
-        found.append(
+        warnings.append(
             f"{cut} of {counted(cut + sum(ended is True for ended in after.ended), 'answer')} did not end within "
             f"{counted(after.max_tokens, 'token')}: raise --max-tokens, or train the model longer"
         )
-    return found
+    return warnings

@@ -186,15 +186,17 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
     members: dict[tuple[str, str], list[BriefFigure]] = {}
     for figure in figures:
         members.setdefault((group_of.get(figure.task, figure.task), figure.metric), []).append(figure)
-    made = []
+    pooled_figures = []
     for (group, metric), figures_found in members.items():
         if len(figures_found) == 1:
-            made += figures_found
+            pooled_figures += figures_found
             continue
         rows = sum(figure.num_samples for figure in figures_found)
         mean = sum(figure.value * figure.num_samples for figure in figures_found) / max(rows, 1)
-        made.append(BriefFigure(f"{group} ({counted(len(figures_found), 'task')})", metric, mean, rows))
-    return made
+        pooled_figures.append(
+            BriefFigure(f"{group} ({counted(len(figures_found), 'task')})", metric, mean, rows)
+        )
+    return pooled_figures
 
 
 def listed(texts: Sequence[str], room: int) -> str:

@@ -167,12 +167,12 @@ def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done:
         return []
     right = []
     for start in range(0, len(asked), _ANSWERS_AT_ONCE):
-        found = greedy_ids(
+        answers = greedy_ids(
             model, tokenizer, prompts[start : start + _ANSWERS_AT_ONCE], max_new_tokens=int(room)
         )
-        for row, answer in zip(asked[start:], found, strict=False):
+        for row, answer in zip(asked[start:], answers, strict=False):
             right.append(_is_right(row, str(tokenizer.decode(answer.ids, skip_special_tokens=True))))
-        on_done(len(found))
+        on_done(len(answers))
     return right
 
 
@@ -201,8 +201,8 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
     pairs = [(w, losses[i]) for w, i in zip(wrong, every, strict=True) if not math.isnan(w + losses[i])]
     if not pairs:
         return False
-    found = paired_difference([w for w, _ in pairs], [right for _, right in pairs])
-    return found.difference > 2 * (found.stderr or math.inf)
+    difference = paired_difference([w for w, _ in pairs], [right for _, right in pairs])
+    return difference.difference > 2 * (difference.stderr or math.inf)
 
 
 def compare_retention(before: RetentionScores, after: RetentionScores) -> Retention:
@@ -212,7 +212,7 @@ def compare_retention(before: RetentionScores, after: RetentionScores) -> Retent
     """
     pairs = [(b, a) for b, a in zip(before.losses, after.losses, strict=True) if not math.isnan(b)]
     one, other = [b for b, _ in pairs], [a for _, a in pairs]
-    found = paired_difference(other, one)
+    difference = paired_difference(other, one)
     count, right_stderr = len(before.right), 0.0
     if count:
         answers = paired_difference(list(map(float, after.right)), list(map(float, before.right)))
@@ -221,7 +221,7 @@ def compare_retention(before: RetentionScores, after: RetentionScores) -> Retent
         num_items=len(pairs),
         before=sum(one) / len(one),
         after=sum(other) / len(other),
-        stderr=found.stderr or 0.0,
+        stderr=difference.stderr or 0.0,
         num_questions=count,
         right_before=sum(before.right),
         right_after=sum(after.right),

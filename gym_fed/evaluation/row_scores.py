@@ -177,12 +177,12 @@ def row_metrics(
         ]
         if not pairs:
             continue
-        one = [value for value, _ in pairs]
+        own_values = [value for value, _ in pairs]
         if others is None:
-            metrics.append(RowMetric(name, len(one), _mean(one), _stderr(one)))
+            metrics.append(RowMetric(name, len(own_values), _mean(own_values), _stderr(own_values)))
             continue
         other_values = [other for _, other in pairs]
-        metrics.append(paired_metric(name, one, other_values))
+        metrics.append(paired_metric(name, own_values, other_values))
     return metrics
 
 

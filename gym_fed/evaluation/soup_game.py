@@ -112,7 +112,7 @@ class SoupGame:
         before = self._before()
         if not coalition:
             return np.zeros_like(before.block_weights)
-        with self._with(self._summed(coalition)):
+        with self._with_step(self._summed(coalition)):
             after = self._losses()
         gain = before.gain_to(after)
         if not (np.isfinite(gain).all() and gain.sum() > -WORST):
@@ -127,7 +127,7 @@ class SoupGame:
         tokens, blocks = float(self._before().counts.sum()), len(self.block_weights)
         slopes, spread = np.zeros((self.n, blocks)), np.zeros(self.n)
         whole = {name: self._zeros(name) for name in self._names}
-        with self._with(step):
+        with self._with_step(step):
             del step
             for k in range(blocks):
                 gradient = self._gradient(self._rows[k::blocks], tokens)
@@ -226,7 +226,7 @@ class SoupGame:
         return torch.zeros_like(self._kept[name], dtype=torch.float32)
 
     @contextmanager
-    def _with(self, step: dict[str, Tensor]) -> Iterator[None]:
+    def _with_step(self, step: dict[str, Tensor]) -> Iterator[None]:
         tensors = model_tensors(self._model)
         try:
             with torch.no_grad():

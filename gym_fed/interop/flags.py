@@ -105,15 +105,15 @@ def as_settings(words: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     }
     left, flags = split_flags(words, options, {**switches, **dict.fromkeys(_SWITCHES, ())}, _SOURCES)
     left = _without_pairs(left, options, flags)
-    theirs = is_llamafactory(dict.fromkeys(flags, True))
-    columns = [] if theirs else flags.pop("columns", [])
-    if theirs and not {"do_train", "do_eval", "do_predict"} & set(flags):
+    is_foreign = is_llamafactory(dict.fromkeys(flags, True))
+    columns = [] if is_foreign else flags.pop("columns", [])
+    if is_foreign and not {"do_train", "do_eval", "do_predict"} & set(flags):
         flags["do_train"] = []
     given: dict[str, Any] = {}
     for key, values in flags.items():
         if not values:
             _require_switch(key, TrainingConfig)
-        given[key] = plain_value(values) if theirs else _value(key, values, TrainingConfig)
+        given[key] = plain_value(values) if is_foreign else _value(key, values, TrainingConfig)
     if columns:
         _name_columns(given, " ".join(columns))
     return [
@@ -241,7 +241,7 @@ def _annotation(key: str, schema: Any) -> list[Any]:
     members = _members(field.annotation)
     if not rest:
         return members
-    return next((found for inner in members if (found := _annotation(rest, inner))), [])
+    return next((types for inner in members if (types := _annotation(rest, inner))), [])
 
 
 def _members(annotation: Any) -> list[Any]:

@@ -121,7 +121,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
         *(p for p in files if p.startswith(BASE_ADAPTERS) and p.endswith(ADAPTER_CONFIG)),
     ):
         own = base if path == ADAPTER_CONFIG else None
-        files[path] = _without_a_path(files[path], scratch / path, own)
+        files[path] = _config_without_path(files[path], scratch / path, own)
     return Contents("adapter", files, described_base(named), None, folder, left_out)
 
 
@@ -214,7 +214,7 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from sorted(path for path in file.iterdir() if path.is_file() and not path.is_symlink())
 
 
-def _without_a_path(file: Path, copy: Path, base: str | None) -> Path:
+def _config_without_path(file: Path, copy: Path, base: str | None) -> Path:
     """Copy an ``adapter_config.json``, with its base named by a name of the Hub, or by a folder's own name."""
     values: dict[str, Any] = read_object(file)
     named = values.get("base_model_name_or_path")

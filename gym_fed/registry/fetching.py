@@ -88,7 +88,9 @@ def fetch(
             failpoint("registry-file-fetched")
         finish(part)
         write_atomically(part / RECORD, record)
-        write_atomically(part / MADE, json.dumps(_made(found, part), indent=1, sort_keys=True).encode())
+        write_atomically(
+            part / MADE, json.dumps(_rebuilt_digests(found, part), indent=1, sort_keys=True).encode()
+        )
         failpoint("registry-pull-complete")
         part.rename(folder)
         fsync_folder(folder.absolute().parent)
@@ -128,7 +130,7 @@ def _require_same(version: ModelVersion, record: bytes, folder: Path) -> None:
             )
 
 
-def _made(version: ModelVersion, part: Path) -> dict[str, str]:
+def _rebuilt_digests(version: ModelVersion, part: Path) -> dict[str, str]:
     """Return the SHA-256 of files in the folder that are not in the manifest."""
     listed = {file.path for file in version.manifest.files} | {RECORD, MADE}
     here = {file.relative_to(part).as_posix(): file for file in part.rglob("*") if file.is_file()}

@@ -186,11 +186,11 @@ def hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
 def _tasks(figures: Sequence[CardFigure]) -> Mapping[str, TaskResult]:
     by_task: dict[str, dict[str, Figure]] = {}
     shots: dict[str, int] = {}
-    for one in figures:
-        assert one.num_fewshot is not None
-        figure = Figure(one.value, one.stderr, one.num_samples or 0, True)
-        by_task.setdefault(one.task, {})[one.metric] = figure
-        shots[one.task] = one.num_fewshot
+    for card_figure in figures:
+        assert card_figure.num_fewshot is not None
+        figure = Figure(card_figure.value, card_figure.stderr, card_figure.num_samples or 0, True)
+        by_task.setdefault(card_figure.task, {})[card_figure.metric] = figure
+        shots[card_figure.task] = card_figure.num_fewshot
     return {task: TaskResult(task, "", shots[task], metrics, (), "") for task, metrics in by_task.items()}
 
 
@@ -216,7 +216,7 @@ def require_upload(repo: str, folder: Path) -> None:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"{repo}: HF_HUB_OFFLINE forbids uploads to {endpoint()}",
-            f"leave --repo out, and where there is a network: {_by_hand(repo, folder)}",
+            f"leave --repo out, and where there is a network: {_upload_command(repo, folder)}",
         )
     if get_token() is None:
         raise GymError(
@@ -260,7 +260,9 @@ def _errors(repo: str, folder: Path) -> Iterator[None]:
     import httpx2
     from huggingface_hub import errors
 
-    again = f"the folder is whole at {folder}: run the same upload again with: {_by_hand(repo, folder)}"
+    again = (
+        f"the folder is whole at {folder}: run the same upload again with: {_upload_command(repo, folder)}"
+    )
     try:
         yield
     except (errors.HfHubHTTPError, RuntimeError) as error:
@@ -291,7 +293,7 @@ def _refusal(error: BaseException | None) -> HfHubHTTPError | None:
     return error
 
 
-def _by_hand(repo: str, folder: Path) -> str:
+def _upload_command(repo: str, folder: Path) -> str:
     return f"hf upload {repo} {folder} ."
 
 

@@ -96,9 +96,11 @@ def prepared(
         scratch = Path(scratch_name)
         is_path = isinstance(model, str | Path)
         path = (
-            Path(model).expanduser() if is_path else saved(name, model, tokenizer, _made(scratch / "model"))
+            Path(model).expanduser()
+            if is_path
+            else saved(name, model, tokenizer, _new_folder(scratch / "model"))
         )
-        contents = contents_of(path, _made(scratch / "changed"), stated.base)
+        contents = contents_of(path, _new_folder(scratch / "changed"), stated.base)
         if config is not None and not is_path:
             _write_config(scratch / CONFIG_FILE, config)
             contents.files[CONFIG_FILE] = scratch / CONFIG_FILE
@@ -158,6 +160,6 @@ def _write_config(file: Path, config: BaseModel | Mapping[str, Any]) -> None:
     write_atomically(file, text.encode())
 
 
-def _made(folder: Path) -> Path:
+def _new_folder(folder: Path) -> Path:
     folder.mkdir()
     return folder

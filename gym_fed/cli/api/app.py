@@ -231,11 +231,13 @@ def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
         parsed = ParsedConfig.read(path)
         if parsed.dialect is None:
             return load_config(parsed, ServingConfig, overrides)
-        theirs = inference_file.read(parsed)
-        values = {"base": theirs["model"]}
-        values |= {key: theirs[key] for key in ("dtype", "chat_template") if key in theirs}
+        translated = inference_file.read(parsed)
+        values = {"base": translated["model"]}
+        values |= {key: translated[key] for key in ("dtype", "chat_template") if key in translated}
         err.print("note: max_new_tokens is not used; requests set max_tokens")
-        values["sampling"] = {key: value for key, value in theirs["sampling"].items() if key != "max_tokens"}
+        values["sampling"] = {
+            key: value for key, value in translated["sampling"].items() if key != "max_tokens"
+        }
     placed = place_overrides(values, overrides)
     return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
 

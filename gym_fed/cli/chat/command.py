@@ -73,13 +73,13 @@ def chat(
     """Chat with a model: history, streaming, variants; /help lists the commands, /exit leaves."""
     from gym_fed.cli.chat.settings import ChatSettings
 
-    theirs: dict[str, Any] = {}
+    translated: dict[str, Any] = {}
     if api is None and inference_file.is_file(model):
-        theirs = inference_file.read(str(model))
-        model, system = theirs["model"], system or theirs.get("system")
-        chat_template = chat_template or theirs.get("chat_template")
+        translated = inference_file.read(str(model))
+        model, system = translated["model"], system or translated.get("system")
+        chat_template = chat_template or translated.get("chat_template")
     given = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-    of_file = {key: value for key, value in theirs.get("sampling", {}).items() if not _is_given(key)}
+    of_file = {key: value for key, value in translated.get("sampling", {}).items() if not _is_given(key)}
     settings = ChatSettings.of(given | of_file)
     for setting in set_ or []:
         settings = settings.changed(setting)

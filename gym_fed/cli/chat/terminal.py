@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import closing
-from contextlib import contextmanager
-from gym_fed.core.console import err
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.files import make_folder
-from gym_fed.core.text import counted
-from gym_fed.core.text import harmless
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING
 import json
 import os
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.core.console import err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
+from gym_fed.core.text import counted, harmless
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings

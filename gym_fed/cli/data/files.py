@@ -167,7 +167,7 @@ def dedup(
     texts: list[str] = []
     judge = DedupStep(exact, near).start(None, report)
 
-    def kept() -> Iterator[dict[str, Any]]:
+    def unique_rows() -> Iterator[dict[str, Any]]:
         for place, raw, row in with_progress(iter_raw(source, format)):
             report.read += 1
             reason = judge(place, row)
@@ -178,7 +178,7 @@ def dedup(
             if len(texts) < _EXAMPLES:
                 texts.append(text_of(row))
 
-    count = write_rows(file, kept(), overwrite=overwrite)
+    count = write_rows(file, unique_rows(), overwrite=overwrite)
     figures = {
         "file": str(file),
         "rows_read": report.read,

@@ -81,10 +81,10 @@ def show(
         config, notes = load_training_config(source, set_ or [], ignore_unsupported=ignore_unsupported)
         for note in notes:
             err.print(f"note: {note}")
-        view = _of_config(config, model, limit, contamination)
+        view = _config_rows(config, model, limit, contamination)
     else:
         _refuse(of_configs, "training configs", "omit it")
-        view = _of_file(source, model, format, columns, yes, max_length, limit, contamination)
+        view = _file_view(source, model, format, columns, yes, max_length, limit, contamination)
 
     from gym_fed.base.models import quiet_loading
     from gym_fed.data.preview import Statistics
@@ -147,7 +147,7 @@ def _refuse(given: dict[str, bool], whose: str, remedy: str) -> None:
             raise GymError(ErrorCode.USAGE, f"{option} is for {whose}", remedy)
 
 
-def _of_file(
+def _file_view(
     source: str,
     model: str | None,
     format: str,
@@ -184,7 +184,7 @@ def _of_file(
     return _View(name, tokenizer, max_length, rows, unread, forms)
 
 
-def _of_config(
+def _config_rows(
     config: TrainingConfig, model: str | None, limit: int | None, contamination: ContaminationCheck
 ) -> _View:
     """Return the rows of ``data:`` in the form that the config's algorithm reads."""

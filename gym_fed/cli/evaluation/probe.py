@@ -138,7 +138,7 @@ def _print_figures(result: ProbeResult) -> None:
     for name, figure in result.figures().items():
         error = "" if figure.stderr is None else f"{figure.stderr:.4f}"
         safer = "higher" if figure.higher_is_better else "lower"
-        table.add_row(_shown(name), f"{figure.value:.4f}", error, str(figure.num_samples), safer)
+        table.add_row(_label(name), f"{figure.value:.4f}", error, str(figure.num_samples), safer)
     out.print(f"\n{result.model}", style="bold")
     print_table(table)
     kinds = ", ".join(
@@ -157,7 +157,7 @@ def _print_comparison(compared: ProbeComparison) -> None:
     table = TextTable("figure", "first - second", "95% interval", "p", "prompts")
     for name, difference in compared.differences.items():
         table.add_row(
-            _shown(name),
+            _label(name),
             f"{difference.difference:+.4f}",
             f"{difference.lower:+.4f} to {difference.upper:+.4f}",
             f"{difference.p_value:.4f}",
@@ -167,6 +167,6 @@ def _print_comparison(compared: ProbeComparison) -> None:
     print_table(table)
 
 
-def _shown(name: str) -> str:
+def _label(name: str) -> str:
     kind, _, template = name.partition("/")
     return f"  {template}" if template else _NAMES[kind]

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from gym_fed.cli.completion import models
-from gym_fed.cli.completion import suites
-from gym_fed.cli.completion import variants
-from gym_fed.cli.evaluation.own_rows import OwnRowsCommand
-from gym_fed.cli.evaluation.own_rows import evaluate_own_rows
-from gym_fed.cli.evaluation.records import EvaluationRun
-from gym_fed.cli.evaluation.records import print_runs
-from gym_fed.cli.models.needed import YesOption
-from gym_fed.cli.models.needed import ensure_models
-from gym_fed.cli.next_command import after_eval
-from gym_fed.cli.next_command import print_next
-from gym_fed.core.console import AsJson
-from gym_fed.core.console import err
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.help import AdapterOption
-from gym_fed.core.help import AllVariants
-from gym_fed.core.help import ColumnsOption
-from gym_fed.core.help import DEVICE
-from gym_fed.core.help import FolderOption
-from gym_fed.core.progress import spinner
-from gym_fed.core.text import counted
-from gym_fed.core.text import plain
-from pathlib import Path
-from typing import Annotated
-from typing import TYPE_CHECKING
 import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import typer
 
+from gym_fed.cli.completion import models, suites, variants
+from gym_fed.cli.evaluation.own_rows import OwnRowsCommand, evaluate_own_rows
+from gym_fed.cli.evaluation.records import EvaluationRun, print_runs
+from gym_fed.cli.models.needed import YesOption, ensure_models
+from gym_fed.cli.next_command import after_eval, print_next
+from gym_fed.core.console import AsJson, err
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import DEVICE, AdapterOption, AllVariants, ColumnsOption, FolderOption
+from gym_fed.core.progress import spinner
+from gym_fed.core.text import counted, plain
+
 if TYPE_CHECKING:
-    from gym_fed.evaluation.evaluator import Evaluator
-    from gym_fed.evaluation.evaluator import Progress
+    from gym_fed.evaluation.evaluator import Evaluator, Progress
     from gym_fed.evaluation.scoring.models import ModelRequest
 
 

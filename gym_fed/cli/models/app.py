@@ -252,29 +252,29 @@ def _push_to_hub(
     if repo is not None:
         require_upload(repo, output)
     if model is None:
-        made = hub_folder_of_version(
+        hub_folder = hub_folder_of_version(
             ModelRegistry(registry), name, output, confirm=confirm, signer=signer, base=base, as_is=as_is
         )
     else:
         stated = StatedFacts(base=base, **facts)
-        made = hub_folder_of_model(name, model, output, stated, as_is=as_is, note=err.print)
-    for problem in made.problems:
+        hub_folder = hub_folder_of_model(name, model, output, stated, as_is=as_is, note=err.print)
+    for problem in hub_folder.problems:
         err.print(f"look at: {plain(problem, 500)}")
-    commit = None if repo is None else upload(made.folder, repo, public=public)
+    commit = None if repo is None else upload(hub_folder.folder, repo, public=public)
     place = f"; it is at {commit}" if commit else ""
     print_result(
         as_json,
         {
             "name": name,
-            "folder": str(made.folder),
-            "files": made.files,
-            "kind": made.manifest.kind,
-            "problems": made.problems,
+            "folder": str(hub_folder.folder),
+            "files": hub_folder.files,
+            "kind": hub_folder.manifest.kind,
+            "problems": hub_folder.problems,
             "repo": repo,
             "commit": commit,
         },
-        f"{made.folder}: {counted(len(made.files), 'file')} for the Hub{place}",
-        note="" if commit else f"upload it with: hf upload OWNER/NAME {made.folder} .",
+        f"{hub_folder.folder}: {counted(len(hub_folder.files), 'file')} for the Hub{place}",
+        note="" if commit else f"upload it with: hf upload OWNER/NAME {hub_folder.folder} .",
     )
 
 

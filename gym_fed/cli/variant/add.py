@@ -73,7 +73,7 @@ def add(
         shown_progress(as_json or len(rows) == 1) as progress,
     ):
         new = [_new(row, user, note, signer) for row in rows]
-        records = opened.add_all(new, _of_owner(signer, new), replace=replace, progress=progress)
+        records = opened.add_all(new, _account_key(signer, new), replace=replace, progress=progress)
     folder = variants_folder(store)
     if source is None and len(records) == 1:
         console.print_result(as_json, records[0].to_dict(), f"added {records[0].name} to {folder}")
@@ -152,7 +152,7 @@ def _new(row: dict[str, Any], user: str | None, note: str, signer: SigningKey | 
     return IncomingVariant(row["file"], row["name"], owner, row.get("note", note))
 
 
-def _of_owner(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningKey | None:
+def _account_key(signer: SigningKey | None, new: list[IncomingVariant]) -> SigningKey | None:
     """Return the key as the named account's; a newer key of a rotated account signs for it."""
     from gym_fed.serving.store.records import is_account
 

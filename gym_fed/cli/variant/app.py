@@ -64,7 +64,7 @@ def snippets(
         model = base or record.base_model
         served = ServedModel(url, f"{_served_name(model)}:{name}", api_key, _is_chat(path))
         server = command("gym", "api", "--base", model, *_store_words(store))
-        found = {
+        snippets_by_name = {
             "server": f"{server}\n",
             "openai": openai_snippet(served),
             "langchain": langchain_snippet(served),
@@ -79,7 +79,9 @@ def snippets(
         "ollama": "# Ollama: one file of base and variant",
     }
     print_result(
-        as_json, found, "\n".join(f"{titles[what]}\n{text}" for what, text in found.items()).rstrip()
+        as_json,
+        snippets_by_name,
+        "\n".join(f"{titles[what]}\n{text}" for what, text in snippets_by_name.items()).rstrip(),
     )
 
 
@@ -134,8 +136,8 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
             f"the chat template of {base} ends a shell's document",
             "write the Modelfile yourself",
         )
-    made = command("ollama", "create", record.name, "-f", "Modelfile")
-    return f"{note}{command(*words)}\ncat > Modelfile <<'MODELFILE'\n{text}MODELFILE\n{made}\n"
+    create_command = command("ollama", "create", record.name, "-f", "Modelfile")
+    return f"{note}{command(*words)}\ncat > Modelfile <<'MODELFILE'\n{text}MODELFILE\n{create_command}\n"
 
 
 app = App(

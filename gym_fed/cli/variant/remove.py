@@ -84,7 +84,7 @@ def remove(
         hubs = (
             list(remove_everywhere(at, name, _account(record), insecure))
             if everywhere
-            else [_kept(pin.address, pin.server) for pin in pushed_to(at, name)]
+            else [_not_requested(pin.address, pin.server) for pin in pushed_to(at, name)]
         )
         try:
             local = remove_variant(folder, name)
@@ -125,7 +125,7 @@ def verify(
         )
     lines = [
         f"valid: variant {signed.removal.variant} of {signed.removal.owner}, "
-        f"{counted(len(signed.removal.revisions), 'revision')}, removed {_at(signed.removal.removed_at)}",
+        f"{counted(len(signed.removal.revisions), 'revision')}, removed {_utc_text(signed.removal.removed_at)}",
         f"signed by {signed.signed_by}, {whose}",
         *(_proven(hub) for hub in hubs),
     ]
@@ -148,7 +148,7 @@ def _account(record: VariantRecord | None) -> str | None:
     return record.owner if record is not None and is_account(record.owner) else None
 
 
-def _kept(address: str, server: str) -> HubRemoval:
+def _not_requested(address: str, server: str) -> HubRemoval:
     from gym_fed.trust.identity.variant import HubRemoval
 
     return HubRemoval(address=address, server=server, status="not asked")
@@ -289,5 +289,5 @@ def _now() -> str:
     return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
 
 
-def _at(seconds: int) -> str:
+def _utc_text(seconds: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

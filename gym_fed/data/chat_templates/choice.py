@@ -352,8 +352,8 @@ def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
     marks = list(dict.fromkeys(_MARK.findall(text)))
     behind = text.partition(_ANSWER)[2].lstrip()
     own = tokenizer.eos_token
-    found = None if own and behind.startswith(own) else _MARK.match(behind)
-    return (None if found is None else found[0]), marks
+    end = None if own and behind.startswith(own) else _MARK.match(behind)
+    return (None if end is None else end[0]), marks
 
 
 def is_token(tokenizer: Any, mark: str) -> bool:

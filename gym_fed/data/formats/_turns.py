@@ -114,10 +114,10 @@ def _message(turn: Raw, images: list[Any]) -> Message:
         key = "content"
     speaker = "assistant" if role == "function_call" else role
     note_unread(f"a message's {name}" for name in turn if name not in _READ)
-    return {**_said(turn, role, key, images), **_reasoning(turn, speaker), **_weight(turn, speaker)}
+    return {**_parsed_turn(turn, role, key, images), **_reasoning(turn, speaker), **_weight(turn, speaker)}
 
 
-def _said(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
+def _parsed_turn(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
     """Parse role, content and calls of a turn."""
     if role == "function_call":
         return {"role": "assistant", "content": "", "tool_calls": _calls(parsed(string(turn, key), key))}
@@ -274,7 +274,7 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
         if all(isinstance(answer, list) and answer[0]["role"] != "assistant" for answer in answers):
             return _whole_conversations(prompt, answers, keys)
         prompt = [*system_of(row), {"role": "user", "content": prompt}]
-    return prompt, [_without(prompt, _as_messages(answer)) for answer in answers]
+    return prompt, [_without_prompt(prompt, _as_messages(answer)) for answer in answers]
 
 
 def alpaca_row(row: Raw) -> Raw:
@@ -325,7 +325,7 @@ def _as_messages(answer: Any) -> list[Message]:
     return [{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer
 
 
-def _without(prompt: list[Message], answer: list[Message]) -> list[Message]:
+def _without_prompt(prompt: list[Message], answer: list[Message]) -> list[Message]:
     """Strip the prompt from answers that repeat the whole conversation."""
     return answer[len(prompt) :] if answer[: len(prompt)] == prompt and len(answer) > len(prompt) else answer
 

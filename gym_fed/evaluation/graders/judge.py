@@ -158,7 +158,7 @@ class Judge(Grader):
             reply = self._ask(request)
             self._cache.put(key, reply)
         low, high = self.config.score_range
-        score = self._found(reply)
+        score = self._parsed_score(reply)
         if score is not None and low <= score <= high:
             return (score - low) / (high - low)
         if self.config.unscored_reward is None:
@@ -169,7 +169,7 @@ class Judge(Grader):
             )
         return self.config.unscored_reward
 
-    def _found(self, reply: str) -> float | None:
+    def _parsed_score(self, reply: str) -> float | None:
         try:
             matches = list(self._pattern.finditer(reply, timeout=_SEARCH_SECONDS))
             return float(matches[-1][1]) if matches else None

@@ -93,7 +93,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
     from lm_eval.models.utils import has_bos_prefix
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-    def one(context: Sequence[int | None], ids: Sequence[int]) -> Continuation:
+    def continuation(context: Sequence[int | None], ids: Sequence[int]) -> Continuation:
         if context[0] is None:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
@@ -152,7 +152,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
             return end if end == text or len(tokenizer.encode(end)) > max_length + 1 else text
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> Any:
-            return [one(context, ids) for _text, context, ids in requests]
+            return [continuation(context, ids) for _text, context, ids in requests]
 
         def windows(self, text: str) -> tuple[Continuation, ...]:
             parts = get_rolling_token_windows(
@@ -161,10 +161,10 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
                 max_seq_len=max_length,
                 context_len=1,
             )
-            return tuple(one(context, ids) for context, ids in map(make_disjoint_window, parts))
+            return tuple(continuation(context, ids) for context, ids in map(make_disjoint_window, parts))
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
-            return [self.windows(one.args[0]) for one in requests]
+            return [self.windows(request.args[0]) for request in requests]
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
             raise AssertionError("answers are requested from the scorer")

@@ -237,9 +237,9 @@ def own_rows(name: str, tokenizer: Any, limit: int | None) -> OwnRows:
     """
     from gym_fed.data.encoding import require_chat_template
 
-    made = []
+    specs = []
     for asked, answer in _conversations(name, limit):
         require_chat_template(tokenizer)
         prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
-        made.append({"prompt": str(prompt), "answer": answer})
-    return OwnRows(Path(name).name, made)
+        specs.append({"prompt": str(prompt), "answer": answer})
+    return OwnRows(Path(name).name, specs)

@@ -61,7 +61,7 @@ class HarnessTask:
             self._instances = [
                 instance
                 for number, row in asked.items()
-                for instance in self._asked(number, row, encoder)
+                for instance in self._row_instances(number, row, encoder)
                 if number in chosen
             ]
             self._task._instances = self._instances
@@ -69,7 +69,7 @@ class HarnessTask:
             raise GymError(ErrorCode.DATA_INVALID, f"task {source.name}: has no rows")
         self.requests = list(self._encoded(encoder))
 
-    def _asked(self, number: int, row: Any, encoder: Any) -> list[Any]:
+    def _row_instances(self, number: int, row: Any, encoder: Any) -> list[Any]:
         """Create the instances of one row, as the harness does."""
         task = self._task
         template = encoder.apply_chat_template if self.chat_template else None
@@ -82,14 +82,14 @@ class HarnessTask:
             chat_template=template,
             gen_prefix=task.doc_to_prefix(row),
         )
-        made = task.construct_requests(
+        instances = task.construct_requests(
             doc=row,
             ctx=context,
             metadata=(self._source.name, number, task.config.repeats),
             apply_chat_template=self.chat_template,
             chat_template=template,
         )
-        return made if isinstance(made, list) else [made]
+        return instances if isinstance(instances, list) else [instances]
 
     def _encoded(self, encoder: Any) -> Iterator[PreparedRequest]:
         scored = [instance for instance in self._instances if instance.request_type == "loglikelihood"]
@@ -137,10 +137,10 @@ class HarnessTask:
         name = self._source.name
         by_row: dict[int, list[Any]] = defaultdict(list)
         for instance in self._instances:
-            found = [
+            outcomes_of_instance = [
                 outcomes[name, instance.doc_id, instance.idx, number] for number in range(instance.repeats)
             ]
-            instance.resps = [_as_theirs(instance, outcome) for outcome in found]
+            instance.resps = [_harness_response(instance, outcome) for outcome in outcomes_of_instance]
             instance.filtered_resps = {}
             by_row[instance.doc_id].append(instance)
         self._task.apply_filters()
@@ -150,10 +150,10 @@ class HarnessTask:
             for number, row in self._rows.items():
                 asked = sorted(by_row[number], key=lambda instance: int(instance.idx))
                 with as_data_errors(name, number):
-                    found = self._task.process_results(
+                    outcomes_of_instance = self._task.process_results(
                         row, [instance.filtered_resps[filtered] for instance in asked]
                     )
-                for metric, value in found.items():
+                for metric, value in outcomes_of_instance.items():
                     called = metric if place == 0 else f"{metric},{filtered}"
                     values[called].append(value)
                     metrics[number][called] = self._alone(metric, value)
@@ -203,7 +203,7 @@ class HarnessTask:
     ) -> SampleResult:
         name, row = self._source.name, self._rows[number]
         results = [outcomes[name, number, item.idx, 0] for item in asked]
-        prompt, choices = _shown(asked)
+        prompt, choices = _prompt_and_choices(asked)
         answered = results[0] if isinstance(results[0], AnswerResult) else None
         return SampleResult(
             number=number,
@@ -227,7 +227,7 @@ class HarnessTask:
         return target if isinstance(target, str) else json.dumps(target, ensure_ascii=False, default=str)
 
 
-def _as_theirs(instance: Any, outcome: Outcome) -> Any:
+def _harness_response(instance: Any, outcome: Outcome) -> Any:
     """Convert an outcome to the form that a model of the harness would return."""
     if isinstance(outcome, AnswerResult):
         return outcome.text
@@ -236,7 +236,7 @@ def _as_theirs(instance: Any, outcome: Outcome) -> Any:
     return outcome.logprob, outcome.is_greedy
 
 
-def _shown(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
+def _prompt_and_choices(asked: Sequence[Any]) -> tuple[str, tuple[str, ...]]:
     """Return prompt and choices; if prompts contain the choices, the prompt is their common prefix."""
     if asked[0].request_type == "generate_until":
         return str(asked[0].args[0]), ()

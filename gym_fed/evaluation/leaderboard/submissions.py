@@ -108,20 +108,20 @@ def require_own_figures(results: EvalResults) -> None:
         for metric, figure in task.figures.items():
             values = [sample.metrics.get(metric) for sample in task.samples]
             if len(values) != figure.num_samples:
-                raise _not_own(
+                raise _figure_error(
                     task, metric, f"{figure.num_samples} samples are stated, {len(values)} are there"
                 )
             if (task.task, metric.partition(",")[0]) in _OF_THE_SET:
                 continue
             known = [value for value in values if value is not None]
             if len(known) < len(values):
-                raise _not_own(task, metric, f"{len(values) - len(known)} samples have no value")
+                raise _figure_error(task, metric, f"{len(values) - len(known)} samples have no value")
             mean = math.fsum(known) / len(known) if known else math.nan
             if not math.isclose(mean, figure.value, rel_tol=1e-9, abs_tol=1e-9):
-                raise _not_own(task, metric, f"{figure.value} is stated, the samples have {mean}")
+                raise _figure_error(task, metric, f"{figure.value} is stated, the samples have {mean}")
 
 
-def _not_own(task: TaskResult, metric: str, problem: str) -> GymError:
+def _figure_error(task: TaskResult, metric: str, problem: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         f"{plain(task.task, 60)}: {plain(metric, 60)}: {problem}",

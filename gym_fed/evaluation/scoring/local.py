@@ -108,7 +108,7 @@ class LocalScorer:
         Raises:
             GymError: ``USAGE``, ``TOO_LARGE``.
         """
-        truncated = [self._kept(request) for request in prompts]
+        truncated = [self._truncated_prompt(request) for request in prompts]
         together = [
             place
             for place, request in enumerate(prompts)
@@ -235,7 +235,7 @@ class LocalScorer:
 
     # Answers.
 
-    def _kept(self, request: AnswerRequest) -> list[int]:
+    def _truncated_prompt(self, request: AnswerRequest) -> list[int]:
         if not request.prompt_ids:
             raise GymError(ErrorCode.USAGE, "a prompt needs a token")
         room = self.max_length - request.max_tokens

@@ -234,20 +234,20 @@ class Window:
         self._number = {text.place: number for number, text in enumerate(texts)}
         self._device = served.device
         most = min(MAX_TOKENS, 2 * step_tokens) if served.attends_plainly else 0
-        trees = [one for root in tree(texts, step_tokens) for one in parted(root, most)]
+        trees = [flat_tree for root in tree(texts, step_tokens) for flat_tree in parted(root, most)]
         small = [flat(root) for root in trees if root.num_tokens <= most]
-        small = [one for one in small if len(one.wanted) <= most_rows]
-        whole = {id(one.nodes[0]) for one in small}
+        small = [flat_tree for flat_tree in small if len(flat_tree.wanted) <= most_rows]
+        whole = {id(flat_tree.nodes[0]) for flat_tree in small}
         self.large = [root for root in trees if id(root) not in whole]
         self.together: list[TreeStep] = []
         part: list[FlatTree] = []
-        for one in sorted(small, key=lambda found: -len(found.token_ids)):
-            tokens = sum(len(other.token_ids) for other in (*part, one))
-            rows = sum(len(other.wanted) for other in (*part, one))
+        for flat_tree in sorted(small, key=lambda flat_tree: -len(flat_tree.token_ids)):
+            tokens = sum(len(other.token_ids) for other in (*part, flat_tree))
+            rows = sum(len(other.wanted) for other in (*part, flat_tree))
             if part and (tokens > step_tokens or rows > most_rows):
                 self.together.append(self._step(part, served))
                 part = []
-            part.append(one)
+            part.append(flat_tree)
         if part:
             self.together.append(self._step(part, served))
 

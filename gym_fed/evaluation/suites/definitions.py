@@ -51,7 +51,7 @@ class HarnessFunction:
             GymError: ``MISSING_DEPENDENCY`` where the harness does not have the file; when called, the function.
         """
         if not self.file.is_file():
-            raise _not_as_tried(f"{self.file}: no such file, needed by {self.name}")
+            raise _unsupported_harness(f"{self.file}: no such file, needed by {self.name}")
 
         def call(*values: Any, **named: Any) -> Any:
             return self._load()(*values, **named)
@@ -63,7 +63,7 @@ class HarnessFunction:
         try:
             return getattr(_module(self.file), self.name.rpartition(".")[2])
         except (ImportError, OSError, AttributeError) as error:
-            raise _not_as_tried(f"{self.file}: {self.name} cannot be loaded: {error}") from error
+            raise _unsupported_harness(f"{self.file}: {self.name} cannot be loaded: {error}") from error
 
 
 def has_harness() -> bool:
@@ -114,7 +114,7 @@ def _read(file: Path, depth: int) -> dict[str, Any]:
         for name in includes if isinstance(includes, list) else [includes]:
             merged.update(_read(file.parent / name, depth + 1))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise _not_as_tried(f"{file}: cannot be read: {error}") from error
+        raise _unsupported_harness(f"{file}: cannot be read: {error}") from error
     return {**merged, **definition}
 
 
@@ -156,7 +156,7 @@ def _module(file: Path) -> Any:
     return module
 
 
-def _not_as_tried(message: str) -> GymError:
+def _unsupported_harness(message: str) -> GymError:
     return GymError(
         ErrorCode.MISSING_DEPENDENCY,
         message,

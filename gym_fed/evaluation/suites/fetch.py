@@ -150,14 +150,14 @@ def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = si
             sources = [by_path[file_path] for file_path in sorted(fnmatch.filter(by_path, split.pattern))]
             files[path] = _convert(offer.dataset, split, snapshot, sources, home / "data" / path)
             written.append(home / "data" / path)
-        made = LockedDataset(
+        locked = LockedDataset(
             hub=offer.download.name,
             endpoint=hub.endpoint(),
             commit=offer.download.commit,
             licence=offer.download.licence,
             files=files,
         )
-        write_lock(home, lock.model_copy(update={"datasets": {**lock.datasets, offer.dataset: made}}))
+        write_lock(home, lock.model_copy(update={"datasets": {**lock.datasets, offer.dataset: locked}}))
     return written
 
 

@@ -252,7 +252,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     """
     marks = parse_config(file, read_config_text(file))[1]
     if task.dataset_kwargs is None:
-        raise _at(
+        raise _error_at(
             file,
             marks,
             ("dataset_kwargs",),
@@ -264,7 +264,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
         place = ("dataset_kwargs", "data_files", split)
         rows_file = file.parent / name
         if Path(name).is_absolute():
-            raise _at(
+            raise _error_at(
                 file,
                 marks,
                 place,
@@ -272,7 +272,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
                 "put it next to the task file",
             )
         if not name.endswith(SUFFIXES):
-            raise _at(
+            raise _error_at(
                 file,
                 marks,
                 place,
@@ -280,7 +280,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
                 f"one of {' '.join(SUFFIXES)}",
             )
         if not rows_file.is_file() or not lies_in(rows_file, file.parent):
-            raise _at(
+            raise _error_at(
                 file,
                 marks,
                 place,
@@ -292,7 +292,7 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     for key in ("training_split", "validation_split", "test_split", "fewshot_split"):
         named = getattr(task, key)
         if named is not None and named not in splits:
-            raise _at(
+            raise _error_at(
                 file, marks, (key,), f"data_files has no split {named!r}", f"it has {', '.join(splits)}"
             )
     evaluated = str(task.test_split or task.validation_split)
@@ -304,16 +304,20 @@ def _require_rendering(
     file: Path, marks: Mapping[Any, Mark], task: TaskFile, rows: list[Row], split: str
 ) -> None:
     if not rows:
-        raise _at(file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one")
+        raise _error_at(
+            file, marks, ("dataset_kwargs",), f"the split {split!r} has no rows", "give at least one"
+        )
     row_problem = first_bounded_problem(task.model_dump(), rows, RENDERED_ROWS)
     if row_problem is not None:
         number, problem = row_problem
         message = f"row {number} of {split}: {problem.problem}"
-        raise _at(file, marks, (problem.key,), message, "correct the template or the row")
+        raise _error_at(file, marks, (problem.key,), message, "correct the template or the row")
     for column in COLUMNS[task.grade] if task.grade is not None else ():
         if missing := [number for number, row in enumerate(rows) if column not in row]:
             message = f"{task.grade} needs the column {column!r}, which row {missing[0]} does not have"
-            raise _at(file, marks, ("grade",), message, f"it needs {', '.join(COLUMNS[task.grade or ''])}")
+            raise _error_at(
+                file, marks, ("grade",), message, f"it needs {', '.join(COLUMNS[task.grade or ''])}"
+            )
 
 
 def _require_columns(file: Path, rows: list[Row]) -> None:
@@ -348,7 +352,9 @@ def _kind(value: Any) -> str | None:
     return "text" if isinstance(value, str) else "a list" if isinstance(value, list) else "an object"
 
 
-def _at(file: Path, marks: Mapping[Any, Mark], place: tuple[str, ...], message: str, hint: str) -> GymError:
+def _error_at(
+    file: Path, marks: Mapping[Any, Mark], place: tuple[str, ...], message: str, hint: str
+) -> GymError:
     known = next((place[:end] for end in range(len(place), 0, -1) if place[:end] in marks), ())
     line, column = marks.get(known, (1, 1))
     return GymError(ErrorCode.CONFIG_INVALID, f"{file}:{line}:{column}: {'.'.join(place)}: {message}", hint)

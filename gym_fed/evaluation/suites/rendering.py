@@ -55,12 +55,12 @@ def _counted(tree: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
     repeats."""
     ways, num_open = 1, 0
     for kind, value in tree:
-        more, also_open = _of(kind, value)
+        more, also_open = _num_ways(kind, value)
         ways, num_open = min(ways * more, _MAX_WAYS + 1), num_open + also_open
     return ways, num_open
 
 
-def _of(kind: Any, value: Any) -> tuple[int, int]:
+def _num_ways(kind: Any, value: Any) -> tuple[int, int]:
     if kind in _REPEATS:
         return _repeated(*value)
     if kind is sre.BRANCH:
@@ -298,9 +298,9 @@ def _template(text: str) -> Callable[..., str]:
 def _environment() -> Any:
     from gym_fed.evaluation.suites.sandbox import BoundedEnvironment
 
-    made = BoundedEnvironment()
-    made.filters["regex_replace"] = _regex_replace
-    return made
+    environment = BoundedEnvironment()
+    environment.filters["regex_replace"] = _regex_replace
+    return environment
 
 
 def _regex_replace(text: str, pattern: str, repl: str, count: int = 0) -> str:

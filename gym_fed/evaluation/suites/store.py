@@ -124,7 +124,12 @@ class SuiteRegistry(StrictModel):
 
     @model_validator(mode="after")
     def _names_exist(self) -> SuiteRegistry:
-        named = [name for found in (self.suites, self.tasks) for one in found.values() for name in one.tasks]
+        named = [
+            name
+            for entries in (self.suites, self.tasks)
+            for entry in entries.values()
+            for name in entry.tasks
+        ]
         if unknown := [name for name in named if name not in self.tasks]:
             raise ValueError(f"no task is called {unknown[0]!r}")
         sets = [task.dataset for task in self.tasks.values() if task.dataset is not None]

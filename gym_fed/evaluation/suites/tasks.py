@@ -197,12 +197,12 @@ def _jobs(names: Sequence[str]) -> Iterator[_RegistryTask | _OwnJob]:
             yield _OwnJob(task.task, file, task)
         elif name in known.suites or name in known.tasks:
             for entry_name in known.entries(name):
-                yield from _of_entry(entry_name)
+                yield from _tasks_of_entry(entry_name)
         else:
             yield _single(name)
 
 
-def _of_entry(entry_name: str) -> Iterator[_RegistryTask]:
+def _tasks_of_entry(entry_name: str) -> Iterator[_RegistryTask]:
     entry = listing().tasks[entry_name]
     for name, (subset, definition) in members(entry_name).items():
         yield _RegistryTask(name, entry_name, entry, subset, definition)
@@ -211,7 +211,7 @@ def _of_entry(entry_name: str) -> Iterator[_RegistryTask]:
 def _single(name: str) -> _RegistryTask:
     """Return a member of a group, such as one subject of MMLU."""
     groups = [key for key, entry in listing().tasks.items() if not entry.tasks]
-    jobs = {job.name: job for group in groups for job in _of_entry(group)}
+    jobs = {job.name: job for group in groups for job in _tasks_of_entry(group)}
     if name not in jobs:
         raise unknown_task(name, jobs)
     return jobs[name]
@@ -268,7 +268,7 @@ def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
     if listing().datasets[str(entry.dataset)].package is not None:
         return True, ""
     partial = ""
-    for job in _of_entry(entry_name):
+    for job in _tasks_of_entry(entry_name):
         rows = job.found(places)
         if rows is None:
             return False, ""

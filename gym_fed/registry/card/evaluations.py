@@ -134,8 +134,8 @@ def read_evaluations(
         documents = [(file, _read(file)) for file in (records_in(place) if place.is_dir() else [place])]
         of_others = [] if place.is_dir() else [("", "")]  # records of other programs have no digest
         accepted = [*identities, *of_others]
-        of_it = [one for one in documents if not identities or one[1].identity in accepted]
-        if len(of_it) < len(documents) and (not place.is_dir() or not of_it):
+        matching = [one for one in documents if not identities or one[1].identity in accepted]
+        if len(matching) < len(documents) and (not place.is_dir() or not matching):
             file, other = documents[0]
             raise GymError(
                 ErrorCode.DATA_INVALID,
@@ -145,7 +145,7 @@ def read_evaluations(
             )
         if not documents:
             raise GymError(ErrorCode.DATA_INVALID, f"{place}: has no record", "gym eval MODEL writes one")
-        for file, document in of_it:
+        for file, document in matching:
             if documents_by_digest.setdefault(file.name, (file, document))[0] != file:
                 raise GymError(
                     ErrorCode.DATA_INVALID, f"{file}: has the name of {documents_by_digest[file.name][0]}"

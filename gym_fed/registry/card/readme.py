@@ -301,11 +301,12 @@ def conflicts(manifest: ModelManifest) -> list[str]:
             problems.append(f"{part_name}: {licence} allows no derivatives")
         if any(_NON_COMMERCIAL.search(part) for part in parts) and not _NON_COMMERCIAL.search(own):
             problems.append(
-                f"{part_name}: {licence} forbids commercial use, and the model's licence {_shown(own)} does not"
+                f"{part_name}: {licence} forbids commercial use, and the model's licence {_licence_text(own)} does not"
             )
         if any(_SHARE_ALIKE.search(part) for part in parts) and own.lower() != licence.lower():
             problems.append(
-                f"{part_name}: {licence} requires the same licence for derived works, and the model has {_shown(own)}"
+                f"{part_name}: {licence} requires the same licence for derived works, and the model's is "
+                f"{_licence_text(own)}"
             )
     if own == NOT_STATED:
         problems.append("the model's own licence is not stated: nobody may use it")
@@ -319,5 +320,5 @@ def _parts(manifest: ModelManifest) -> Iterator[tuple[str, str | None]]:
         yield f"data {data.name}", data.licence
 
 
-def _shown(licence: str) -> str:
+def _licence_text(licence: str) -> str:
     return "not stated" if licence == NOT_STATED else licence

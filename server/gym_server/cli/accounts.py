@@ -262,20 +262,20 @@ def create_invites(
     with opened(folder) as fed:
         from gym_server.accounts.invitations import address_for_others, make_invites
 
-        made = make_invites(
+        invites = make_invites(
             fed.config, fed.folder, fed.accounts, fed.fingerprint, count, note, expires_days * _DAY_SECONDS
         )
         where = address_for_others(fed.config, fed.folder)
     print_result(
         as_json,
         {
-            "invite": made[0]["invite"],
-            "invites": made,
+            "invite": invites[0]["invite"],
+            "invites": invites,
             "expires_days": expires_days,
         },
         *(
             f"{plain(note)}: {invite['invite']}" if note and out.is_terminal else invite["invite"]
-            for invite in made
+            for invite in invites
         ),
         note=_MESSAGE.format(span=_span(expires_days), version=__version__)
         + (

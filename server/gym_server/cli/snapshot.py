@@ -134,10 +134,10 @@ def look(
         version = head_of(tx, state.base.digest).height
         newest = versions.c.height.in_(newest_to(tx, version, _VERSIONS))
         committed = state.round_store.depths.of(tx, version)
-        made = tx.execute(select(versions).where(newest).order_by(versions.c.height.desc())).all()
+        version_rows = tx.execute(select(versions).where(newest).order_by(versions.c.height.desc())).all()
         losses = {
             row.height: loss
-            for row in made
+            for row in version_rows
             if (loss := known.get((row.height, row.server_round)) or _loss(tx, row)) is not None
         }
         if losses and (base := base_loss(tx)) is not None:

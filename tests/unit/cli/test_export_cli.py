@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gym_fed.base.models import nano_path
-from gym_fed.cli.export import _said
+from gym_fed.cli.export import _summary
 from gym_fed.cli.main import app
 from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
@@ -29,7 +29,7 @@ from tests.support.wait import SECONDS
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_words, "_said", set())
+    monkeypatch.setattr(other_words, "_summary", set())
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_line_about_a_rounded_export_says_what_rounding_changed() -> None:
     figures = {"max": 1.1, "largest": 19.0, "top1": 0.984}
     check = {"read_by": "onnxruntime 1", "read_back": figures, "against_the_source": {**figures, "max": 0.0}}
     record = {"bytes": 1000, "seconds": {"all": 3}, "check": check, "unchecked": False}
-    assert _said(record) == (
+    assert _summary(record) == (
         "1.0 kB in 3 s, read back by onnxruntime 1, logits at most 1.1 off (the largest is 19), "
         "likeliest token the same at 98.4% of positions; against the source the same logits"
     )
