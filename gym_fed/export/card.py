@@ -9,8 +9,8 @@ from gym_fed.base.models import is_hub_name, resolve
 from gym_fed.core.errors import GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
+from gym_fed.registry.card.facts import lineage_of
 from gym_fed.registry.card.readme import card_of, spdx
-from gym_fed.registry.card.run import lineage_of
 from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest
 
 _LIBRARIES = {"gguf": "gguf", "gguf_adapter": "gguf", "onnx": "onnx", "openvino": "openvino"}

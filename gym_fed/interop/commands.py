@@ -2,12 +2,172 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from gym_fed.core.aliases import note
-from gym_fed.interop import evaluation
-from gym_fed.interop.draft import Alias
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.interop.draft import Alias, Unsupported
 from gym_fed.interop.flags import as_settings, split_flags
+
+_EVAL_RENAMED = {"output_path": "--output"}
+"""Our options by their flags."""
+
+_EVAL_NOT_NEEDED = {
+    "batch_size": "not needed (the engine fills its steps itself)",
+    "max_batch_size": "not needed (the engine fills its steps itself)",
+    "log_samples": "not needed (every record has all samples)",
+    "use_cache": "not needed (what is computed is kept, and read again)",
+    "cache_requests": "not needed (what is computed is kept, and read again)",
+    "trust_remote_code": "not needed (code that comes with a model is never run)",
+    "confirm_run_unsafe_code": "not needed (code runs in the sandbox)",
+}
+"""Flags for what the engine and the records do in any case."""
+
+EVAL_REFUSED = {
+    "gen_kwargs": Unsupported(
+        "the task defines its generation settings, so that figures are reproducible",
+        (
+            "gym eval MODEL --tasks my.yaml",
+            "generation_kwargs: {max_gen_toks: 64, until: [stop]}  # in my.yaml",
+        ),
+    ),
+    "system_instruction": Unsupported(
+        "the task defines the text before its rows",
+        ("gym eval MODEL --tasks my.yaml", 'description: "Answer with one word.\\n"  # in my.yaml'),
+    ),
+    "include_path": Unsupported(
+        "a custom task is a file", ("gym eval MODEL --tasks folder/my.yaml", "gym eval list")
+    ),
+    "samples": Unsupported(
+        "the first rows of each task are used; a single row is run again from its record",
+        ("gym eval MODEL --tasks T --limit 20", "gym eval replay ID --task T --sample 17"),
+    ),
+    "predict_only": Unsupported(
+        "answers are graded as they are generated; every record contains them",
+        ("gym eval MODEL --tasks T", "gym eval show ID --samples 20"),
+    ),
+    "wandb_args": Unsupported(
+        "records are files; nothing is sent anywhere",
+        ("gym eval MODEL --tasks T --json > figures.json", "gym leaderboard html board.html"),
+    ),
+    "seed": Unsupported(
+        "examples and samples are drawn with a fixed seed, so that figures are reproducible",
+        ("gym eval MODEL --tasks T", "gym eval MODEL --tasks T --num-fewshot 5"),
+    ),
+}
+"""Flags without a counterpart."""
+
+_ENGINES = Unsupported(
+    "a folder is evaluated by our own engine, a model behind a server over its API",
+    ("gym eval FOLDER --tasks T", "gym eval NAME --tasks T --api http://127.0.0.1:8000"),
+)
+_EVAL_SWITCHES = ("log_samples", "trust_remote_code", "confirm_run_unsafe_code", "predict_only")
+_LISTS = ("model_args", "gen_kwargs", "wandb_args", "samples")
+_LOCAL = ("hf", "hf-auto", "huggingface")
+_SERVED = ("local-completions", "local-chat-completions")
+_SILENT = ("parallelize", "trust_remote_code", "batch_size", "max_batch_size", "num_concurrent")
+_EVAL_OPTIONS = {"peft": "--adapter", "dtype": "--dtype"}
+
+_EVAL_COMMANDS = [
+    Alias(
+        "command",
+        "gym eval --model hf --model_args pretrained=X,peft=A,dtype=D",
+        "`gym eval X --adapter A --dtype D`",
+    ),
+    Alias(
+        "command",
+        "gym eval --model local-completions --model_args model=X,base_url=http://host/v1/completions",
+        "`gym eval X --api http://host/v1`",
+    ),
+    Alias("command", "gym eval --model vllm", _ENGINES.why, _ENGINES.instead),
+    *(Alias("command", f"gym eval --{theirs}", f"`{ours}`") for theirs, ours in _EVAL_RENAMED.items()),
+    *(Alias("command", f"gym eval --{flag}", what) for flag, what in _EVAL_NOT_NEEDED.items()),
+    *(Alias("command", f"gym eval --{flag}", what.why, what.instead) for flag, what in EVAL_REFUSED.items()),
+]
+
+
+def translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+    """Translate the arguments of `gym eval`.
+
+    Args:
+        rest: The arguments as typed.
+        options: The options of `gym eval run`, and whether each takes a value.
+
+    Raises:
+        GymError: ``USAGE`` for a flag without a counterpart, with the lines to write instead.
+    """
+    left, flags = split_flags(rest, options, _EVAL_SWITCHES, _LISTS)
+    ours: list[str] = []
+    named: list[str] = []
+    if "model" in flags or "model_args" in flags:
+        arguments = _model_arguments(flags.pop("model_args", []))
+        named, ours = _model((flags.pop("model", None) or ["hf"])[-1], arguments)
+        left = _tasks_joined(left)
+    for key, values in flags.items():
+        dashed = f"--{key.replace('_', '-')}"
+        if (refused := EVAL_REFUSED.get(key)) is not None:
+            raise refused.error(f"--{key}", code=ErrorCode.USAGE)
+        if key in _EVAL_NOT_NEEDED:
+            note(f"gym eval --{key}", _EVAL_NOT_NEEDED[key])
+        elif key in _EVAL_RENAMED:
+            note(f"gym eval --{key}", f"`{_EVAL_RENAMED[key]}`")
+            ours += [word for value in values for word in (_EVAL_RENAMED[key], value)]
+        else:
+            ours += [dashed, *values]
+    at = 1 if left[:1] == ["run"] else 0
+    return [*left[:at], *named, *left[at:], *ours]
+
+
+def _tasks_joined(words: Sequence[str]) -> list[str]:
+    """Join ``--tasks a b`` to ``--tasks a,b``; with the model as a flag there are no other arguments."""
+    tasks: list[str] = []
+    for word in words:
+        if tasks[-2:-1] == ["--tasks"] and not word.startswith("-"):
+            tasks[-1] += f",{word}"
+        else:
+            tasks.append(word)
+    return tasks
+
+
+def _model(name: str, arguments: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Return MODEL and the options for ``--model`` and ``--model_args``."""
+    if not arguments and name not in (*_LOCAL, *_SERVED):
+        note("gym eval --model", "`gym eval MODEL`")
+        return [name], []
+    if name not in (*_LOCAL, *_SERVED):
+        raise _ENGINES.error(f"--model {name}", code=ErrorCode.USAGE)
+    model = arguments.get("pretrained") or arguments.get("model")
+    if not model:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--model {name}: which model?",
+            "gym eval MODEL --tasks T, or --model_args pretrained=MODEL",
+        )
+    options: list[str] = []
+    for key, value in arguments.items():
+        if key == "base_url" and name in _SERVED:
+            options += ["--api", re.sub(r"(/chat)?/completions/?$", "", value)]
+        elif key in _EVAL_OPTIONS:
+            options += [_EVAL_OPTIONS[key], value]
+        elif key not in ("pretrained", "model", *_SILENT):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"--model_args {key}: not known here",
+                "leave it out; gym eval run --help has the options of a model",
+            )
+    note("gym eval --model_args", f"`gym eval {' '.join([model, *options])}`")
+    return [model], options
+
+
+def _model_arguments(words: Sequence[str]) -> dict[str, str]:
+    """Parse ``pretrained=X,dtype=float32``, in one argument or several."""
+    pairs = [part.partition("=") for word in words for part in word.split(",") if part]
+    for key, equals, _ in pairs:
+        if not equals:
+            raise GymError(ErrorCode.USAGE, f"--model_args {key}: no value", "such as pretrained=FOLDER")
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
 
 RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
 """Our commands by theirs."""
@@ -76,7 +236,7 @@ COMMANDS = [
         for theirs, ours in flags.items()
     ),
     *(Alias("command", f"gym export --{flag}", what) for flag, what in _NOT_NEEDED.items()),
-    *evaluation.COMMANDS,
+    *_EVAL_COMMANDS,
 ]
 
 
@@ -102,7 +262,7 @@ def translate_command(words: Sequence[str], options: Mapping[str, bool], known: 
     if command == "configs" and rest[:1] == ["validate"]:
         return [command, "validate", *as_settings(rest[1:], options)]
     if command == "eval" and "--tasks" in options:
-        return [command, *evaluation.translate_eval_flags(rest, options)]
+        return [command, *translate_eval_flags(rest, options)]
     return [command, *_flags(command, rest, options)]
 
 

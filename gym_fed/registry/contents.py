@@ -26,7 +26,7 @@ from gym_fed.core.files import file_sha256, lies_in
 from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.registry.card.evaluations import NO_DELTA
+from gym_fed.registry.card.facts import NO_DELTA
 from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 
 

@@ -23,7 +23,7 @@ from gym_fed.evaluation.records.document import HubDataset, eval_results_yaml
 from gym_fed.evaluation.results import EvalResults, Figure, TaskResult
 from gym_fed.evaluation.suites.definitions import members
 from gym_fed.evaluation.suites.store import listing
-from gym_fed.registry.card.evaluations import EVALS, CardFigure, figures_in
+from gym_fed.registry.card.facts import EVALS, CardFigure, figures_in
 from gym_fed.registry.card.readme import conflicts, is_name_of_the_hub
 from gym_fed.registry.contents import base_model, rebuild
 from gym_fed.registry.fetching import RECORD

@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
 from gym_fed.data.registry import checked_licence
-from gym_fed.registry.card.evaluations import EVALS, published_record, read_evaluations
+from gym_fed.registry.card.facts import EVALS, published_record, read_evaluations
 from gym_fed.registry.card.readme import card_of
 from gym_fed.registry.contents import Contents, contents_of, saved
 from gym_fed.registry.manifest import CARD, NOT_STATED, BaseUsed, DataUsed, ModelFile, ModelManifest, Parent
@@ -88,7 +88,7 @@ def prepared(
     Raises:
         GymError: As ``ModelRegistry.push``.
     """
-    from gym_fed.registry.card.run import lineage_of
+    from gym_fed.registry.card.facts import lineage_of
 
     require_name(name)
     licence = checked_licence(stated.licence)

@@ -150,10 +150,10 @@ class HarnessTask:
             for number, row in self._rows.items():
                 asked = sorted(by_row[number], key=lambda instance: int(instance.idx))
                 with as_data_errors(name, number):
-                    outcomes_of_instance = self._task.process_results(
+                    row_metrics = self._task.process_results(
                         row, [instance.filtered_resps[filtered] for instance in asked]
                     )
-                for metric, value in outcomes_of_instance.items():
+                for metric, value in row_metrics.items():
                     called = metric if place == 0 else f"{metric},{filtered}"
                     values[called].append(value)
                     metrics[number][called] = self._alone(metric, value)

@@ -10,10 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from gym_fed.config.parsed import Job, Translation
-from gym_fed.interop.llamafactory.keys import NOT_NEEDED, NOT_NEEDED_PREFIXES
 from gym_fed.interop.llamafactory.rows import translate_sources, translate_template
 from gym_fed.interop.llamafactory.translate import translate
-from gym_fed.interop.llamafactory.translation import Translator, is_llamafactory, is_version_1, job_of, names
+from gym_fed.interop.llamafactory.translation import (
+    NOT_NEEDED,
+    NOT_NEEDED_PREFIXES,
+    Translator,
+    is_llamafactory,
+    is_version_1,
+    job_of,
+    names,
+)
 
 _BACKENDS = ("vllm", "sglang", "ktransformers")
 _PREFIXES = {

@@ -13,10 +13,18 @@ from gym_fed.interop.llamafactory.compute import (
     translate_precision,
     translate_vision,
 )
-from gym_fed.interop.llamafactory.keys import LOOKS_AWAY, NO_COUNTERPART, NOT_NEEDED, NOT_NEEDED_PREFIXES
 from gym_fed.interop.llamafactory.rows import translate_rows
 from gym_fed.interop.llamafactory.stages import translate_references, translate_stage
-from gym_fed.interop.llamafactory.translation import Translator, is_version_1, job_of, names
+from gym_fed.interop.llamafactory.translation import (
+    LOOKS_AWAY,
+    NO_COUNTERPART,
+    NOT_NEEDED,
+    NOT_NEEDED_PREFIXES,
+    Translator,
+    is_version_1,
+    job_of,
+    names,
+)
 from gym_fed.interop.llamafactory.version_1 import translate_version_1
 
 _FULL = ("full", "freeze")

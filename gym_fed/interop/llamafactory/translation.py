@@ -1,4 +1,4 @@
-"""Recognise a LLaMA-Factory file and its job, and track which of its keys are translated, not needed or lost."""
+"""The state of a translation: keys of LLaMA-Factory that are taken, not needed or lost; the job of a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,23 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gym_fed.config.parsed import Job, Translation
+
+NOT_NEEDED |= dict.fromkeys(
+    (
+        *("use_mca", "use_megatron_bridge", "use_distributed_optimizer", "bias_activation_fusion"),
+        *("apply_rope_fusion", "masked_softmax_fusion", "cross_entropy_loss_fusion", "overlap_param_gather"),
+        *("overlap_grad_reduce", "moe_grouped_gemm", "moe_token_dispatcher_type", "recompute_granularity"),
+        *(
+            "mixed_precision",
+            "recompute_method",
+            "recompute_num_layers",
+            "sequence_parallel",
+            "export_hf_on_finish",
+        ),
+    ),
+    _MEGATRON,
+)
+
 
 _MODEL = "model_name_or_path"
 _STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
@@ -140,3 +157,167 @@ def job_of(given: dict[str, Any]) -> Job:
     if given.get("tokenized_path") is not None:
         return "preprocess"
     return "inference" if not any(given.get(key) is not None for key in _TRAINS_ONLY) else "train"
+
+
+_VIDEOS = "rows with videos or sounds are refused when they are read"
+
+
+NOT_NEEDED: dict[str, str] = {
+    # How rows are prepared: nothing is cached under other settings here, and rows are encoded in one process.
+    "overwrite_cache": "rows are encoded afresh",
+    "preprocessing_batch_size": "rows are encoded afresh",
+    "preprocessing_num_workers": "rows are encoded in one process",
+    "data_shared_file_system": "rows are encoded in each process",
+    "dataloader_num_workers": "rows are in memory",
+    "dataloader_pin_memory": "rows are in memory",
+    "dataloader_prefetch_factor": "rows are in memory",
+    "dataloader_persistent_workers": "rows are in memory",
+    "remove_unused_columns": "each algorithm keeps the columns it reads",
+    "buffer_size": "rows are shuffled whole",
+    "streaming": "rows are read whole and shuffled whole",
+    "ignore_pad_token_for_loss": "padding is never learnt from",
+    # How models are read.
+    "use_fast_tokenizer": "the tokenizer of the model's folder is used",
+    "low_cpu_mem_usage": "transformers' default",
+    "cache_dir": "the Hugging Face cache is found by HF_HOME",
+    "model_revision": "the snapshot in the local cache is used",
+    "hf_hub_token": "nothing is downloaded",
+    "ms_hub_token": "nothing is downloaded",
+    "om_hub_token": "nothing is downloaded",
+    "offload_folder": "nothing is offloaded to files",
+    "use_reentrant_gc": "checkpointing is never reentrant; the gradients are the same",
+    "use_unsloth_gc": "gradient checkpointing is transformers'",
+    "print_param_status": "for debugging",
+    "use_kv_cache": "for generation only",
+    "gradient_checkpointing_kwargs": "checkpointing is never reentrant; the gradients are the same",
+    "use_v1_kernels": "kernels change the speed, not the result",
+    "fp8_backend": "read with fp8 only",
+    "fp8_enable_fsdp_float8_all_gather": "read with fp8 only",
+    "fsdp_transformer_layer_cls_to_wrap": "fsdp2 wraps every block",
+    "infer_backend": "for inference only",
+    "infer_dtype": "for inference only",
+    "upcast_lmhead_output": "the loss is computed in float32 anyway",
+    "double_quantization_device_map": "for inference only",
+    "quantization_device_map": "for inference only",
+    # What a run reports.
+    "plot_loss": "gym runs plot draws it",
+    "include_num_input_tokens_seen": "always counted",
+    "include_tokens_per_second": "always counted",
+    "include_effective_tokens_per_second": "always counted",
+    "include_mfu": "not measured",
+    "logging_first_step": "every step is kept",
+    "logging_strategy": "every step is kept",
+    "logging_dir": "figures are in the run folder",
+    "disable_tqdm": "the progress bar is shown on terminals only",
+    "log_level": "not needed",
+    "log_on_each_node": "not needed",
+    "compute_accuracy": "the accuracy of tokens (or of preferences) is logged always",
+    "eval_accumulation_steps": "not needed",
+    "per_device_eval_batch_size": "evaluation uses per_device_train_batch_size",
+    "eval_on_each_dataset": "one figure is given for all of eval_data",
+    "do_eval": "happens when there is eval_data",
+    "eval_on_start": "not done",
+    "save_only_model": "checkpoints hold the optimiser too, so that a run can be continued",
+    "save_safetensors": "always",
+    "push_to_hub": "nothing is uploaded",
+    "hub_model_id": "nothing is uploaded",
+    "overwrite_output_dir": "pass --overwrite to gym train",
+    "ddp_timeout": "see distributed.timeout_seconds",
+    "ddp_find_unused_parameters": "not needed",
+    "ddp_backend": "see distributed.backend",
+    "local_rank": "set by the launcher",
+    "full_determinism": "see reproducibility.deterministic",
+    "badam_verbose": "nothing is printed",
+    "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
+    "video_max_pixels": _VIDEOS,
+    "video_min_pixels": _VIDEOS,
+    "video_fps": _VIDEOS,
+    "video_maxlen": _VIDEOS,
+    "use_audio_in_video": _VIDEOS,
+    "audio_sampling_rate": _VIDEOS,
+    # Ray and SwanLab.
+    "use_swanlab": "see tracking",
+    "use_ray": "gym train runs on this machine",
+}
+
+
+_MEGATRON = "Megatron's, which is not used; it changes the speed, not the result"
+
+
+NOT_NEEDED_PREFIXES = {
+    "kt_": "read with use_kt only",
+    "ray_": NOT_NEEDED["use_ray"],
+    "swanlab_": NOT_NEEDED["use_swanlab"],
+}
+
+
+_PIXELS = "images are prepared as the model's own processor does it"
+
+
+_TOKENS = (
+    "a run adds no tokens to a model; add them once (transformers: tokenizer.add_tokens, "
+    "model.resize_token_embeddings, save_pretrained of both), give that folder as model_name_or_path, and under LoRA "
+    "train what is new by additional_target: embed_tokens,lm_head"
+)
+
+
+_PARALLEL = (
+    "Megatron's parallel kinds are not offered; fsdp, deepspeed or our distributed.strategy tensor_parallel "
+    "split a model"
+)
+
+
+_TEMPLATE = "the tokenizer's chat template writes conversations"
+
+
+NO_COUNTERPART: dict[str, str] = {
+    "interleave_probs": "sources are joined; give each a weight in our data list",
+    "tool_format": _TEMPLATE,
+    "preserve_thinking": _TEMPLATE,
+    "split_special_tokens": "special tokens in the text stay whole",
+    "add_tokens": _TOKENS,
+    "add_special_tokens": _TOKENS,
+    "new_special_tokens_config": _TOKENS,
+    "resize_vocab": _TOKENS,
+    "image_do_pan_and_scan": _PIXELS,
+    "crop_to_patches": _PIXELS,
+    "train_from_scratch": "write the sizes in our model_init",
+    "moe_aux_loss_coef": "the model's own coefficient is used",
+    "upcast_layernorm": "all weights have one type",
+    "additional_adapters": "one adapter is trained",
+    "adapter_folder": "write the whole path in adapter_name_or_path",
+    "ref_model_quantization_bit": "the reference is the model at the start",
+    "reward_model_adapters": "give a finished reward model's folder",
+    "reward_model_quantization_bit": "the reward model is not quantised",
+    "pref_bco_weight": "that term is not added",
+    "ppo_score_norm": "rewards are not normalised; advantages are whitened",
+    "ppo_whiten_rewards": "rewards are not whitened; advantages are",
+    "average_tokens_across_devices": "tokens are averaged over the batch",
+    "fp8": "products in float8 need a GPU that has them (H100) and torchao; bf16: true trains the same in 16 bits",
+    "use_kt": "KTransformers computes experts with its own CPU kernels (AMX); without it, the model must fit a GPU",
+    "tensor_model_parallel_size": _PARALLEL,
+    "pipeline_model_parallel_size": _PARALLEL,
+    "virtual_pipeline_model_parallel_size": _PARALLEL,
+    "expert_model_parallel_size": _PARALLEL,
+    "context_parallel_size": _PARALLEL,
+    "use_packed_sequences": "write packing",
+    "megatron_pretrained_checkpoint": "give a model in the form of transformers as model_name_or_path",
+    "extra_config": "Megatron's own settings have no counterpart",
+    "load_best_model_at_end": "use early_stopping, which keeps the best checkpoint",
+    "metric_for_best_model": "use our early_stopping.metric",
+    "callbacks": "no code of others is run",
+}
+"""The result depends on these; harmless when they are off."""
+
+
+LOOKS_AWAY = {
+    "tensor_model_parallel_size": (1,),
+    "pipeline_model_parallel_size": (1,),
+    "virtual_pipeline_model_parallel_size": (1,),
+    "expert_model_parallel_size": (1,),
+    "context_parallel_size": (1,),
+    "split_special_tokens": (False,),
+    "average_tokens_across_devices": (True,),
+    "pref_bco_weight": (0, 0.0),
+}
+"""Values, besides false, that are LLaMA-Factory's defaults or mean what happens here anyway."""

@@ -14,8 +14,7 @@ from typing import Any
 import yaml
 
 from gym_fed.core.text import counted, plain
-from gym_fed.registry.card.evaluations import CardFigure
-from gym_fed.registry.card.run import MAX_SHOWN, contributors_in, environment, result
+from gym_fed.registry.card.facts import MAX_SHOWN, CardFigure, contributors_in, environment, result
 from gym_fed.registry.manifest import NOT_STATED, ModelManifest
 from gym_fed.version import __version__
 

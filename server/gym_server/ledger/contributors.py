@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.text import plain
 from gym_fed.delta.base import BaseSpec
-from gym_fed.registry.card.run import FILE
+from gym_fed.registry.card.facts import FILE
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.ledger.royalties import attribute_use
 from gym_server.rounds.round_store import PAID_VERDICTS

@@ -9,8 +9,7 @@ from gym_fed.cli.main import _options_of
 from gym_fed.core import aliases as other_words
 from gym_fed.core.aliases import OtherWordNote
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.interop.commands import translate_command
-from gym_fed.interop.evaluation import REFUSED
+from gym_fed.interop.commands import EVAL_REFUSED, translate_command
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ def test_a_line_of_lm_eval_is_one_of_gym_eval(theirs: str, written: str) -> None
     assert found[:2] == written.split()[:2]
 
 
-@pytest.mark.parametrize("flag", REFUSED)
+@pytest.mark.parametrize("flag", EVAL_REFUSED)
 def test_a_flag_without_a_counterpart_is_refused_with_two_lines(flag: str) -> None:
     with pytest.raises(GymError, match=f"^--{flag}: ") as error:
         ours(f"eval gym-nano --tasks a --{flag} x=1")

@@ -16,8 +16,8 @@ from gym_server.store.tables import accounts
 from typer.testing import CliRunner
 
 from gym_fed.core.errors import GymError
+from gym_fed.registry.card.facts import contributors_in
 from gym_fed.registry.card.readme import card_of
-from gym_fed.registry.card.run import contributors_in
 from gym_fed.registry.manifest import ModelFile, ModelManifest
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.judged_rounds import Judged
