@@ -8,23 +8,6 @@ from typing import Any
 
 from gym_fed.config.parsed import Job, Translation
 
-NOT_NEEDED |= dict.fromkeys(
-    (
-        *("use_mca", "use_megatron_bridge", "use_distributed_optimizer", "bias_activation_fusion"),
-        *("apply_rope_fusion", "masked_softmax_fusion", "cross_entropy_loss_fusion", "overlap_param_gather"),
-        *("overlap_grad_reduce", "moe_grouped_gemm", "moe_token_dispatcher_type", "recompute_granularity"),
-        *(
-            "mixed_precision",
-            "recompute_method",
-            "recompute_num_layers",
-            "sequence_parallel",
-            "export_hf_on_finish",
-        ),
-    ),
-    _MEGATRON,
-)
-
-
 _MODEL = "model_name_or_path"
 _STAGE_KEYS = ("stage", "finetuning_type", "dataset_dir", "template", "do_train", "cutoff_len")
 _VERSION_1_KEYS = (
@@ -243,6 +226,22 @@ NOT_NEEDED: dict[str, str] = {
 
 _MEGATRON = "Megatron's, which is not used; it changes the speed, not the result"
 
+
+NOT_NEEDED |= dict.fromkeys(
+    (
+        *("use_mca", "use_megatron_bridge", "use_distributed_optimizer", "bias_activation_fusion"),
+        *("apply_rope_fusion", "masked_softmax_fusion", "cross_entropy_loss_fusion", "overlap_param_gather"),
+        *("overlap_grad_reduce", "moe_grouped_gemm", "moe_token_dispatcher_type", "recompute_granularity"),
+        *(
+            "mixed_precision",
+            "recompute_method",
+            "recompute_num_layers",
+            "sequence_parallel",
+            "export_hf_on_finish",
+        ),
+    ),
+    _MEGATRON,
+)
 
 NOT_NEEDED_PREFIXES = {
     "kt_": "read with use_kt only",
