@@ -55,8 +55,7 @@ def batch(
         typer.Option("--errors", metavar="FILE", help="Write failed requests to this file instead of OUT."),
     ] = None,
     seed: Annotated[
-        int,
-        typer.Option("--seed", min=0, help="Seed of the sampling, for requests without one."),
+        int, typer.Option("--seed", min=0, help="Seed of the sampling, for requests without one.")
     ] = 0,
     yes: YesOption = False,
     as_json: AsJson = False,

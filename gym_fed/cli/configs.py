@@ -76,8 +76,7 @@ def validate_file(
     set_: SetOption = None,
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to check for.")] = 1,
     schema_only: Annotated[
-        bool,
-        typer.Option("--schema-only", help="Check only the file, not models, rows or this machine."),
+        bool, typer.Option("--schema-only", help="Check only the file, not models, rows or this machine.")
     ] = False,
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,

@@ -87,19 +87,12 @@ def export(
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(
-            "--rank",
-            min=1,
-            help="Rank of the adapter to write.",
-            show_default="32, or its own",
-        ),
+        typer.Option("--rank", min=1, help="Rank of the adapter to write.", show_default="32, or its own"),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
-            "--data",
-            metavar="FILE",
-            help="Rows to calibrate awq and gptq with, or to measure an adapter.",
+            "--data", metavar="FILE", help="Rows to calibrate awq and gptq with, or to measure an adapter."
         ),
     ] = None,
     shard_size: Annotated[
@@ -112,8 +105,7 @@ def export(
         bool, typer.Option("--skip-check", help="Do not load the result in a new process to compare it.")
     ] = False,
     list_: Annotated[
-        bool,
-        typer.Option("--list", help="List the formats, what reads them, and what they need."),
+        bool, typer.Option("--list", help="List the formats, what reads them, and what they need.")
     ] = False,
     yes: YesOption = False,
     as_json: AsJson = False,

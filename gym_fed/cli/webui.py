@@ -71,10 +71,7 @@ def serve(
 
 @keys_app.command()
 def add(
-    name: KeyName,
-    role: RoleOption = "viewer",
-    runs: RunsOption = DEFAULT_RUNS,
-    as_json: AsJson = False,
+    name: KeyName, role: RoleOption = "viewer", runs: RunsOption = DEFAULT_RUNS, as_json: AsJson = False
 ) -> None:
     """Add a key and print it, this once: the file has its hash alone."""
     keys = _keys(runs)

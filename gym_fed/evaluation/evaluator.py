@@ -241,10 +241,7 @@ class Evaluator:
         return None if results is None else (results, paths_of(record_id(identity), self._out)[0])
 
     def _computed(
-        self,
-        models: OpenModels,
-        sources: Sequence[TaskSource],
-        identities: Mapping[str, Mapping[str, str]],
+        self, models: OpenModels, sources: Sequence[TaskSource], identities: Mapping[str, Mapping[str, str]]
     ) -> Iterator[tuple[str, Written]]:
         """Compute and write the results of these models, by the id of their records."""
         began = time.monotonic()

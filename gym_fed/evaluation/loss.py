@@ -67,12 +67,7 @@ def num_blocks(rows: int) -> int:
 
 
 def heldout_loss(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[dict[str, Any]],
-    *,
-    max_length: int = 256,
-    batch_size: int = 32,
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
 ) -> float:
     """Mean negative log-likelihood in nats per token.
 
@@ -94,12 +89,7 @@ def heldout_loss(
 
 @torch.inference_mode()
 def heldout_row_losses(
-    model: Any,
-    tokenizer: Any,
-    rows: Sequence[dict[str, Any]],
-    *,
-    max_length: int = 256,
-    batch_size: int = 32,
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
 ) -> RowLosses:
     """Measure the summed loss and the number of tokens of each row that has a token to predict.
 

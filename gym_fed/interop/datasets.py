@@ -25,12 +25,7 @@ def local_info(name: str) -> str | None:
 
 
 def push(
-    name: str,
-    dataset: Any,
-    *,
-    license: str | None = None,
-    licence: str | None = None,
-    description: str = "",
+    name: str, dataset: Any, *, license: str | None = None, licence: str | None = None, description: str = ""
 ) -> DatasetManifest:
     """Publish a dataset in the default store from a path or from rows in memory.
 

@@ -167,7 +167,7 @@ BITDELTA = [
         _soup_switch,
         where="Python",
         shown="BitDeltaConfig(bits=1, group_size=128, safety_threshold=0.6, enable_deltasoup=True)",
-    ),
+    )
 ]
 
 
@@ -188,5 +188,5 @@ DELTA_SOUP = [
         refusal=_PRIVACY,
         where="Python",
         shown="DeltaSoupConfig(differential_privacy=True)",
-    ),
+    )
 ]

@@ -208,11 +208,7 @@ NAMES = [
         "Evaluator(...).submit_to_leaderboard(model_name=, organization=)",
         "the same; a signed line of `leaderboard.jsonl`",
     ),
-    Alias(
-        "Python",
-        "from gym_fed.registry import ModelRegistry",
-        "the same",
-    ),
+    Alias("Python", "from gym_fed.registry import ModelRegistry", "the same"),
     Alias(
         "Python",
         'DatasetRegistry.push(name, dataset, license="cc-by-4.0")',

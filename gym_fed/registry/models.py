@@ -108,13 +108,7 @@ class ModelRegistry:
         stated = StatedFacts(licence, description, base, self._parents(parents), data, evaluations)
         key = key or own_key()
         with prepared(
-            name,
-            model,
-            stated,
-            config=config,
-            tokenizer=tokenizer,
-            known_base=self._known_base,
-            note=note,
+            name, model, stated, config=config, tokenizer=tokenizer, known_base=self._known_base, note=note
         ) as ready:
             pushed = publish(self._objects, self._versions, ready.draft, ready.files, key)
         self._pins.add(name, pushed.signer)

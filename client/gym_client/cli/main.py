@@ -103,10 +103,7 @@ def join(
     model: Annotated[
         str | None,
         typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="Folder of the base model, if you have it.",
-            show_default=False,
+            "--base", metavar="MODEL", help="Folder of the base model, if you have it.", show_default=False
         ),
     ] = None,
     name: Annotated[
@@ -165,18 +162,7 @@ def join(
     from gym_client.cli.terminal import TerminalConsent
 
     options = JoinOptions(
-        server,
-        invite,
-        data,
-        format,
-        columns,
-        model,
-        name,
-        device,
-        rounds,
-        fingerprint,
-        insecure,
-        not no_wait,
+        server, invite, data, format, columns, model, name, device, rounds, fingerprint, insecure, not no_wait
     )
     try:
         folder = open_home(home, passphrase_file)

@@ -90,12 +90,7 @@ def install_service(
     if not only_print:
         make_folder(file.path.parent)
         write_atomically(file.path, file.content)
-    report = {
-        "path": str(file.path),
-        "written": not only_print,
-        "content": file.text,
-        "commands": file.start,
-    }
+    report = {"path": str(file.path), "written": not only_print, "content": file.text, "commands": file.start}
     place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
     commands = "\n".join([place, *file.start])  # on standard error, since the file may be piped
     print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)

@@ -115,9 +115,7 @@ class TerminalConsent(Consent):
             for line in offer.lines():
                 err.print(plain(line, MAX_TERM))
         return self._ask(
-            "Fetch it?",
-            f"fetching {offer.summary()} needs your consent",
-            "--base PATH, or --yes",
+            "Fetch it?", f"fetching {offer.summary()} needs your consent", "--base PATH, or --yes"
         )
 
     def offer(self, offer: Offer) -> bool:

@@ -50,10 +50,7 @@ OPTIONS = {
     "--reasoning-parser": "leave it out: reasoning is part of the answer's text",
     "--dtype": "--set dtype=bfloat16 (or float16, float32)",
     **dict.fromkeys(("--quantization", "-q"), "--set base_format=int8 (or int4, bfloat16)"),
-    **dict.fromkeys(
-        ("--kv-cache-dtype", "--cache-type-k", "--cache-type-v", "-ctk", "-ctv"),
-        _KV_DTYPE,
-    ),
+    **dict.fromkeys(("--kv-cache-dtype", "--cache-type-k", "--cache-type-v", "-ctk", "-ctv"), _KV_DTYPE),
     **dict.fromkeys(("--gpu-memory-utilization", "--kv-cache-memory-bytes"), _KV_SIZE),
     **dict.fromkeys(("--max-loras", "--max-cpu-loras", "--max-lora-rank"), _CACHE_SIZE),
     **dict.fromkeys(("--lora-modules", "--lora", "--lora-paths"), _VARIANT),

@@ -140,9 +140,7 @@ class SplitName(StrEnum):
 
 
 @app.command("tasks")
-def list_tasks(
-    as_json: AsJson = False,
-) -> None:
+def list_tasks(as_json: AsJson = False) -> None:
     """List the tasks: base tasks gym-nano knows, contributor tasks it has never seen."""
     tasks = [(name, TASKS.new(name)) for name in TASKS.usable()]
     print_result(

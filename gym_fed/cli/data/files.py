@@ -129,13 +129,7 @@ def mix(
     if ended is not None:
         every = StoppingRule.all_exhausted_without_replacement.value
         lines.append(f"{ended} has ended, and rows of the others may be left: --stopping {every} takes them")
-    figures = {
-        "file": str(file),
-        "num_rows": count,
-        "rows_of_sources": shares,
-        "seed": seed,
-        "ended": ended,
-    }
+    figures = {"file": str(file), "num_rows": count, "rows_of_sources": shares, "seed": seed, "ended": ended}
     _print_figures(as_json, figures, "\n".join(lines))
 
 

@@ -32,8 +32,7 @@ SetsOption = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Path | None,
-    typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets."),
+    Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
 ]
 
 

@@ -48,11 +48,7 @@ def run_evaluation(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            help="File of your own rows, or folder of evaluation sets.",
-        ),
+        typer.Option("--data", metavar="FILE", help="File of your own rows, or folder of evaluation sets."),
     ] = None,
     columns: ColumnsOption = None,
     limit: Annotated[
@@ -61,23 +57,15 @@ def run_evaluation(
     max_tokens: Annotated[
         int | None,
         typer.Option(
-            "--max-tokens",
-            min=1,
-            help="Maximum number of tokens per answer.",
-            show_default="twice the rows'",
+            "--max-tokens", min=1, help="Maximum number of tokens per answer.", show_default="twice the rows'"
         ),
     ] = None,
     grader: Annotated[
         list[str] | None,
-        typer.Option(
-            "--grader",
-            metavar="NAME",
-            help="Grader of the answers, such as numeric.",
-        ),
+        typer.Option("--grader", metavar="NAME", help="Grader of the answers, such as numeric."),
     ] = None,
     compare: Annotated[
-        str | None,
-        typer.Option("--compare", metavar="OTHER", help="Compare with this model or record."),
+        str | None, typer.Option("--compare", metavar="OTHER", help="Compare with this model or record.")
     ] = None,
     adapter: AdapterOption = None,
     variant: Annotated[
@@ -118,13 +106,7 @@ def run_evaluation(
             show_default="the task's",
         ),
     ] = None,
-    check: Annotated[
-        bool,
-        typer.Option(
-            "--check/--no-check",
-            help="Measure lost knowledge.",
-        ),
-    ] = True,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Measure lost knowledge.")] = True,
     dtype: Annotated[
         str, typer.Option("--dtype", metavar="DTYPE", help="Data type: float32 or bfloat16.")
     ] = "float32",

@@ -46,8 +46,7 @@ def push(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="NAME",
-            help="Name of the model, such as me/stories; with --to hf also NAME@VERSION.",
+            metavar="NAME", help="Name of the model, such as me/stories; with --to hf also NAME@VERSION."
         ),
     ],
     model: Annotated[
@@ -68,9 +67,7 @@ def push(
     evals: Annotated[
         list[Path] | None,
         typer.Option(
-            "--evals",
-            metavar="PATH",
-            help="A record of gym eval, or a folder of records; repeatable.",
+            "--evals", metavar="PATH", help="A record of gym eval, or a folder of records; repeatable."
         ),
     ] = None,
     label: Annotated[str | None, typer.Option("--tag", metavar="TAG", help="Tag of the new version.")] = None,
@@ -90,8 +87,7 @@ def push(
     ] = None,
     public: Annotated[bool, typer.Option("--public", help="--repo: make a new repository public.")] = False,
     as_is: Annotated[
-        bool,
-        typer.Option("--as-is", help="--to hf: keep a delta as a .gymdelta; do not rebuild its model."),
+        bool, typer.Option("--as-is", help="--to hf: keep a delta as a .gymdelta; do not rebuild its model.")
     ] = False,
     signer: SignerOption = None,
     yes: YesOption = False,

@@ -145,12 +145,7 @@ class MethodMerger(SoupMerger):
     """Merges by a merge method."""
 
     def __init__(
-        self,
-        name: str,
-        values: dict[str, Any],
-        statistics: list[Path],
-        count: int,
-        heldout: Path | None,
+        self, name: str, values: dict[str, Any], statistics: list[Path], count: int, heldout: Path | None
     ) -> None:
         from gym_fed.core.registries import METHODS
         from gym_fed.evaluation.merge_statistics import StatisticsFile, kind_of

@@ -25,10 +25,7 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(help="YAML file, such as configs/nano-sft.yaml."),
-    ] = None,
+    config: Annotated[Path | None, typer.Argument(help="YAML file, such as configs/nano-sft.yaml.")] = None,
     set_: SetOption = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Print the memory and time that the run would need, and stop.")

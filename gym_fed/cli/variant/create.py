@@ -74,8 +74,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Delete unfinished 
 
 def create(
     data: Annotated[
-        str,
-        typer.Option("--data", metavar="FILE", help="Rows to train on: examples or preferences."),
+        str, typer.Option("--data", metavar="FILE", help="Rows to train on: examples or preferences.")
     ],
     user: Annotated[str, typer.Option("--user", metavar="ID", help="Owner: an account, or a plain id.")],
     name: Annotated[
@@ -100,8 +99,7 @@ def create(
     as_chat: AsChat = None,
     held_out: HeldOut = 0.2,
     codec: Annotated[
-        str,
-        typer.Option(click_type=MemberName(CODECS, ("auto",), checked=False), help="Codec of the delta."),
+        str, typer.Option(click_type=MemberName(CODECS, ("auto",), checked=False), help="Codec of the delta.")
     ] = "auto",
     store: StoreOption = None,
     replace: Annotated[
@@ -165,8 +163,7 @@ def rebase(
         ),
     ],
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="The owner's rows, to measure the losses on."),
+        str | None, typer.Option("--data", metavar="FILE", help="The owner's rows, to measure the losses on.")
     ] = None,
     steps: Annotated[
         int,

@@ -23,10 +23,7 @@ MS_RDONLY_ATTR, MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID, MS_NODEV = 1, 4096, 1638
 AT_FDCWD, AT_RECURSIVE, SYS_MOUNT_SETATTR = -100, 0x8000, 442  # the same number on every architecture
 KEYCTL_JOIN_SESSION_KEYRING = 1
 SYS_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "loongarch64": 219, "ppc64le": 271, "s390x": 280}
-NO_KEYRINGS = (
-    errno.ENOSYS,
-    errno.EPERM,
-)  # not built in, or refused by a container's filter
+NO_KEYRINGS = (errno.ENOSYS, errno.EPERM)  # not built in, or refused by a container's filter
 PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
 NOBODY = 65534
 NEEDED = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/nix/store")

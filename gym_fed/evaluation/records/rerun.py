@@ -140,11 +140,7 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
 
 
 def _rerun_task(
-    scorer: Any,
-    recorded: TaskResult,
-    numbers: Sequence[int],
-    data: str | Path | None,
-    own: Sequence[str],
+    scorer: Any, recorded: TaskResult, numbers: Sequence[int], data: str | Path | None, own: Sequence[str]
 ) -> TaskResult:
     """Re-run rows of one task, with the prompts of all earlier rows, since examples are drawn in order."""
     from gym_fed.evaluation.evaluator import computed

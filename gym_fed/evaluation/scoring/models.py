@@ -162,9 +162,7 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
     if isinstance(source, str) and (parts := in_parts(source)) is not None:
         if variants:
             raise GymError(
-                ErrorCode.USAGE,
-                f"{source} names a variant, and --variant others",
-                "name all with --variant",
+                ErrorCode.USAGE, f"{source} names a variant, and --variant others", "name all with --variant"
             )
         source, variants = parts[0], (parts[1],)
     _require_variants(request.store, variants)

@@ -23,11 +23,7 @@ from gym_fed.interop.llamafactory.translation import (
 )
 
 _BACKENDS = ("vllm", "sglang", "ktransformers")
-_PREFIXES = {
-    "vllm_": "read by vLLM only",
-    "sglang_": "read by SGLang only",
-    **NOT_NEEDED_PREFIXES,
-}
+_PREFIXES = {"vllm_": "read by vLLM only", "sglang_": "read by SGLang only", **NOT_NEEDED_PREFIXES}
 _OF_TRAINING = dict.fromkeys(
     (
         *("stage", "do_train", "do_predict", "do_eval", "finetuning_type", "lora_rank", "lora_target"),

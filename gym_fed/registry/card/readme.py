@@ -145,11 +145,7 @@ def _index(figure: CardFigure) -> dict[str, Any]:
         "name": plain(f"{figure.metric}{_samples(figure)}", 200),
     }
     task = plain(figure.task, 100)
-    return {
-        "task": {"type": "text-generation"},
-        "dataset": {"name": task, "type": task},
-        "metrics": [metric],
-    }
+    return {"task": {"type": "text-generation"}, "dataset": {"name": task, "type": task}, "metrics": [metric]}
 
 
 def _samples(figure: CardFigure) -> str:

@@ -268,11 +268,7 @@ def create_invites(
         where = address_for_others(fed.config, fed.folder)
     print_result(
         as_json,
-        {
-            "invite": invites[0]["invite"],
-            "invites": invites,
-            "expires_days": expires_days,
-        },
+        {"invite": invites[0]["invite"], "invites": invites, "expires_days": expires_days},
         *(
             f"{plain(note)}: {invite['invite']}" if note and out.is_terminal else invite["invite"]
             for invite in invites

@@ -58,10 +58,7 @@ def dashboard(
 
 @keys_app.command()
 def add(
-    name: KeyName,
-    role: RoleOption = "viewer",
-    folder: Folder = DEFAULT_FOLDER,
-    as_json: AsJson = False,
+    name: KeyName, role: RoleOption = "viewer", folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False
 ) -> None:
     """Make a key and print it, once. The hub may be running."""
     keys = _keys(folder)

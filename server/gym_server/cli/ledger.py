@@ -225,8 +225,7 @@ def attribute(
         ),
     ] = None,
     owner: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="With --variant: id of its owner.", show_default=False),
+        str | None, typer.Option(metavar="ID", help="With --variant: id of its owner.", show_default=False)
     ] = None,
     owner_share: Annotated[
         float, typer.Option(min=0, max=1, help="With --variant: share of the owner.")

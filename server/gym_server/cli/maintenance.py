@@ -110,8 +110,7 @@ def restore(
         ),
     ] = None,
     fork: Annotated[
-        bool,
-        typer.Option("--fork", help="Continue from an older state; contributors are notified."),
+        bool, typer.Option("--fork", help="Continue from an older state; contributors are notified.")
     ] = False,
     at: Annotated[
         int | None,
