@@ -119,7 +119,6 @@ def greedy_ids(
 
     Args:
         model: A causal LM; it is in its own mode again afterwards.
-        tokenizer: The model's tokenizer.
         prompts: Token ids, at least one each.
         max_new_tokens: Maximum tokens of an answer.
     """

@@ -73,7 +73,6 @@ def heldout_loss(
 
     Args:
         model: A causal LM; it is put into evaluation mode for the call and back into its mode afterwards.
-        tokenizer: The model's tokenizer.
         rows: ``messages`` rows count the assistant's tokens, ``text`` rows all of theirs.
         max_length: Number of tokens that rows are cut to.
         batch_size: Rows per forward pass; the result does not depend on it beyond rounding.

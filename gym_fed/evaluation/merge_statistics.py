@@ -158,7 +158,6 @@ class SoupLoss:
 
     Args:
         model: The base; it is changed during a call and back, bit for bit, after it.
-        tokenizer: The model's tokenizer.
         updates: Open deltas of that base.
         rows: Rows, as for ``heldout_loss``.
     """

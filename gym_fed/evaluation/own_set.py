@@ -116,7 +116,6 @@ def render(
     """Encode rows as in training.
 
     Args:
-        tokenizer: The model's tokenizer.
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
         max_length: Maximum tokens of a row.

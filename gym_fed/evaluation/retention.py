@@ -191,7 +191,6 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
 
     Args:
         model: The base.
-        tokenizer: The model's tokenizer.
         items: Items of ``retention_items``.
         losses: Losses of ``retention_scores``.
     """

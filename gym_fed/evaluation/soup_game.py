@@ -37,7 +37,6 @@ class SoupGame:
 
     Args:
         model: The model that the updates were made for. It is changed during a call, and back bit for bit after it.
-        tokenizer: The model's tokenizer.
         updates: Open deltas of that model; at least one.
         rows: Held-out rows, as for ``heldout_loss``.
         coefficients: ``[n]`` what each update counts for in the round's soup of all, as ``round_coefficients`` has it.

@@ -30,7 +30,6 @@ def push(
     """Publish a dataset in the default store from a path or from rows in memory.
 
     Args:
-        name: The dataset's name.
         dataset: A file or folder, or rows, which are written as JSON Lines.
         license: SPDX identifier, in any case; ``licence`` is our own spelling.
         licence: See ``license``.

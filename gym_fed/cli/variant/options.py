@@ -75,7 +75,6 @@ def owners_key(
 
     Args:
         path: The PEM file; None: none is named.
-        folder: The store's folder.
         record: The variant.
         home: This one's folder; None: the default.
 

@@ -204,7 +204,6 @@ def _owners(before: VariantRecord | None, name: str, own: str, user: str | None)
 
     Args:
         before: The store's variant of this name, if any.
-        name: The variant's name.
         own: The caller's account at the hub.
         user: The value of ``--user``.
     """

@@ -171,7 +171,6 @@ def own_marks(
     Args:
         template: A template with marks.
         messages: The conversation.
-        tools: The conversation's tools.
         ends: The tokenizer's special tokens; white space behind one of them at a span's end is cut off.
     """
     text, spans = template.marked(messages, tools)

@@ -301,7 +301,6 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
     """Render the page of a board.
 
     Args:
-        board: The board.
         title: The heading.
     """
     by_key = dict.fromkeys(

@@ -113,7 +113,6 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
 
     Args:
         model: A causal LM; it is scored in evaluation mode and then put back into its own.
-        tokenizer: The model's tokenizer.
         prompts: Prompts with their openings.
         batch_size: Openings a forward.
 

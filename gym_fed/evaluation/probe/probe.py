@@ -220,9 +220,7 @@ def harmful_steps(
 
     Args:
         model: A causal LM; it is wrapped, and its own weights do not change.
-        tokenizer: The model's tokenizer.
         rows: ``messages`` rows; answers alone are learned.
-        steps: Steps of all rows.
         learning_rate: Constant.
         seed: The seed of the factors.
 
@@ -255,7 +253,6 @@ def margins_after_harm(
 
     Args:
         model: A causal LM without adapters.
-        tokenizer: The model's tokenizer.
         prompts: Prompts with the rows of the fine-tune.
         steps: Steps, as for ``harmful_steps``.
     """

@@ -56,7 +56,6 @@ class GreedyWriter:
 
     Args:
         served: The base.
-        tokenizer: The model's tokenizer.
         variants: Variants by name; None is the base itself.
         step_tokens: Maximum tokens of a forward that reads prompts.
         most_rows: Maximum rows of logits of a forward.

@@ -42,7 +42,6 @@ class LocalScorer:
 
     Args:
         served: The base.
-        tokenizer: The model's tokenizer.
         variants: Variants by name; None is the base itself.
         max_length: Context in tokens; by default the model's own.
         step_tokens: Maximum tokens of a step.

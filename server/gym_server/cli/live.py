@@ -121,8 +121,6 @@ class Watcher(AbstractContextManager["Watcher"]):
     """Reports changes at a hub from a separate thread while the block runs.
 
     Args:
-        state: The hub's state.
-        config: The hub's config.
         lease_histories: The earlier tasks of contributors.
         on_event: Called with every event; None reports none.
         console: Console of a terminal that shows the state at its bottom; None shows none.

@@ -299,7 +299,6 @@ def join_commands(
 
     Args:
         folder: The hub's folder, as the coordinator names it.
-        config: The hub's config.
         fingerprint: Fingerprint of the hub's TLS key; empty for plain text.
         port: The hub's port, if the config leaves it open.
     """

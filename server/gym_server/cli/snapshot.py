@@ -103,8 +103,6 @@ def look(
     """Read the hub's state, without changes and without waiting for a writer.
 
     Args:
-        state: The hub's state.
-        config: The hub's config.
         lease_histories: The earlier tasks of contributors.
         before: Earlier snapshot, whose losses are reused.
     """
