@@ -1,6 +1,6 @@
 """Names for the shell's Tab completion, one function per kind. Imports nothing heavy and never raises.
 
-A typed path that none of them knows is left to the shell, which completes files.
+Other words are left to the shell, which completes paths.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def suites(incomplete: str) -> list[str]:
 def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
     """Return the names with this prefix; none if they cannot be read, since completion cannot report errors.
 
-    A name with a character that a shell obeys is left out: bash puts names on the line as they are, and zsh runs them
+    Names with shell metacharacters are left out: bash inserts names unquoted, and zsh runs them
     through ``eval``, so that a folder's name would be a command.
     """
     try:
@@ -109,7 +109,7 @@ def _variant_names(store: Path | None) -> list[str]:
 
 
 def _suite_names() -> list[str]:
-    # The listing's own reader checks the whole file, and YAML's is slow: its first section is enough behind Tab.
+    # Only the first section is parsed, since validating the whole file takes too long for completion.
     import yaml
 
     file = Path(__file__).parents[1] / "assets" / "suites" / "registry.yaml"

@@ -24,7 +24,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the file i
 
 @app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """List the recipes that come with the package."""
+    """List the recipes of the package."""
     from gym_fed.config.recipes import recipes
 
     listed = recipes()
@@ -51,7 +51,7 @@ def copy_recipe(
     overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
-    """Copy a recipe, and the rows that come with it, to be changed and trained."""
+    """Copy a recipe and its rows, to be edited and trained."""
     from gym_fed.config.recipes import get_recipe, relocated
 
     recipe = get_recipe(name)

@@ -83,7 +83,7 @@ def config_sections(schema: dict[str, Any]) -> Iterator[str]:
 
 
 def _section_name(field: dict[str, Any]) -> str | None:
-    """Return the name of the section that a key holds, or holds a list of."""
+    """Return the section that is the value of a key, or the element of its list."""
     for part in (field, *field.get("anyOf", ()), *field.get("allOf", ()), field.get("items", {})):
         if "$ref" in part:
             return str(part["$ref"].rpartition("/")[2])

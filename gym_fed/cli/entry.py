@@ -1,4 +1,4 @@
-"""Console entry point of `gym`; it imports next to nothing itself."""
+"""Console entry point of `gym`, with minimal imports."""
 
 from __future__ import annotations
 

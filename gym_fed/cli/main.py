@@ -75,7 +75,7 @@ class _TakesOtherWords(CommandGroup):
 
             ctx.meta.setdefault("gym.typed", args)
             ours = translate_command(args, {} if command is None else options, command is not None)
-            if command is None and ours != args:  # its flags may be called otherwise, too
+            if command is None and ours != args:  # its flags may have other names, too
                 return self.resolve_command(ctx, ours)
             args = ours
         return super().resolve_command(ctx, args)

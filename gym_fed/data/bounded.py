@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 _BLANK = " \t\n\r"
 _IN_NUMBERS = "0123456789.eE+-"
 _NEAR_END = 16
-"""An error so close to the end of what is read may be a token that goes on: ``\\ud83d\\ude0``."""
+"""An error this close to the end of the text may be caused by an incomplete token: ``\\ud83d\\ude0``."""
 _WIDE = (
     (b"\xff\xfe\x00\x00", "UTF-32"),
     (b"\x00\x00\xfe\xff", "UTF-32"),
@@ -241,7 +241,7 @@ def delimiter_of(suffix: str, head: bytes | str) -> str:
     """Return the delimiter of a table.
 
     A delimiter fits if it splits the header and the first row into the same number of cells, at least two. The first
-    of comma, semicolon, tab and ``|`` that fits is taken, and a comma where none does. ``csv.Sniffer`` is not used: it
+    of comma, semicolon, tab and ``|`` that fits is used, else a comma. ``csv.Sniffer`` is not used: it
     also counts characters within texts.
 
     Args:

@@ -94,7 +94,7 @@ class ColumnGuess:
     Attributes:
         columns: Names in the file, by ours.
         unread: The file's other columns.
-        by_length: True if a column was chosen by the length of its texts, as its name says nothing.
+        by_length: True if a column was chosen by the length of its texts instead of its name.
     """
 
     columns: dict[str, str]

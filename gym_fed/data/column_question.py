@@ -31,9 +31,9 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _LABEL_CHARACTERS = 20
-"""A column whose texts are longer than this, by their median, holds more than labels."""
+"""Median length above which a column is considered text and not labels."""
 _AGREED = "GYM_AGREED_COLUMNS"
-"""Environment variable with what was agreed to and said: a command and its processes need one question."""
+"""Environment variable with the answers so far, so that the processes of a command prompt only once."""
 
 
 def agreed_columns(
@@ -174,7 +174,7 @@ def _is_known(row: Raw, kind: RowKind) -> bool:
 def _texts_beside(sample: Sequence[Raw]) -> str | None:
     """Return the first text column that reading only the ``text`` column would ignore.
 
-    Labels, codes, links and metadata in JSON are no such texts.
+    Labels, codes, links and JSON metadata do not count.
     """
     if not _is_text_row(sample[0]):
         return None

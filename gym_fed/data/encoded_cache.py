@@ -100,7 +100,9 @@ class EncodedCache:
                 yield from chunk
             index = {"shards": shards, "recipe": self._recipe, "counts": counts.as_dict()}
             write_atomically(part / "index.json", json.dumps(index, indent=1, sort_keys=True).encode())
-            if _digest(recipe_now()) == self.digest and not self.is_filled():  # another process may be faster
+            if (
+                _digest(recipe_now()) == self.digest and not self.is_filled()
+            ):  # another process may have written it
                 os.replace(part, self._folder)
                 fsync_folder(self._folder.parent)
         finally:

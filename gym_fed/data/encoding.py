@@ -46,7 +46,7 @@ def encode_rows(
         assistant_only: In conversations, label only the assistant's words; of prompt and completion, the completion.
             Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
         packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
-        keep_all: Leave no row out, as DP-SGD must: their number would reveal what is in them.
+        keep_all: Drop no row, as DP-SGD requires, since the number of dropped rows depends on their contents.
         mask_history: Label only the last answer of a conversation.
         reasoning: Treatment of ``reasoning_content``: learned with the answer, or left out.
 
@@ -83,7 +83,7 @@ def iter_encoded(
 ) -> Iterator[Encoded]:
     """Stream ``encode_rows``, holding at most a thousand rows. May yield nothing.
 
-    ``counts`` is filled while rows are taken.
+    ``counts`` is filled while iterating.
     """
     renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
     return _teaching(_stream(renderer, rows), max_length, packing, counts or RowCounts())

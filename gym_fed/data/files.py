@@ -66,7 +66,7 @@ class DataFile:
 
 
 def find_files(path: str | Path) -> list[DataFile]:
-    """List the files that ``path`` stands for.
+    """List the files that ``path`` matches.
 
     Args:
         path: A file of any name; a folder, all of whose data files are meant, those in folders below too; a pattern

@@ -33,8 +33,8 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Args:
         name: A name in ``gym_fed.core.registries.TASKS``.
         num: Number of rows.
-        seed: The same seed gives the same rows, on every machine.
-        split: ``train`` and ``heldout`` never share a prompt, whatever the seeds.
+        seed: Seed of the rows, which are the same on every machine.
+        split: ``train`` or ``heldout``, which share no prompt for any seeds.
 
     Returns:
         Rows ``{"messages": [user, assistant]}``.

@@ -46,7 +46,7 @@ class Input:
         """JSON that changes when the rows do.
 
         Raises:
-            GymError: ``USAGE`` for a hub dataset: what a stream will give cannot be known before.
+            GymError: ``USAGE`` for a Hub dataset, since the contents of a stream are not known in advance.
         """
         if not isinstance(self.source, DataConfig):
             digest = hashlib.sha256(b"".join(row_digest(row) for row in self.source))

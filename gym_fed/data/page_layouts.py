@@ -18,7 +18,7 @@ from gym_fed.data.rows import without_filled_nulls
 MAX_ROW_BYTES = 2**20
 """Only the first characters of a larger row are read."""
 MAX_WHOLE_BYTES = 64 * 2**20
-"""A list of JSON, and a text, are read whole."""
+"""Maximum bytes of files that are read as a whole: JSON lists and texts."""
 HEAD_BYTES = 4096
 STRIDE = 128
 """Rows between two places that are kept."""

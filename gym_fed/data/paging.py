@@ -75,7 +75,7 @@ class PagedFile:
         rows_seen: Number of rows read so far.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` for what is read whole; ``DATA_INVALID``.
+        GymError: ``FILE_NOT_FOUND``; ``TOO_LARGE`` for a JSON list or text; ``DATA_INVALID``.
     """
 
     def __init__(self, path: Path, name: str) -> None:

@@ -1,6 +1,6 @@
 """The data pipeline: filter, deduplicate, mix, encode, pack and cache rows of several sources.
 
-Nothing is read until rows are taken, and rows are read as they are taken::
+Rows are read lazily while iterating::
 
     pipeline = (
         DataPipeline(sources=[("stories.jsonl", 0.7), ("chats.jsonl", 0.3)], tokenizer=tokenizer, sequence_length=512)

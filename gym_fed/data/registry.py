@@ -2,7 +2,7 @@
 
 The store is a folder or any fsspec URL. Objects are named by the sha256 of their bytes, as in the hub's store; a
 version of a dataset is a small manifest that names its objects. The manifest is written last and never replaced, so
-that a push which stops half-way has published nothing, and of two pushes at once each gets a version of its own::
+that an interrupted push publishes nothing, and two concurrent pushes get different versions::
 
     objects/<first two digits>/<sha256>     datasets/<name>/<version>.json
 """
@@ -93,7 +93,7 @@ class DatasetRegistry:
     ) -> DatasetManifest:
         """Publish a file, or all visible files of a folder, as the next version of ``name``.
 
-        What the store has already is not sent again; pushing the newest version once more gives that version.
+        Existing objects are not uploaded again; pushing the newest version again returns that version.
 
         Raises:
             GymError: ``USAGE`` without a valid name or licence; ``FILE_NOT_FOUND``; ``DATA_INVALID`` when a file

@@ -60,7 +60,7 @@ class RowCounts:
 
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
-        """Counts for rows that are all learned whole; their labelled tokens are not counted."""
+        """Return counts for rows that are all learned completely; their labelled tokens are not counted."""
         return cls(rows=rows, learned=rows)
 
     def add(self, whole: Sequence[int], kept: Sequence[int]) -> None:

@@ -2,10 +2,10 @@
 
 =============  =====================================================================================
 ``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only
-               the completion is learnt; or token ids and labels, as ``encode_rows`` gives them
+               the completion is learned; or token ids and labels, as ``encode_rows`` returns them
 ``preference``   ``{"prompt": P, "chosen": A, "rejected": A}``
 ``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
-``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and whatever else the row had
+``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and the row's other columns
 ``any``          rows as they are
 =============  =====================================================================================
 
@@ -239,9 +239,9 @@ def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool 
     ``{"x": 1, "t": None}``. Nulls that the row had itself look the same and are dropped with them.
 
     Args:
-        value: Python objects, as ``to_pylist`` gives them.
+        value: Python objects, as ``to_pylist`` returns them.
         feature: The value's feature in ``datasets``, if any. Values of its ``Json`` feature are as they were written.
-        json_is_text: Parse values of ``Json``, which a stream without decoding gives as text.
+        json_is_text: Parse values of ``Json``, which are texts in a stream without decoding.
     """
     if type(feature).__name__ == "Json":
         return json.loads(value) if json_is_text and isinstance(value, str) else value

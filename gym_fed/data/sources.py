@@ -185,7 +185,7 @@ def hub_rows(
         subset: A configuration of it.
         split: ``train`` by default.
         folder: Only the files in this folder of it.
-        files: Only these files of it, all of which are the split.
+        files: Read only these files, as the split.
 
     Raises:
         GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is

@@ -19,7 +19,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], str | None]
-"""Takes a row and its place; gives the reason to drop it, or None."""
+"""Returns the reason to drop a row, given its place, or None."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Report:
     dropped: Counter[str] = field(default_factory=Counter)
     duplicates: list[Duplicate] = field(default_factory=list)
     ended: str | None = None
-    """The source whose end was the end of a mixture under ``first_exhausted``: rows of the others may be left."""
+    """The source that ended a mixture under ``first_exhausted``; other sources may have rows left."""
 
 
 class Step(ABC):
@@ -180,7 +180,7 @@ _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
 class NearDuplicates:
     """An index of texts; the first text of each group of near-duplicates is kept.
 
-    Holds 512 bytes of minima and the bands' keys for each text, never the texts.
+    Stores 512 bytes of minima and the bands' keys for each text, not the text.
 
     Args:
         threshold: Minimum estimated Jaccard similarity of duplicates' shingles. The estimate's standard deviation is

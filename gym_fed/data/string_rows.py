@@ -1,7 +1,7 @@
 """Convert rows with plain-string prompts and answers to chat turns, the form in which the model is prompted later.
 
 ``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row that is trained without
-it teaches answers to prompts that never occur, so rows get the template wherever they meet a tokenizer that has one.
+it teaches answers to prompts that never occur, so rows get the template of every tokenizer that has one.
 ``chat_template: none`` takes the template off the tokenizer, for training and for the saved result alike.
 """
 
@@ -90,7 +90,7 @@ class _Marks:
 
 
 _KNOWN: WeakKeyDictionary[Any, tuple[tuple[Any, ...], _Marks]] = WeakKeyDictionary()
-"""Marks by tokenizer, each with what they were found in."""
+"""Marks by tokenizer, each with the template that they were found in."""
 
 
 def _is_templated(marks: _Marks, prompt: str) -> bool:

@@ -111,8 +111,8 @@ def compare_results(
         second: The other results; a positive difference means that ``first`` is higher.
         confidence: Confidence of the intervals, between 0 and 1.
         resamples: Number of bootstrap resamples.
-        seed: The same seed gives the same intervals.
-        shared_only: Compare on the rows that both have, where they do not have the same; otherwise refused.
+        seed: Seed of the resampling.
+        shared_only: If the rows differ, compare on those in both; False raises an error.
 
     Raises:
         GymError: ``USAGE`` when no task is in both, or rows differ.

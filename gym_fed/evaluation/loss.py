@@ -18,7 +18,7 @@ BATCH_TOKENS = 2048
 """Tokens of one forward pass whose logits are in memory at once."""
 
 MAX_BLOCKS = 25
-"""Blocks of held-out rows by which the sampling error of a loss difference is estimated."""
+"""Number of blocks of held-out rows for estimating the sampling error of a loss difference."""
 
 Vector: TypeAlias = "NDArray[np.float64]"
 OnDone: TypeAlias = Callable[[int], object]
@@ -92,7 +92,7 @@ def heldout_row_losses(
 ) -> RowLosses:
     """Measure the summed loss and the number of tokens of each row that has a token to predict.
 
-    For the arguments and what is raised see ``heldout_loss``.
+    See ``heldout_loss`` for the arguments and errors.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))

@@ -108,7 +108,7 @@ class StatisticsFile(Mapping[str, Tensor]):
         """Open a file of ``save_statistics``.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file that holds something else.
+            GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` for another kind of file.
         """
         from safetensors import SafetensorError, safe_open
 

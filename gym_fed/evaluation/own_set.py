@@ -43,7 +43,7 @@ class OwnRow:
         row: As training takes it: ``messages``, ``text``, or ``prompt`` and ``completion``. A row that has only a
             prompt is given a placeholder as its answer.
         has_answer: False for the placeholder.
-        reference: The last answer as text; None where there is none, or where it calls tools.
+        reference: The last answer as text; None if there is none or it calls tools.
         graded: The columns that graders read: ``prompt``, ``answer``, and the file's others.
     """
 

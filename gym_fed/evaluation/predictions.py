@@ -4,7 +4,7 @@
 
     generated_predictions.jsonl    {"prompt", "predict", "label"} a row, in the rows' order
     predict_results.json           written last: mean figures, and what became of the rows
-    predict.json                   digests of what the answers depend on, so that only the same run resumes
+    predict.json                   digests of the inputs, so that only the same run resumes
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def predict(
         should_stop: Called after every batch; True raises ``INTERRUPTED``.
 
     Returns:
-        What ``predict_results.json`` holds.
+        The contents of ``predict_results.json``.
 
     Raises:
         GymError: ``FILE_EXISTS`` for a finished run or one of another config or other rows; ``DATA_INVALID`` when no

@@ -1,6 +1,6 @@
 """Retention check: does a tuned model still know what its base knew?
 
-A fine-tune that fits its rows can ruin everything else, and no loss on those rows shows it. The packaged set holds
+A fine-tune that fits its rows can lose other knowledge, which the loss on those rows does not show. The packaged set has
 ordinary questions with their answers and short everyday texts (``assets/retention``, CC0). The log-likelihood of each
 item under the tuned model is compared with that under the base, pair by pair.
 """

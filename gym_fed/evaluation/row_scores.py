@@ -87,7 +87,7 @@ def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) ->
     """Grade the reference answers with rule-based graders, so that unreadable references are found early.
 
     Raises:
-        GymError: What the graders raise, with the row's place.
+        GymError: Errors of the graders, with the row's place.
     """
     built = [grader for grader in build_graders(graders) if type(grader).setup is Grader.setup]
     for row in rows if built else ():

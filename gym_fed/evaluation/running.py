@@ -31,7 +31,7 @@ def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[N
 
     Args:
         folder: The folder of records; None disables the check, since nothing is written.
-        asked: All words of the command that results depend on.
+        asked: The options that results depend on.
 
     Raises:
         GymError: ``BUSY``.

@@ -21,7 +21,7 @@ def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, i
         at_once: Rows per device, if given; else the largest divisor up to 8.
 
     Returns:
-        None if there are no such integers.
+        None if no integers satisfy this.
     """
     each, left = divmod(total, processes)
     if left or each < 1:

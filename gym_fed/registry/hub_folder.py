@@ -72,7 +72,7 @@ def hub_folder_of_model(
         name: The title of the card; as for ``ModelRegistry.push``.
         model: See ``ModelRegistry.push``.
         folder: Must not exist, or be empty.
-        stated: Facts stated by a person.
+        stated: Facts stated by the user.
         as_is: Leave a delta as a ``.gymdelta``.
         note: Gets the names of files that are left out.
 

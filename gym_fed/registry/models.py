@@ -132,7 +132,7 @@ class ModelRegistry:
         Args:
             reference: The version to fetch.
             dest: The folder; by default one in ``~/.gym-fed/pulled/models``.
-            confirm: Asked whether the first key of a model is its author's; without it, ``signer`` must name the key.
+            confirm: Confirms that the first key of a model is its author's; without it, ``signer`` must name the key.
             signer: The fingerprint of the key that must have signed it.
             base: The name or folder of the base of a delta, if it is not found by its name or digest.
             as_is: Keep a delta as a ``.gymdelta`` with its card, and do not rebuild its model.

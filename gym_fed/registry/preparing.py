@@ -26,12 +26,12 @@ from gym_fed.registry.versions import require_name
 CONFIG_FILE = "config.yaml"
 
 Note = Callable[[str], None]
-"""Gets one line for a person."""
+"""Called with a line to print."""
 
 
 @dataclass(frozen=True)
 class StatedFacts:
-    """Facts that a person states about a model, in addition to its files and records.
+    """Facts that the user states about a model, in addition to its files and records.
 
     Attributes:
         licence: An SPDX identifier.
@@ -79,10 +79,10 @@ def prepared(
     Args:
         name: The name of the model.
         model: See ``ModelRegistry.push``.
-        stated: Facts stated by a person.
+        stated: Facts stated by the user.
         config: Stored next to a model in memory.
         tokenizer: The tokenizer of a model in memory.
-        known_base: Adds what a registry knows of the base.
+        known_base: Adds the registry's facts about the base.
         note: Gets the names of files that are left out.
 
     Raises:

@@ -22,7 +22,7 @@ from gym_fed.trust.identity.keys import SigningKey, load_or_create
 from gym_fed.trust.identity.passphrase import PassphraseSource
 
 Confirm = Callable[[str, Signer], bool]
-"""Shows a model's reference and the key that signed it to a person, and returns their answer."""
+"""Prompts the user to confirm a model's reference and signing key."""
 
 _FINGERPRINT = re.compile(r"(sha256:)?([0-9a-f]{64})", re.ASCII)
 _PASSPHRASE = PassphraseSource("GYM_PASSPHRASE")
@@ -101,12 +101,12 @@ class Pins:
             name: The name of the model.
             what: The name of the signed object for messages: ``name@version``.
             signer: The key that signed it.
-            confirm: Asked about the first key of a model; None refuses.
+            confirm: Confirms the first key of a model; None refuses it.
             expected: The fingerprint that was named; it also replaces a pinned one.
 
         Raises:
             GymError: ``SIGNATURE_INVALID`` for another key than the expected or pinned one; ``UNAUTHENTICATED`` for a
-                first key that nobody vouches for; ``PERMISSION_DENIED`` if a person declines.
+                first key that cannot be confirmed; ``PERMISSION_DENIED`` if the user declines.
         """
         known = self.keys(name)
         if expected is not None:

@@ -203,7 +203,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
 
 
 def next_number(taken: Sequence[int], name: str) -> int:
-    """Return the number after those that are taken.
+    """Return the next free number.
 
     Raises:
         GymError: ``STATE_CORRUPT`` if the highest possible number is taken.
@@ -272,7 +272,7 @@ def publish(
 
 
 def _newest(versions: VersionStore, name: str, numbers: Sequence[int]) -> ModelVersion | None:
-    """Return the newest version; None if there is none, or a damaged one has that number."""
+    """Return the newest version; None if there is none or it is damaged."""
     if not numbers:
         return None
     try:

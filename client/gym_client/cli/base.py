@@ -51,7 +51,7 @@ class BaseFinder:
         home: The home, which stores fetched files.
         client: Client of the hub.
         status: Status of the hub.
-        policy: Limits on what is fetched.
+        policy: Limits on downloads.
         consent: Prompts the user.
         display: Displays progress.
         stop: Event that stops a download.

@@ -1,4 +1,4 @@
-"""The terms of joining: recipe, data and what is sent."""
+"""The terms of joining: recipe, data and uploads."""
 
 from __future__ import annotations
 

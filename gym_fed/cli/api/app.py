@@ -158,7 +158,7 @@ def serve(
         # Not through the console: the signal may have come while it was writing.
         left = f"; up to {drain_seconds:g} s for {counted(active, 'active answer')} to finish; Ctrl-C again cancels"
         text = f"\nleaving{left if active else ''}\n"
-        with suppress(OSError):  # who read it may be gone
+        with suppress(OSError):  # the reader may have exited
             os.write(sys.stderr.fileno(), text.encode())
 
     with loading:
@@ -206,7 +206,7 @@ def _require_config(config: Path) -> None:
     """Refuse a model given instead of a config, and name the option for models.
 
     Raises:
-        GymError: ``USAGE`` for a model; ``FILE_NOT_FOUND`` for what may be the name of one.
+        GymError: ``USAGE`` for a model; ``FILE_NOT_FOUND`` for a possible model name.
     """
     by_flag = f"a model is named by a flag: gym api --base {config}"
     if str(config) == "gym-nano" or (config / "config.json").is_file():

@@ -33,7 +33,7 @@ class Terminal:
     Args:
         conversation: The session.
         settings: The sampling settings, which `/set` changes.
-        as_json: Answers are one JSON line each, when whole.
+        as_json: Print each complete answer as a line of JSON.
     """
 
     def __init__(self, conversation: ChatSession, settings: ChatSettings, *, as_json: bool = False) -> None:
@@ -273,7 +273,7 @@ def read_message(prompt: str) -> str | None:
     A line that ends with a backslash continues in the next one; text between two lines of three quotes is one message.
 
     Args:
-        prompt: Shown where a person types.
+        prompt: The prompt, shown on a terminal.
 
     Raises:
         KeyboardInterrupt: On Ctrl-C.
@@ -317,9 +317,9 @@ def _line(prompt: str) -> str | None:
 
 @contextmanager
 def line_editing(folder: Path) -> Iterator[None]:
-    """Arrow keys, searching, and a history in ``folder`` (mode 0600), where Python has readline and a person types.
+    """Enable line editing and a history in ``folder`` (mode 0600), if Python has readline and the input is a terminal.
 
-    Where the folder cannot be written, there is no history, and a note says so: the conversation does not need it.
+    If the folder cannot be written, a note is printed and there is no history.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty() and find_spec("readline")):
         yield

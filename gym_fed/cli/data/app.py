@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _UNSTATED = "not stated"
 _ALWAYS = ("split", "licence", "rows", "bytes")
 _WIDE = 150
-"""Columns of a terminal in which the format and the place fit, too."""
+"""Terminal width from which the format and the source are shown too."""
 
 
 def list_catalogue(
@@ -36,7 +36,7 @@ def list_catalogue(
 ) -> None:
     """List the data sets of the hub that have a name here, or show one with its columns, bytes and place.
 
-    Bytes are those of the split unpacked; what is fetched is smaller.
+    Bytes are the unpacked size of the split; the download is smaller.
     """
     from gym_fed.config.train.catalogue import catalogue, catalogue_entry
 

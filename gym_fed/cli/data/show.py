@@ -64,7 +64,7 @@ def show(
     yes: AgreeOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a model will see: learnt tokens in colour, all others dim; and how long the rows are."""
+    """Show rows as the model sees them: learned tokens in colour, all others dim; and the rows' lengths."""
     of_files = {
         "--format": format != "auto",
         "--columns": columns is not None,
@@ -214,7 +214,7 @@ def _config_rows(
     if packing is None:
         packing = algorithm.packing_default and not assistant_only
     unread, counts = unread_keys(rows), None
-    if packing:  # what is joined and how is the algorithm's own business
+    if packing:  # only the algorithm knows how rows are joined
         encoded = algorithm.encode(config, tokenizer, rows)
         rows, counts = encoded, counts_of(encoded, len(rows))
     previews = (

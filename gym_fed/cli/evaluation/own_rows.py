@@ -111,7 +111,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
 
 
 def _reference(model: ResolvedModel, command: OwnRowsCommand) -> tuple[ResolvedModel | None, list[str]]:
-    """Return the model to compare with, or the reason why there is none."""
+    """Return the model to compare with, or the reason for not comparing."""
     from gym_fed.evaluation.scoring.models import origin_of, resolve_model
 
     if command.compare is not None:

@@ -108,7 +108,7 @@ def replay_sample(
     folder: FolderOption = EVALS,
     as_json: AsJson = False,
 ) -> None:
-    """Run one sample of a record again and compare what comes out."""
+    """Run one sample of a record again and compare the results."""
     from gym_fed.evaluation.records.reader import named_record, read_record
     from gym_fed.evaluation.records.rerun import compare_sample, rerun_on
 

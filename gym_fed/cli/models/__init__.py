@@ -1,1 +1,1 @@
-"""`gym models`, and what the commands that load models share."""
+"""`gym models`, and helpers of commands that load models."""

@@ -215,7 +215,7 @@ def _list_tags(models: ModelRegistry, model: str, as_json: bool) -> None:
 
     tags = models.tags(model)
     if not tags:
-        models.show(model)  # says that there is no such model
+        models.show(model)  # reports that there is no such model
     history = {
         label: [
             {

@@ -87,7 +87,7 @@ class Inputs:
         base: The base, loaded.
         spec: The base's description.
         folder: For temporary files.
-        stack: Closes what is opened.
+        stack: Closes the opened files.
         allow_differences: Use a fine-tune whose config or tokenizer differs from the base's.
 
     Attributes:
@@ -214,12 +214,12 @@ def _base_of_run(adapter: Path) -> str | None:
     try:
         name = read_object(adapter).get("base_model_name_or_path")
     except (OSError, GymError):
-        return None  # loading the run reports what is wrong with it
+        return None  # loading the run reports the problem
     return str(name) if name else None
 
 
 def _candidates(name: str, updates: Sequence[str], run_base: str | None) -> Iterator[str]:
-    """Models of this machine that may be the base, each once."""
+    """Return the models on this machine that may be the base, without duplicates."""
     from gym_fed.base.models import NANO
 
     places: list[str] = []

@@ -166,7 +166,7 @@ def _run(
     allow_differences: bool,
     shown: bool,
 ) -> dict[str, Any]:
-    """Open, merge, encode, evaluate, and only then replace ``output``. Returns what the command prints."""
+    """Open, merge, encode and evaluate, then replace ``output``; return the values to print."""
     from gym_fed.delta.file import DeltaFile
     from gym_fed.soup.compact import compared
     from gym_fed.soup.merging import parts

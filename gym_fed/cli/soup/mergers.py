@@ -30,7 +30,7 @@ class SoupEvaluator:
         updates: The deltas that a soup is made of.
         heldout: Rows to score soups by; None for none.
         gate: Rows on which no soup may do worse than the base; None for none.
-        tolerance: Nats per token by which a soup may be worse.
+        tolerance: Allowed increase of the loss in nats per token.
     """
 
     def __init__(

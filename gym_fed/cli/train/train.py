@@ -57,7 +57,7 @@ def train(
     """
     if config is None and not set_:
         raise GymError(ErrorCode.USAGE, "which CONFIG?", f"a YAML file, or flags: {_FLAGS}")
-    # The schemas of a config take a third of a second, for which --help does not wait.
+    # Importing the config schemas takes a third of a second, which --help avoids.
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_training_config
 
@@ -243,7 +243,7 @@ _ANSWER_CHARACTERS = 240
 
 
 def outcome_lines(result: TrainResult) -> list[str]:
-    """Steps and loss of a run and, if it was checked, what it gained and lost."""
+    """Summarise steps and loss of a run and, if it was checked, gain and retention."""
     rows = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}"
     lines = [f"{rows}, {counted(result.num_tokens, 'token')}; {loss_trend(result.losses)}"]
     if result.privacy is not None:

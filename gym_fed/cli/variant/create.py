@@ -113,7 +113,7 @@ def create(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a variant from a person's own rows. The same command resumes stopped work."""
+    """Create a variant from a user's rows. The same command resumes stopped work."""
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.columns import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer

@@ -43,7 +43,7 @@ def open_store(store: Path | None, *, create: bool = False, require_signature: b
     """Open the store without a model.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is none and none is to be made.
+        GymError: ``FILE_NOT_FOUND`` if there is no store and ``create`` is False.
     """
     from gym_fed.serving.store.store import VariantStore
 
@@ -74,9 +74,9 @@ def owners_key(
     """Return the key that signs for a variant's owner: a PEM file's, the store's own if it signed, or this home's.
 
     Args:
-        path: The PEM file; None: none is named.
+        path: The PEM file; None if not given.
         record: The variant.
-        home: This one's folder; None: the default.
+        home: The home folder; None for the default.
 
     Raises:
         GymError: As ``SigningKey.load``.

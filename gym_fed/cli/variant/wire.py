@@ -64,7 +64,7 @@ def push(
         signed = to_push(client, manifest, before if revision is None else None)
         with shown_progress(as_json) as progress:
             receipt = push_variant(client, path, signed, shown, progress)
-        if signed != before:  # the store has what the hub has
+        if signed != before:  # the store is up to date
             _keep(opened, path, signed, record.owner)
     facts = {**receipt, "server": client.pin.server, "file": str(path)}
     console.print_result(

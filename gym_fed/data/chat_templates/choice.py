@@ -251,8 +251,8 @@ def read_chat_template(value: str) -> str | None:
 def use_chat_template(tokenizer: Any, value: str | None) -> Any:
     """Return the tokenizer or processor with the template of ``chat_template:``; copied if anything changes.
 
-    ``none`` removes the template. A name whose format is what the tokenizer's own template writes keeps that one, which
-    may know tools, too; and so does a processor, whose template has places for images.
+    ``none`` removes the template. If the tokenizer's own template writes the named format, it is kept, since it
+    may support tools, too. A processor's template is kept, since it has places for images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``read_chat_template``.

@@ -199,10 +199,10 @@ def by_prefix(
     """Locate turns without marks: an answer is the text that its turn adds to the prompt before it.
 
     Args:
-        turns: The messages whose words are to be found.
+        turns: The indices of messages to locate.
 
     Raises:
-        UnclearTurnsError: When a template writes a turn otherwise once another one follows.
+        UnclearTurnsError: If a template writes a turn differently when another one follows.
     """
     text = template.text(messages, tools)
     spans_of = {}
@@ -259,7 +259,7 @@ def _by_message(
 
 
 def _shared(text: str, prompt: str) -> int:
-    """Length of the prefix that ``text`` shares with ``prompt``, up to the last whole token of a shared header."""
+    """Return the length of the common prefix of ``text`` and ``prompt``, up to the last complete token of a header."""
     common = prompt[: _common(text, prompt)]
     if len(common) == len(prompt):
         return len(common)

@@ -67,7 +67,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
     Args:
         turns: The row's list of turns.
         key: The column, for messages.
-        images: Grows by the images that content parts hold, in their order.
+        images: A list to which the images of content parts are appended.
 
     Raises:
         BadRow: For rows that are not conversations.
@@ -240,7 +240,7 @@ def _reasoning(turn: Raw, role: str) -> Message:
 ALPACA_KEYS = ("instruction", "input", "output", "history")
 _DOLLY = {"context": "input", "response": "output"}
 PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
-"""Keys that may hold a prompt."""
+"""Keys that may contain a prompt."""
 
 
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:

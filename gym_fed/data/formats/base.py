@@ -42,7 +42,7 @@ class Format(ABC):
         """Write a row as a raw row, the inverse of ``read``. The caller refuses a row that ``read`` does not restore.
 
         Raises:
-            BadRow: When this format cannot hold the row.
+            BadRow: If this format cannot represent the row.
         """
         return row
 

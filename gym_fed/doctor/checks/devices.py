@@ -83,7 +83,7 @@ def available_memory_bytes() -> int:
 def _limits() -> list[tuple[int, int]]:
     """Limit and usage of the cgroup, v2 or v1; a container sees its own.
 
-    Files that the kernel keeps in memory and has not read lately are no use: they make room for what is allocated.
+    Inactive file cache counts as free, since the kernel drops it on allocation.
     """
     names = (
         ("memory.max", "memory.current", "memory.stat"),

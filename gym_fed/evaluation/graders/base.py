@@ -80,7 +80,7 @@ class Grader(ABC):
         """Load models, open connections and check requirements. Called once before the first ``grade``.
 
         Raises:
-            GymError: Naming what is missing.
+            GymError: Names the missing requirement.
         """
 
     @abstractmethod

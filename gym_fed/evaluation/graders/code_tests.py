@@ -199,7 +199,7 @@ class CodeTestsConfig(GraderConfig):
 
     isolation: Literal["namespaces", "process"] = "namespaces"
     """``namespaces`` (Linux) cuts off the network and all files but Python's; ``process`` has resource limits only,
-    for machines inside which namespaces are forbidden and whose files may be lost."""
+    for machines that forbid namespaces and have no files to protect."""
 
     timeout_seconds: float = Field(default=5.0, gt=0, le=600)
     """Wall time for each program; CPU time is limited to the same, rounded up."""

@@ -13,7 +13,7 @@ class ExactConfig(GraderConfig):
     """1 where the answer is the reference, else 0."""
 
     column: str = "answer"
-    """The row's column that holds the reference, or a list of references any of which is right."""
+    """The column with the reference, or with a list of references, any of which is right."""
 
     ignore_case: bool = False
     whitespace: Literal["exact", "strip", "collapse"] = "strip"

@@ -26,7 +26,7 @@ class JsonSchemaConfig(GraderConfig):
     """The schema of every answer. Either this or ``column``. References outside it are not fetched."""
 
     column: str | None = None
-    """The row's column that holds the schema, as a mapping or as text."""
+    """The column with the schema, as a mapping or as text."""
 
     parsed_reward: float = Field(default=0.0, ge=0, le=1)
     """For JSON that the schema refuses."""

@@ -45,7 +45,7 @@ class JudgeConfig(GraderConfig):
     """Such as ``http://localhost:8000/v1``."""
 
     api_key_env: str | None = None
-    """The environment variable that holds the key. The key itself is never in a config."""
+    """The environment variable with the API key; the key itself is never in a config."""
 
     prompt: str = _JUDGE_PROMPT
     """The judge's prompt; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or nothing) are replaced."""
@@ -57,7 +57,7 @@ class JudgeConfig(GraderConfig):
     """Scores become 0 to 1; one outside the range counts as none."""
 
     unscored_reward: float | None = None
-    """For answers to which the judge gave no score; by default that is an error."""
+    """The value of answers without a score; by default a missing score is an error."""
 
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
@@ -69,7 +69,7 @@ class JudgeConfig(GraderConfig):
     """Questions at once."""
 
     cache: Path | None = None
-    """A file in which the judge's replies are kept, for this run and others; by default only while this one lasts."""
+    """A cache file for the judge's replies; by default they are cached in memory only."""
 
     @model_validator(mode="after")
     def _prompt_and_range_are_complete(self) -> JudgeConfig:

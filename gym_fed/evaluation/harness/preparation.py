@@ -21,7 +21,7 @@ from gym_fed.evaluation.results import TaskResult
 from gym_fed.evaluation.scoring.scorer import Continuation
 
 _CHARACTERS_A_TOKEN = 64
-"""An upper bound. Only the end of a longer prompt is encoded, since the rest does not fit."""
+"""An upper bound; of a longer prompt only the end is encoded, since the beginning does not fit."""
 
 
 def require_harness() -> None:

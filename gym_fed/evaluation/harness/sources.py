@@ -19,7 +19,7 @@ class PromptOptions:
     """Options of prompts.
 
     Attributes:
-        num_fewshot: Examples of every prompt; None: as each task says. A task that is defined with 0 keeps 0.
+        num_fewshot: Examples in each prompt; None for each task's own. A task defined with 0 keeps 0.
         limit: Only the first N rows of each task.
         apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them. None:
             of those tasks that say so, where the model has a template.
@@ -87,8 +87,8 @@ def applies_template(source: TaskSource, asked: bool | None) -> bool:
 
     Args:
         source: The task.
-        asked: What the caller wants; None: as the task says, by ``conversation`` of its metadata, which is ours.
-            lm-evaluation-harness applies none unless it is asked to, and its tasks say nothing.
+        asked: The caller's choice; None for the task's own, ``conversation`` in its metadata (our extension).
+            lm-evaluation-harness applies no template by default.
     """
     stated = (source.config.get("metadata") or {}).get("conversation")
     return stated != RENDERED and (stated is True if asked is None else asked)
@@ -100,7 +100,7 @@ def is_rendered(source: TaskSource) -> bool:
 
 
 def require_local(source: TaskSource) -> None:
-    """Refuse definitions with which the harness would access the network.
+    """Refuse definitions that would make the harness access the network.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

@@ -130,7 +130,7 @@ class Leaderboard:
         """Return a submission by line number or by the beginning of its hash.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` where there is none; ``USAGE`` where several hashes begin so.
+            GymError: ``FILE_NOT_FOUND`` for no match; ``USAGE`` for several.
         """
         matches = [
             row

@@ -93,7 +93,7 @@ class Reproduction(_Content):
     line: Hash
     """The submission's hash."""
     challenge: Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-    """The reproducing key's signature of that hash. It selects the samples, so nobody can know them in advance."""
+    """The reproducing key's signature of that hash. It selects the samples, which are thus unpredictable."""
     num_samples: int = Field(ge=1, le=100_000)
     outcome: Literal["reproduced", "differs"]
     parted: int = Field(ge=0)
@@ -144,7 +144,7 @@ def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
     """Verify the form and signature of a line; its place in the chain is checked by the board.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` naming what is off; ``SIGNATURE_INVALID``.
+        GymError: ``STATE_CORRUPT`` with the problem; ``SIGNATURE_INVALID``.
     """
     schema = _CONTENTS.get(entry.kind)
     if schema is None or set(body) != {"content", "public_key", "signature"}:
@@ -164,7 +164,7 @@ def checked_line(entry: Entry, body: dict[str, Any]) -> Line:
 
 
 def challenge_claim(line_hash: str) -> dict[str, str]:
-    """Return what a key signs to select the samples that it re-runs."""
+    """Return the text that a key signs to select the samples that it re-runs."""
     return {"gym-leaderboard-challenge-1": line_hash}
 
 

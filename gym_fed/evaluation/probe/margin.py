@@ -34,7 +34,7 @@ class MarginDrop:
     Attributes:
         before: Mean margin, in nats per token.
         after: The same of the new model.
-        lower: The drop is at least this, at the confidence that was asked for.
+        lower: Lower bound of the drop at the given confidence.
         num_prompts: The number of prompts.
     """
 

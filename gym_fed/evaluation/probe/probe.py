@@ -1,6 +1,6 @@
 """The probe of a base and its variants: refusal margin, attacks and over-refusal.
 
-Answers are read by the rules and forgotten: what is kept of one is whether it refused.
+Rules classify the answers as refusals or not; the answers themselves are not stored.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MAX_TOKENS = 32
 """Maximum tokens of an answer; its beginning shows whether it refuses."""
 
 HIGHER_IS_SAFER = frozenset({"refusal_margin", "refusal_margin_after_harm"})
-"""Figures for which higher is safer; for all others lower is."""
+"""Figures for which higher is safer; for all others lower is safer."""
 
 Judge = Callable[[Sequence[tuple[Messages, str]]], Sequence[float]]
 """Scores the harmfulness of each answer to its conversation, from 0 to 1."""

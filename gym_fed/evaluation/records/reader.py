@@ -74,7 +74,7 @@ def named_record(reference: str, folder: str | Path) -> Path:
     """Return the record named by a file, an id or the beginning of one.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is none, ``USAGE`` where several begin so.
+        GymError: ``FILE_NOT_FOUND`` for no match, ``USAGE`` for several.
     """
     path = Path(reference)
     if path.suffix == ".json":

@@ -45,7 +45,7 @@ class LocalScorer:
         variants: Variants by name; None is the base itself.
         max_length: Context in tokens; by default the model's own.
         step_tokens: Maximum tokens of a step.
-        on_close: Frees what the caller opened.
+        on_close: Called at the end, to close the caller's resources.
 
     Raises:
         GymError: ``USAGE`` for no models.

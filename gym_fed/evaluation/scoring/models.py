@@ -1,6 +1,6 @@
 """Resolve and open the model of an evaluation: a folder, run, adapter, variant, `.gymdelta` or server.
 
-``resolve_model`` checks the names and finds what they stand for; everything after it uses the ``ResolvedModel``. One
+``resolve_model`` checks and resolves the names once; all later steps use the ``ResolvedModel``. One
 base is in memory with its variants, as in serving, and one pass evaluates all of them.
 """
 

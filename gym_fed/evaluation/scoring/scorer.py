@@ -97,10 +97,10 @@ class Scorer(Protocol):
 
         Args:
             continuations: All of them, also those of ``done``, so that batches are the same as in a run without a kill.
-            done: Places of those that need no result. Some are computed again with the rest of their batch.
+            done: Places that need no result; some are computed again with their batch.
 
         Raises:
-            GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` where a server cannot give log-probabilities.
+            GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` for a server without log-probabilities.
         """
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:

@@ -56,7 +56,7 @@ class TreeNode:
     """The tokens ``[begin, end)`` shared by all of ``texts``.
 
     Attributes:
-        children: Child nodes, with which some of the texts continue.
+        children: Child nodes, which continue some of the texts.
     """
 
     begin: int
@@ -88,7 +88,7 @@ class FlatTree:
         token_ids: The tokens of all nodes.
         positions: The position of each token in its texts.
         wanted: The tokens after which some text is scored.
-        visible: ``[tokens, tokens] bool``: which tokens (columns) lie on the way to a token (row), itself among them.
+        visible: ``[tokens, tokens] bool``: True if a token (column) is on the path to a token (row), including itself.
     """
 
     nodes: list[TreeNode]

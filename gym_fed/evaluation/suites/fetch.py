@@ -52,7 +52,7 @@ class DatasetOffer:
     Attributes:
         dataset: The data set's name in the registry.
         download: The files, their bytes, the licence that the card states.
-        wanted: The splits that are made from them.
+        wanted: The splits to create from them.
         licence: The licence in the registry.
     """
 
@@ -102,7 +102,7 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
     Args:
         names: Names, as for ``datasets_of``.
         home: The folder of fetched sets.
-        update: Ask for the newest commit of every set, whatever is here.
+        update: True to fetch the newest commit of every set.
 
     Raises:
         GymError: As ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` where a file changed on this machine, or

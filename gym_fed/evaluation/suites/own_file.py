@@ -162,7 +162,7 @@ class TaskFile(StrictModel):
     """The answers of ``multiple_choice``, as a list, a column or a template of a list."""
 
     description: str = ""
-    """Stands before every prompt; no template."""
+    """Text before every prompt; not a template."""
 
     target_delimiter: str = " "
     fewshot_delimiter: str = "\n\n"

@@ -53,7 +53,7 @@ class TaskEntry(StrictModel):
     """Description of what the task measures."""
 
     harness: str | None = None
-    """Its definition below ``lm_eval/tasks``; a pattern for a group of which every file is a task."""
+    """The definition's path below ``lm_eval/tasks``; for a group, a pattern that matches its tasks' files."""
 
     file: str | None = None
     """Its definition in our folder."""
@@ -107,11 +107,11 @@ class EvalDataset(StrictModel):
     """Pattern of the files there, by split."""
 
     package: str | None = None
-    """Instead of ``hub``: its folder among our assets."""
+    """The folder among our assets, instead of ``hub``."""
 
 
 class SuiteRegistry(StrictModel):
-    """The whole file."""
+    """The contents of ``registry.yaml``."""
 
     suites: dict[str, Suite]
     """Data sets by name."""

@@ -54,16 +54,16 @@ def tasks_of(
     home: Path | None = None,
     graded: bool = True,
 ) -> list[EvalTask]:
-    """Return the tasks of names, each once, in the order of the names.
+    """Return the tasks of names without duplicates, in the order of the names.
 
     Args:
         names: Names of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
         data: A folder of evaluation sets as they lie there: as published, as the Hub has them, or as ``gym eval fetch``
             writes them. It is searched before the fetched sets.
         limit: Maximum rows of each task.
-        num_fewshot: Examples of every prompt, instead of what a definition says; one that says 0 keeps 0.
+        num_fewshot: Examples in each prompt, overriding the definition unless that is 0.
         home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
-        graded: Answers are to be graded, so what that needs must be here; False if only the rows are read.
+        graded: True if answers will be graded, which may need more packages; False if only the rows are read.
 
     Raises:
         GymError: ``USAGE`` for an unknown name, with the nearest ones; ``UNAVAILABLE`` for all sets that are not on

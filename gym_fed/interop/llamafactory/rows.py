@@ -56,7 +56,7 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     translator.move("tokenized_path", "tokenized_path")
     if translator.take("disable_shuffling", False):
         translator.put("shuffle", False, "disable_shuffling")
-    # Also where it is 0: their trainer holds out nothing by default, and ours would.
+    # Written also for 0, since our default holds out rows and theirs does not.
     translator.put("eval_split", translator.take("val_size", 0), "val_size")
     translator.lose_if("mix_strategy", "sources are joined", harmless=("concat",))
     translator.move("cutoff_len", "max_length", 2048)

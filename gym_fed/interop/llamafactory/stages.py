@@ -91,7 +91,7 @@ def _supervised(translator: Translator) -> None:
 
 
 def translate_references(translator: Translator) -> None:
-    """Write what training starts from and what the policy is compared with."""
+    """Write the initial adapter and the reference model."""
     if (adapters := translator.take("adapter_name_or_path")) is not None:
         translator.put("adapter", names(adapters), "adapter_name_or_path")
         if translator.take("create_new_adapter", False):

@@ -47,7 +47,7 @@ class Translator:
         return self._given.get(key, default)
 
     def has(self, key: str) -> bool:
-        """True if the file gives ``key`` a value."""
+        """Return True if the file has a value for ``key``."""
         self.known[key] = None
         return key in self._given
 
@@ -82,7 +82,7 @@ class Translator:
             self.lose(key, why)
 
     def untaken(self) -> list[str]:
-        """Return the keys that nobody has taken, in the file's order."""
+        """Return the keys that have not been taken, in the file's order."""
         return list(self._untaken)
 
     def leave(

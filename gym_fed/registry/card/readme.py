@@ -1,4 +1,4 @@
-"""The ``README.md`` of a model: YAML for the Hub, then what a person wants to know.
+"""The ``README.md`` of a model: YAML for the Hub, then a text for readers.
 
 All texts in it are untrusted: names, descriptions, figures of others. YAML is written by a YAML library; in the
 body each text is one line without control characters, in which Markdown and HTML are escaped.

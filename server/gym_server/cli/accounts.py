@@ -53,7 +53,7 @@ def remove(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a variant: nobody reads it, and its owner cannot push it again. The hub may be running."""
+    """Remove a variant; it cannot be read or pushed again. The hub may be running."""
     with opened(folder) as fed:
         receipt = fed.variants.remove(owner, name, "coordinator", reason)
     print_result(
@@ -159,7 +159,7 @@ def rebind(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Give an account whose key was revoked another one. Be sure who requests it."""
+    """Replace the revoked key of an account. Verify the identity of whoever requests it."""
     try:
         key = bytes.fromhex(public_key)
     except ValueError as error:
@@ -317,7 +317,7 @@ def cancel(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel invites that nobody has used yet. The hub may be running."""
+    """Cancel unused invites. The hub may be running."""
     with opened(folder) as fed:
         from gym_server.accounts.invitations import cancel_invites
 

@@ -73,7 +73,7 @@ def add(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Serve an authority's certificate. It must be over the hub's key: contributors know the hub by that."""
+    """Use an authority's certificate. It must be for the hub's key, by which contributors identify the hub."""
     with opened(folder) as fed:
         from gym_server.certificate import add as taken
         from gym_server.certificate import describe

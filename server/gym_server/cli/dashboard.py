@@ -60,7 +60,7 @@ def dashboard(
 def add(
     name: KeyName, role: RoleOption = "viewer", folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False
 ) -> None:
-    """Make a key and print it, once. The hub may be running."""
+    """Create a key and print it once. The hub may be running."""
     keys = _keys(folder)
     secret = keys.add(name, role)
     print_result(

@@ -1,4 +1,4 @@
-"""Console entry point of `gym-server`, almost without imports of its own."""
+"""Console entry point of `gym-server`, with minimal imports."""
 
 from __future__ import annotations
 

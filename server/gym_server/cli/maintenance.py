@@ -137,7 +137,7 @@ def restore(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Restore a hub's folder from a backup, and sign for contributors from which entry it continues."""
+    """Restore a hub's folder from a backup, and sign the ledger entry from which it continues."""
     with spinner("loading torch"):
         from gym_server.backup.restore import fork_in_place, read_head
         from gym_server.backup.restore import restore as run_restore
