@@ -20,11 +20,10 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.data.bounded import delimiter_name
 from gym_fed.data.column_guess import ColumnGuess, Raw, columns_option, guess_rest
-from gym_fed.data.columns import renaming
 from gym_fed.data.files import DataFile, delimiter_in, find_files, read_raw
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.formats.text import Text
-from gym_fed.data.reading import format_of, unknown_format
+from gym_fed.data.reading import format_of, renaming, unknown_format
 from gym_fed.data.rows import RowKind
 
 Config = TypeVar("Config", bound=BaseModel)

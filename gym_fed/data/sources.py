@@ -15,10 +15,9 @@ from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
 from gym_fed.core.text import plain
-from gym_fed.data.columns import renaming
 from gym_fed.data.files import Placed
 from gym_fed.data.formats.base import BadRow, Raw, as_object
-from gym_fed.data.reading import PlacedRow, converted, iter_rows
+from gym_fed.data.reading import PlacedRow, converted, iter_rows, renaming
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
 from gym_fed.data.rows import without_filled_nulls
 

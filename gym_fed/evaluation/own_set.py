@@ -14,9 +14,8 @@ from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.conversation import Reasoning
-from gym_fed.data.columns import renaming
 from gym_fed.data.encoding import IGNORED, encode_rows
-from gym_fed.data.reading import iter_rows
+from gym_fed.data.reading import iter_rows, renaming
 from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns, with_system

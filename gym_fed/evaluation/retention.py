@@ -1,8 +1,8 @@
 """Retention check: does a tuned model still know what its base knew?
 
-A fine-tune that fits its rows can lose other knowledge, which the loss on those rows does not show. The packaged set has
-ordinary questions with their answers and short everyday texts (``assets/retention``, CC0). The log-likelihood of each
-item under the tuned model is compared with that under the base, pair by pair.
+A fine-tune that fits its rows can lose other knowledge, which the loss on those rows does not show. The packaged set
+has ordinary questions with their answers and short everyday texts (``assets/retention``, CC0). The log-likelihood of
+each item under the tuned model is compared with that under the base, pair by pair.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _name_columns(given: dict[str, Any], text: str) -> None:
 
     Without these flags it applies to the config's first source.
     """
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
 
     columns = parse_columns(text)
     lists = [given[key] for key in _SOURCES if isinstance(given.get(key), list)]

@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.data.columns import renaming
-from gym_fed.data.reading import Rename, converted, iter_rows
+from gym_fed.data.reading import Rename, converted, iter_rows, renaming
 from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of, memory_rows
 from gym_fed.data.string_rows import as_turns, is_string_row
 

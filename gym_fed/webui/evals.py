@@ -10,7 +10,7 @@ from pydantic import Field
 from gym_fed.base.models import NANO
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.columns import parse_columns
+from gym_fed.data.reading import parse_columns
 from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.suites.store import listing
 from gym_fed.web.app import Changing, Looking

@@ -16,11 +16,10 @@ from typing import Any
 from gym_fed.base.models import NANO, load_tokenizer, quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import FORMATS
-from gym_fed.data.columns import parse_columns, renaming
 from gym_fed.data.formats.base import BadRow, as_object
 from gym_fed.data.paging import PagedFile, PagedRow, stamp_of
 from gym_fed.data.preview import PreviewedSequence, Statistics, sequences_of
-from gym_fed.data.reading import converted, format_of
+from gym_fed.data.reading import converted, format_of, parse_columns, renaming
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
 from gym_fed.data.string_rows import as_turns

@@ -20,8 +20,7 @@ from gym_fed.config.training_file import load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.columns import parse_columns, renaming
-from gym_fed.data.reading import iter_rows
+from gym_fed.data.reading import iter_rows, parse_columns, renaming
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.webui.workbench import Workbench, plain, text
 

@@ -66,8 +66,7 @@ def load_data(
     )
     if key not in _cache:
         from gym_fed.core.files import file_sha256
-        from gym_fed.data.columns import parse_columns
-        from gym_fed.data.reading import load_rows
+        from gym_fed.data.reading import load_rows, parse_columns
 
         rows = load_rows(file, format, columns=parse_columns(columns))
         _cache.clear()

@@ -49,7 +49,7 @@ class Setup:
     """A file; None for the built-in example."""
     data_format: str = "auto"
     columns: str | None = None
-    """The mapping of the file's columns; see ``gym_fed.data.columns``."""
+    """The mapping of the file's columns; see ``gym_fed.data.reading``."""
     model: str | None = None
     """The local path of the base; None for the name in the task."""
     device: str = "auto"

@@ -195,7 +195,7 @@ def _agreed(options: JoinOptions, display: Display, yes: bool) -> str | None:
         return options.columns
     from gym_fed.data.column_guess import columns_text
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
 
     display.busy("")  # a question may follow
     columns = agreed_columns(

@@ -63,9 +63,8 @@ def convert(
 ) -> None:
     """Write a dataset in another format. A row that would lose something is refused by its place."""
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.formats.base import BadRow
-    from gym_fed.data.reading import iter_rows
+    from gym_fed.data.reading import iter_rows, parse_columns, renaming
     from gym_fed.data.rows import unread_in_words, unread_keys
     from gym_fed.data.writing import check_output, convert_row, write_rows
 

@@ -159,9 +159,8 @@ def _file_view(
 ) -> _View:
     from gym_fed.base.models import load_tokenizer
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns, renaming
     from gym_fed.data.preview import sequences_of
-    from gym_fed.data.reading import iter_rows
+    from gym_fed.data.reading import iter_rows, parse_columns, renaming
     from gym_fed.data.rows import Row, unread_keys
     from gym_fed.data.string_rows import count_forms
 

@@ -54,7 +54,7 @@ def evaluate_own_rows(request: ModelRequest, command: OwnRowsCommand, as_json: b
         GymError: ``USAGE`` for several variants or a server; as ``read_own_rows`` and ``OwnEvaluation.run``.
     """
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
     from gym_fed.evaluation.graders.base import graders_named
     from gym_fed.evaluation.own_evaluation import OwnEvaluation
     from gym_fed.evaluation.own_set import read_own_rows

@@ -41,7 +41,7 @@ def predict(
 
     --columns are those of the config's first source.
     """
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
 
     named = parse_columns(columns)
     renamed = [f"eval_data.0.columns={json.dumps(named)}"] if named else []

@@ -115,7 +115,7 @@ def create(
 ) -> None:
     """Create a variant from a user's rows. The same command resumes stopped work."""
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
     named = agreed_columns(data, columns=parse_columns(columns), kind="supervised", yes=yes)
@@ -209,7 +209,7 @@ def rebase(
 ) -> None:
     """Carry a variant to a new global version of its base; prints the loss before and after."""
     from gym_fed.data.column_question import agreed_columns
-    from gym_fed.data.columns import parse_columns
+    from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
 
     named = parse_columns(columns)

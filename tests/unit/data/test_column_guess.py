@@ -21,8 +21,7 @@ from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.column_guess import columns_option, columns_text, guess_columns
 from gym_fed.data.column_question import agreed_columns
-from gym_fed.data.columns import parse_columns
-from gym_fed.data.reading import load_rows
+from gym_fed.data.reading import load_rows, parse_columns
 
 LONG = "Open the settings, choose Reset, and wait for the lamp to turn green."
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import load_rows
-from gym_fed.data.columns import parse_columns
+from gym_fed.data.reading import parse_columns
 
 WORDS = "prompt=question, completion=answer"
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.errors import GymError
-from gym_fed.data.columns import renaming
 from gym_fed.data.formats.base import BadRow
 from gym_fed.data.paging import PagedFile
-from gym_fed.data.reading import load_rows
+from gym_fed.data.reading import load_rows, renaming
 
 ASKED = {"prompt": "question", "completion": "answer"}
 
