@@ -38,7 +38,7 @@ def batch(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="gym-nano, a model folder, or a name of the Hub.",
+            help="gym-nano, a model folder, or a name on the Hub.",
             autocompletion=models,
             show_default="that of the variants, or gym-nano",
         ),

@@ -24,7 +24,7 @@ class _OpensByDefault(DefaultCommandGroup):
 
 app = App(
     cls=_OpensByDefault,
-    help="Train, watch and try models in a browser, at --host, --port, with --runs: see gym webui serve --help.",
+    help="Train, watch and try models in a browser; options: gym webui serve --help.",
 )
 keys_app = App(
     help="Add, list and remove the keys of those who log in from other machines.", no_args_is_help=True

@@ -20,7 +20,7 @@ AllVariants = Annotated[
     typer.Option(
         "--variants",
         metavar="FOLDER",
-        help="Folder of variants; alone, MODEL and all of them.",
+        help="Folder of variants; without --variant: MODEL and all variants.",
     ),
 ]
 FolderOption = Annotated[Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of records.")]
@@ -95,7 +95,7 @@ PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's holder.", show_default=False)]
 RoleOption = Annotated[
     Literal["viewer", "operator"],
-    typer.Option("--role", help="A viewer only looks; an operator changes things."),
+    typer.Option("--role", help="viewer: read-only; operator: may make changes."),
 ]
 ExportedLedger = Annotated[
     Path | None,

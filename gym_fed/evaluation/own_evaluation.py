@@ -102,8 +102,8 @@ class OwnEvaluation:
         notes: list[str] = []
         if learned := num_learned(self.model.run_config, self.rows):
             notes.append(
-                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these rows "
-                "the figures measure memorisation, not ability"
+                f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these "
+                "rows the figures measure memorisation, not ability"
             )
         retention_check = _RetentionCheck(
             self.check and self.reference is not None, tokenizer, self.on_progress

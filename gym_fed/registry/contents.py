@@ -215,7 +215,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _config_without_path(file: Path, copy: Path, base: str | None) -> Path:
-    """Copy an ``adapter_config.json``, with its base named by a name of the Hub, or by a folder's own name."""
+    """Copy an ``adapter_config.json``, with its base named by a name on the Hub, or by a folder's own name."""
     values: dict[str, Any] = read_object(file)
     named = values.get("base_model_name_or_path")
     given = base if base is not None and is_hub_name(base) else None

@@ -66,7 +66,7 @@ class BaseUsed(StrictModel):
     """The model that an adapter or a delta belongs to."""
 
     name: Line
-    """The name that its owner uses: gym-nano, a name of the Hub, or of this registry."""
+    """The name that its owner uses: gym-nano, a name on the Hub, or of this registry."""
     digest: ModelDigest | None = None
     """The digest of its tensors in float32; None if the base was not available."""
     version: str | None = Field(default=None, max_length=160)

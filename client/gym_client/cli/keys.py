@@ -196,7 +196,7 @@ def revoke(
         typer.Option(
             "--key",
             metavar="FILE",
-            help="Sign with this key: one that was replaced lately.",
+            help="Sign with this recently replaced key.",
             show_default=False,
         ),
     ] = None,

@@ -140,7 +140,7 @@ def join(
         bool,
         typer.Option(
             "--service",
-            help="Exit with 0 after errors that need a person, so that a service manager does not restart it.",
+            help="Exit with 0 after errors that a restart cannot fix, so that a service manager does not restart it.",
         ),
     ] = False,
     no_wait: Annotated[

@@ -80,7 +80,7 @@ def serve(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="gym-nano, a model folder, or a name of the Hub.",
+            help="gym-nano, a model folder, or a name on the Hub.",
             autocompletion=models,
             show_default="that of the variants, or gym-nano",
         ),
@@ -101,7 +101,7 @@ def serve(
     ] = 20.0,
     until_eof: Annotated[
         bool,
-        typer.Option("--until-eof", help="Exit when standard input ends, as a child of another program."),
+        typer.Option("--until-eof", help="Exit when standard input ends, for use as a child process."),
     ] = False,
     yes: YesOption = False,
     as_json: AsJsonLines = False,

@@ -93,7 +93,7 @@ def mix(
     file: OutOption,
     num: Annotated[
         int | None,
-        typer.Option("--num", "-n", min=1, help="Number of rows.", show_default="till a source ends"),
+        typer.Option("--num", "-n", min=1, help="Number of rows.", show_default="until a source ends"),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the order.")] = 0,
     stopping: Annotated[

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.evaluation.merge_statistics import LayerError
 
 
-app = App(help="Make, show and apply .gymdelta files.", no_args_is_help=True)
+app = App(help="Create, show and apply .gymdelta files.", no_args_is_help=True)
 app.command()(encode)
 
 _Base = Annotated[str, typer.Argument(metavar="BASE", help="Model folder or name of the base.")]

@@ -102,7 +102,7 @@ def replay_sample(
     task_file: Annotated[
         list[str] | None,
         typer.Option(
-            "--task-file", metavar="FILE", help="File of the task; no file that a record names is read."
+            "--task-file", metavar="FILE", help="Task file; files named in the record are not read."
         ),
     ] = None,
     folder: FolderOption = EVALS,

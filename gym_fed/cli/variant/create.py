@@ -33,7 +33,7 @@ Base = Annotated[
         "--base",
         "--model",
         metavar="MODEL",
-        help="gym-nano, a model folder, or a name of the Hub.",
+        help="gym-nano, a model folder, or a name on the Hub.",
         autocompletion=models,
     ),
 ]
@@ -103,7 +103,7 @@ def create(
     ] = "auto",
     store: StoreOption = None,
     replace: Annotated[
-        bool, typer.Option("--replace", help="Make the next revision of a variant that exists.")
+        bool, typer.Option("--replace", help="Create the next revision of an existing variant.")
     ] = False,
     output: Output = None,
     overwrite: Overwrite = False,
@@ -159,7 +159,7 @@ def rebase(
     onto: Annotated[
         str,
         typer.Option(
-            "--onto", metavar="MODEL", help="The new base: gym-nano, a model folder, or a name of the Hub."
+            "--onto", metavar="MODEL", help="The new base: gym-nano, a model folder, or a name on the Hub."
         ),
     ],
     data: Annotated[

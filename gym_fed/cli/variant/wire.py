@@ -36,7 +36,7 @@ def push(
         typer.Option(
             metavar="IDS",
             help="Accounts that may read it, separated by commas.",
-            show_default="as before; new ones: nobody",
+            show_default="unchanged; nobody for new variants",
         ),
     ] = None,
     public: Annotated[

@@ -370,6 +370,7 @@ def origin_of(model: ResolvedModel) -> ResolvedModel | None:
         return resolve_model(replace(request, adapters=()))
     if model.folder is None:
         return None
+    below: Any
     if (model.folder / CONFIG).is_file():
         adapter = read_adapter(model.name, model.folder)
         base, adapters = base_of(adapter), tuple(map(str, adapter.below))

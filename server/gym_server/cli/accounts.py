@@ -159,7 +159,7 @@ def rebind(
     folder: Folder = DEFAULT_FOLDER,
     as_json: AsJson = False,
 ) -> None:
-    """Replace the revoked key of an account. Verify the identity of whoever requests it."""
+    """Replace the revoked key of an account. Verify who requests it."""
     try:
         key = bytes.fromhex(public_key)
     except ValueError as error:
@@ -252,7 +252,7 @@ def create_invites(
     count: Annotated[
         int, typer.Option(min=1, max=_MOST, help="Number of invites; each admits one contributor.")
     ] = 1,
-    note: Annotated[str, typer.Option(help="Note on the receiver; it stays on the hub.")] = "",
+    note: Annotated[str, typer.Option(help="Note about the recipient; it stays on the hub.")] = "",
     expires_days: Annotated[
         float, typer.Option(min=0.001, max=365, help="Days until the invites expire.")
     ] = 7.0,

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from gym_fed.core.console import AsJson
-from gym_fed.core.console import err
-from gym_fed.core.console import print_result
-from gym_fed.core.progress import spinner
-from gym_server.cli.options import DEFAULT_FOLDER
-from gym_server.cli.options import Folder
-from gym_server.cli.options import opened
-from typing import Annotated
-from typing import Any
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.progress import spinner
+from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange

@@ -102,7 +102,7 @@ def init(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="gym-nano, a model folder, or a name of the Hub.",
+            help="gym-nano, a model folder, or a name on the Hub.",
             show_default="gym-nano",
         ),
     ] = None,

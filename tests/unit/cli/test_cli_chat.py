@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from gym_fed.cli.chat.settings import ChatSettings
-from gym_fed.cli.chat.terminal import Terminal
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.serving.chat.session import ChatSession
-from pathlib import Path
-from tests.support.chat_writer import RuleWriter
 import io
 import json
+from pathlib import Path
+
 import pytest
+
+from gym_fed.cli.chat.settings import ChatSettings
+from gym_fed.cli.chat.terminal import Terminal
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.chat.session import ChatSession
+from tests.support.chat_writer import RuleWriter
 
 
 def talk(
