@@ -75,7 +75,7 @@ class Terminal:
                     raise
                 same = self.conversation.messages == before
                 self._note(
-                    f"stopped; {'the conversation is as it was' if same else 'the conversation is kept'}"
+                    f"stopped; {'the conversation is as it was' if same else 'the partial answer is kept'}"
                 )
             except GymError as error:
                 if not self._typed:

@@ -97,7 +97,7 @@ def test_a_person_chats_pastes_stops_an_answer_and_leaves(typist: Typist, tmp_pa
     typist.type("long\r")
     typist.until("....")
     typist.type("\x03")
-    typist.until("the conversation is kept")
+    typist.until("the partial answer is kept")
     typist.until("ada> ")
     typist.type("/history\r")
     history = typist.until("assistant: .")
@@ -143,7 +143,7 @@ def test_a_home_that_cannot_be_written_takes_only_the_history_of_the_keyboard(tm
     (tmp_path / "home").write_text("a file, where no folder can be")
     typist = Typist(tmp_path / "home")
     try:
-        typist.until("what is typed is not kept for the next time")
+        typist.until("the history of messages is not saved")
         typist.until("> ")
         typist.type("hey\r")
         typist.until("HEY")

@@ -143,11 +143,11 @@ def test_rows_that_the_run_has_learned_are_counted(trained: Path, tmp_path: Path
     write_csv(tmp_path / "own.csv", fresh)
     run_and_rows = (str(trained / "run"), "--data", "own.csv", *COLUMNS)
     assert any(
-        note.startswith("1 of 2 rows are in the data of this run")
+        note.startswith("1 of 2 rows are in the training data of this run")
         for note in evaluated(*run_and_rows)["notes"]
     )
     write_csv(tmp_path / "own.csv", fresh[:1])
-    assert not any("in the data of this run" in note for note in evaluated(*run_and_rows)["notes"])
+    assert not any("in the training data of this run" in note for note in evaluated(*run_and_rows)["notes"])
 
 
 def test_the_loss_on_own_rows_is_that_of_training(trained: Path) -> None:

@@ -125,7 +125,7 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
         (
             ("-o", f"{out}.gguf", "--dtype", "float16"),
             "format gguf has no --dtype",
-            "--quantization says how",
+            "--quantization sets how",
         ),
         (("-o", f"{out}.gymdelta", "--dtype", "float16"), "format delta has no --dtype", "leave it out"),
         (("-o", str(merging / "out")), "merge.yaml is a file, not a folder", "choose another folder"),

@@ -124,7 +124,7 @@ def test_a_template_of_the_config_is_trained_with_and_saved(model_folder: Path, 
     [
         ("chatmll", "nor a known name"),
         ("{% for m in messages %}{{ m.content }}", "does not write a conversation"),
-        ("{{ messages[0].content }}", "leaves out what is said"),
+        ("{{ messages[0].content }}", "omits messages"),
         ("{{ raise_exception('never') }}", "never"),
         ("{{ messages.__class__.__mro__ }}", "does not write a conversation"),
     ],

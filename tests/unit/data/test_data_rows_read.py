@@ -80,7 +80,7 @@ def test_pairs_of_texts_stay_texts_and_an_implicit_prompt_ends_at_a_word(tmp_pat
         ({"prompt": "a", "chosen": "b", "rejected": ""}, "'rejected' is empty"),
         ({"prompt": "a", "chosen": "b", "rejected": 3}, "'rejected' is int"),
         ({"chosen": [ASK, GOOD], "rejected": [GOOD]}, "do not begin alike"),
-        ({"prompt": "xx", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "'prompt' is not what"),
+        ({"prompt": "xx", "chosen": [ASK, GOOD], "rejected": [ASK, BAD]}, "do not begin with 'prompt'"),
     ],
 )
 def test_pairs_that_prefer_nothing_are_refused(tmp_path: Path, row: dict[str, Any], problem: str) -> None:
@@ -171,7 +171,7 @@ def test_tools_and_calls_read_alike_from_openai_and_sharegpt(tmp_path: Path) -> 
     ("change", "problem"),
     [
         ({"tools": "not json"}, "'tools' is not valid JSON"),
-        ({"tools": [{"description": "nameless"}]}, "not a function"),
+        ({"tools": [{"description": "nameless"}]}, "something other than functions"),
         ({"messages": [ASK, {**CALL, "tool_calls": [{"function": {}}]}]}, "tool call has no name"),
         ({"messages": [{**CALL, "role": "user"}, GOOD]}, "'tool_calls' in a turn of the user"),
         ({"audios": ["a.wav"]}, "has 'audios'"),
