@@ -24,7 +24,7 @@ from gym_quant.kernels.linear import last_linear_kernel
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.forward.layer_calls import MOST_ROWS, RecordedLayers
+from gym_fed.serving.forward.layer_calls import MAX_RECORDED_ROWS, RecordedLayers
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
 
@@ -103,7 +103,7 @@ class EngineTurns:
         recorded = RECORDED["steps"] - recorded
         # Users begin one after the other: in few steps with variants hardly two have the same ones.
         short = bool(settings["variants"]) and new < 4 * load.users
-        if recorded < (new // 4 if load.users <= MOST_ROWS and not short else 0):
+        if recorded < (new // 4 if load.users <= MAX_RECORDED_ROWS and not short else 0):
             raise SystemExit(f"the layers of {recorded} steps were one call, of {now.steps - before.steps}")
         rows = now.rows - before.rows, now.rows_with_variants - before.rows_with_variants
         if rows[1] != (rows[0] if settings["variants"] else 0):

@@ -3,10 +3,10 @@
     python _export_heldout.py JOB
 
 JOB is a JSON file: ``{"parts", "windows", "answer", "reference"}``. ``parts`` is what
-``gym_fed.export.readers.reading``
-reads by, ``windows`` are lists of token ids. The answer has the loss in nats per token, and against the logits of
-``reference`` (a file that such a process wrote before, or ``null``: then this one writes its own next to the answer)
-the mean Kullback-Leibler divergence and the share of positions with the same likeliest token.
+``gym_fed.export.readers.reading`` reads by, ``windows`` are lists of token ids. The answer has the loss in nats per
+token, and against the logits of ``reference`` (a file that such a process wrote before, or ``null``: then this one
+writes its own next to the answer) the mean Kullback-Leibler divergence and the share of positions with the same
+likeliest token.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def ollama_template(tokenizer: Any) -> str | None:
     same = _common_end(alone, with_system)
     question, end = alone[len(alone) - same :], answered.partition(_RESPONSE)[2]
     first, system = alone[: len(alone) - same], with_system[: len(with_system) - same]
-    whole = (question.count(_PROMPT), system.count(_SYSTEM)) == (1, 1) and _RESPONSE in answered
-    if not whole or any(mark in text for text in (system, first, question, end) for mark in ("{{", '"""')):
+    usable = (question.count(_PROMPT), system.count(_SYSTEM)) == (1, 1) and _RESPONSE in answered
+    if not usable or any(mark in text for text in (system, first, question, end) for mark in ("{{", '"""')):
         return None
     if end.endswith('"'):  # the closing quotes of the value would begin one character too early
         return None

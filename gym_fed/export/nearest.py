@@ -59,7 +59,7 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
 
     Args:
         source: See ``open_source``.
-        rank: Most components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
+        rank: Maximum components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
         report: Gets how many matrices are done.
 
     Raises:
@@ -217,7 +217,7 @@ def _targets(model: Any, names: list[str]) -> list[str]:
     return sorted(ends if meant == set(names) else names)
 
 
-_LEAST_KEPT = 0.8
+_MIN_KEPT_GAIN = 0.8
 """A note warns below this share."""
 _NAMES_SHOWN = 3
 
@@ -263,16 +263,16 @@ def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], 
     from gym_fed.evaluation.loss import heldout_loss
 
     losses = []
-    beside = lora_model(source, rank, options.report)
+    lora = lora_model(source, rank, options.report)
     for number, (stage, model) in enumerate(
-        (("base", None), ("variant", source.model), ("LoRA", beside)), start=1
+        (("base", None), ("variant", source.model), ("LoRA", lora)), start=1
     ):
         options.report(f"measuring the loss of the {stage}", number, 3)
         if model is not None:
             losses.append(heldout_loss(model, source.tokenizer, rows))
             continue
-        with beside.disable_adapter():
-            losses.append(heldout_loss(beside, source.tokenizer, rows))
+        with lora.disable_adapter():
+            losses.append(heldout_loss(lora, source.tokenizer, rows))
     return KeptGain(len(rows), *losses)
 
 
@@ -301,7 +301,7 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     }
     notes = _left_out_notes(factors)
     if not options.rows:
-        if factors.norm_kept < _LEAST_KEPT:
+        if factors.norm_kept < _MIN_KEPT_GAIN:
             notes.append(
                 f"LoRA of rank {factors.rank} keeps {factors.norm_kept:.1%} of the delta's squared norm; how much of "
                 "its gain is not known: measure it with --data FILE of held-out rows"
@@ -315,7 +315,7 @@ def lora_facts(source: Source, options: Options) -> dict[str, Any]:
     where = f"on {options.rows_name} ({counted(gain.rows, 'row')}: {losses})"
     if gain.kept is None:
         notes.append(f"the variant gains nothing {where}, so there is no share of a gain to keep")
-    elif gain.kept < _LEAST_KEPT:
+    elif gain.kept < _MIN_KEPT_GAIN:
         notes.append(f"LoRA of rank {factors.rank} keeps {gain.kept:.1%} of the gain {where}")
     return {"lora": lora, "notes": notes}
 

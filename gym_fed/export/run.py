@@ -46,7 +46,7 @@ def require_new(path: Path, chosen: ExportFormat) -> None:
             ErrorCode.FILE_EXISTS, f"{path}: {above} is a file, not a folder", "choose another folder"
         )
     if chosen.is_file:
-        require_none_beside(path, licences=chosen.merges)
+        require_no_companions(path, licences=chosen.merges)
 
 
 def export(
@@ -124,7 +124,7 @@ def _export(
         record["seconds"]["all"] = round(time.monotonic() - begun, 1)
         if chosen.is_file:
             # Until the file has its name
-            held.enter_context(_written_beside(chosen, source, path, record, card))
+            held.enter_context(_companions(chosen, source, path, record, card))
         else:
             write_atomically(part / RECORD, _text(record))
     return record
@@ -189,17 +189,17 @@ def _require_licences(source: Source, folder: Path) -> None:
             )
 
 
-def _written_beside(
+def _companions(
     chosen: ExportFormat, source: Source, path: Path, record: dict[str, Any], card: str
 ) -> AbstractContextManager[None]:
-    """Write a file's record, card, and licences (as ``NAME.LICENSE``); see ``written_beside``."""
+    """Write a file's record, card, and licences (as ``NAME.LICENSE``); see ``companion_files``."""
     licences = licences_of(source) if chosen.merges else {}
-    texts = {beside(path, name).name: file.read_bytes() for name, file in licences.items()}
-    texts[beside(path, CARD_BESIDE).name] = card.encode("utf-8")
+    texts = {companion(path, name).name: file.read_bytes() for name, file in licences.items()}
+    texts[companion(path, CARD_NAME).name] = card.encode("utf-8")
     sha256 = record["files"][path.name]
     record["files"] |= {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
-    texts = {beside(path, RECORD).name: _text(record), **texts}
-    return written_beside(path, texts, sha256, licences=chosen.merges)
+    texts = {companion(path, RECORD).name: _text(record), **texts}
+    return companion_files(path, texts, sha256, licences=chosen.merges)
 
 
 def _text(record: Mapping[str, Any]) -> bytes:
@@ -216,16 +216,16 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 RECORD = "export.json"
-CARD_BESIDE = "card.md"
+CARD_NAME = "card.md"
 """The name of the model card next to a file, after the file's own name."""
 
 
-def beside(path: Path, name: str) -> Path:
+def companion(path: Path, name: str) -> Path:
     """Return the path of a file that accompanies ``path``."""
     return path.with_name(f"{path.name}.{name}")
 
 
-def require_none_beside(path: Path, *, licences: bool) -> None:
+def require_no_companions(path: Path, *, licences: bool) -> None:
     """Refuse a new file ``path`` if there is a record for it, or a licence if it has some.
 
     A record without its file, left by a killed export, is ignored, as are licences whose SHA-256 it contains.
@@ -233,14 +233,14 @@ def require_none_beside(path: Path, *, licences: bool) -> None:
     Raises:
         GymError: ``FILE_EXISTS`` naming the first one.
     """
-    record = beside(path, RECORD)
-    left = _left(record, path)
-    existing = [file for file in (record, beside(path, CARD_BESIDE)) if os.path.lexists(file)]
+    record = companion(path, RECORD)
+    leftovers = _left(record, path)
+    existing = [file for file in (record, companion(path, CARD_NAME)) if os.path.lexists(file)]
     for pattern in TRAVELS if licences else ():
         existing += sorted(path.parent.glob(f"{glob.escape(path.name)}.{pattern}"))
     for file in existing:
-        is_left = file == record and bool(left)
-        if not is_left and not (_is_plain(file) and left.get(file.name) == file_sha256(file)):
+        is_left = file == record and bool(leftovers)
+        if not is_left and not (_is_plain(file) and leftovers.get(file.name) == file_sha256(file)):
             raise GymError(
                 ErrorCode.FILE_EXISTS,
                 f"{file} exists, and belongs to {path.name}",
@@ -249,7 +249,7 @@ def require_none_beside(path: Path, *, licences: bool) -> None:
 
 
 @contextmanager
-def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licences: bool) -> Iterator[None]:
+def companion_files(path: Path, files: Mapping[str, bytes], sha256: str, *, licences: bool) -> Iterator[None]:
     """Write ``files`` by their names, the record first; ``path`` must exist when the block ends.
 
     Otherwise they are removed. Exports into one folder are serialised here, so that a record always belongs
@@ -259,7 +259,7 @@ def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licen
         path: The new file.
         files: The contents of its accompanying files.
         sha256: The SHA-256 of the new file.
-        licences: See ``require_none_beside``.
+        licences: See ``require_no_companions``.
 
     Raises:
         GymError: ``FILE_EXISTS`` if a name was taken meanwhile; ``DISK_FULL``.
@@ -269,7 +269,7 @@ def written_beside(path: Path, files: Mapping[str, bytes], sha256: str, *, licen
             raise GymError(
                 ErrorCode.FILE_EXISTS, f"{path} exists: another process wrote it", "choose another name"
             )
-        require_none_beside(path, licences=licences)
+        require_no_companions(path, licences=licences)
         try:
             for name, data in files.items():
                 write_atomically(path.with_name(name), data)

@@ -123,7 +123,7 @@ class Source:
         self._merged = None
         self.model = None if self.owned else self.model
 
-    def write_beside(self, folder: Path) -> None:
+    def write_companions(self, folder: Path) -> None:
         """Write tokenizer (or processor), chat template, and the licences; called last."""
         self.tokenizer.save_pretrained(str(folder))
         _name_no_code(folder)

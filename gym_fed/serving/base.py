@@ -184,7 +184,6 @@ def _plain(folder: Path, dtype: torch.dtype) -> PlainModel | None:
     import torch
 
     from gym_fed.base.modeling.checkpoint import Checkpoint
-    from gym_fed.serving.forward.plain_config import plain_config
     from gym_fed.serving.forward.plain_model import PlainModel
 
     config = plain_config(folder)

@@ -38,8 +38,8 @@ _ALLOWED = {
 """Known keys of tokenizer_config.json. The last ones do not change what is computed here."""
 _FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _TEMPLATE_FILE = "chat_template.jinja"
-_MOST_TEMPLATE_BYTES = 4 << 20
-_MOST_TOKENS = 100_000
+_MAX_TEMPLATE_BYTES = 4 << 20
+_MAX_TOKENS = 100_000
 """Larger tokenizers are checked by transformers for a defect of Mistral's."""
 
 
@@ -251,9 +251,9 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
         return None
     if (pad := named.get("pad_token") or named.get("eos_token") or named.get("unk_token")) is not None:
         named["pad_token"] = pad
-    made = PlainTokenizer(backend, named, template, str(folder))
-    name_templates(made, str(folder))
-    return made
+    tokenizer = PlainTokenizer(backend, named, template, str(folder))
+    name_templates(tokenizer, str(folder))
+    return tokenizer
 
 
 def _template(folder: Path, config: dict[str, Any]) -> str | None:
@@ -264,7 +264,7 @@ def _template(folder: Path, config: dict[str, Any]) -> str | None:
     """
     file = folder / _TEMPLATE_FILE
     if file.is_file():
-        if file.stat().st_size > _MOST_TEMPLATE_BYTES:
+        if file.stat().st_size > _MAX_TEMPLATE_BYTES:
             raise ValueError("too large")
         return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
@@ -290,6 +290,6 @@ def _is_ordinary(backend: Tokenizer, control: Sequence[str]) -> bool:
         backend.truncation is None
         and backend.padding is None
         and backend.post_processor is not None
-        and backend.get_vocab_size() <= _MOST_TOKENS
+        and backend.get_vocab_size() <= _MAX_TOKENS
         and special.issuperset(control)
     )

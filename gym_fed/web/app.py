@@ -68,7 +68,7 @@ class Face:
         screens: Folder with ``index.html`` and the modules of its screens, served under ``/screens/``.
         routes: Routes under ``/api/v1``; those that make changes depend on ``changing``.
         feed: Feed behind ``/events``.
-        beside: Routes outside of ``/api/v1``, such as ``/metrics``.
+        root_router: Routes outside of ``/api/v1``, such as ``/metrics``.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Face:
     screens: Path
     routes: APIRouter
     feed: Feed
-    beside: APIRouter = field(default_factory=APIRouter)
+    root_router: APIRouter = field(default_factory=APIRouter)
 
 
 class _Login(StrictModel):
@@ -135,7 +135,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
         return face.feed.response(request.headers.get("last-event-id") or after, address)
 
     app.include_router(face.routes, prefix="/api/v1")
-    app.include_router(face.beside)
+    app.include_router(face.root_router)
     app.include_router(joined_files())
     app.mount("/static", StaticFiles(directory=STATIC), "static")
     app.mount("/screens", StaticFiles(directory=face.screens), "screens")

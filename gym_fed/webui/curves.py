@@ -176,11 +176,11 @@ class _Growing:
                 return [], True
             data = stream.read(max(0, _MAX_READ_BYTES - self._position))
         self._stamp = stamp
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole:
-            self._position += len(whole)
-            self._tail = (self._tail + whole)[-_TAIL_BYTES:]
-        return whole.splitlines(), False
+        complete = data[: data.rfind(b"\n") + 1]
+        if complete:
+            self._position += len(complete)
+            self._tail = (self._tail + complete)[-_TAIL_BYTES:]
+        return complete.splitlines(), False
 
 
 class CurvesOfRuns:

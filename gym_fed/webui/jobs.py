@@ -59,7 +59,7 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
     """
     name = " ".join(word for word in command if not Path(word).is_absolute())
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             module_command(PROGRAMS[command[0]], *command[1:], "--json"),
             cwd=folder,
             stdin=subprocess.DEVNULL,
@@ -74,14 +74,14 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
             f"{name} took more than {seconds:g} s",
             f"run it in a terminal: {name}",
         ) from error
-    refusal = GymError.last_in(done.stderr) if done.returncode else None
+    refusal = GymError.last_in(result.stderr) if result.returncode else None
     if refusal is not None:
         raise refusal
-    failure = GymError(ErrorCode.INTERNAL, f"{name} ended with code {done.returncode}")
-    if done.returncode:
+    failure = GymError(ErrorCode.INTERNAL, f"{name} ended with code {result.returncode}")
+    if result.returncode:
         raise failure
     try:
-        return json.loads(done.stdout)
+        return json.loads(result.stdout)
     except ValueError as error:
         raise failure from error
 
@@ -289,11 +289,11 @@ class Jobs:
             start = max(0, size + offset) if offset < 0 else min(offset, size)
             stream.seek(start)
             data = stream.read(MAX_OUTPUT_BYTES)
-        whole = data[: len(data) - _torn_bytes(data)] or data
+        complete = data[: len(data) - _torn_bytes(data)] or data
         return {
-            "text": whole.decode("utf-8", errors="replace"),
+            "text": complete.decode("utf-8", errors="replace"),
             "offset": start,
-            "next": start + len(whole),
+            "next": start + len(complete),
             "size": size,
         }
 

@@ -245,11 +245,11 @@ class Taught:
         """
         with self._lock:
             lines = self._lines(base)
-            left = [line for line in lines if id_of(line) != id]
-            if len(left) == len(lines):
+            remaining = [line for line in lines if id_of(line) != id]
+            if len(remaining) == len(lines):
                 raise GymError(ErrorCode.NOT_FOUND, f"{self.file(base)} has no such row", "reload the page")
-            write_atomically(self._path(base), "".join(f"{line}\n" for line in left).encode())
-        return len(left)
+            write_atomically(self._path(base), "".join(f"{line}\n" for line in remaining).encode())
+        return len(remaining)
 
     def _path(self, base: str) -> Path:
         return self._workbench.inside(str(self.file(base)))

@@ -227,10 +227,10 @@ def routes(workbench: Workbench) -> APIRouter:
         for name in dict.fromkeys(compared or []):
             other = _place(workbench, name)
             _require_run(other, name)
-            beside = detail(other, name, every.line(other), curves)
+            shown = detail(other, name, every.line(other), curves)
             watch.look_at(other.relative_to(workbench.runs).as_posix())
-            beside["series"] = series_of(curves.of(other), since=since, low=xmin, high=xmax)
-            others.append(beside)
+            shown["series"] = series_of(curves.of(other), since=since, low=xmin, high=xmax)
+            others.append(shown)
         return {**about, "series": series_of(own, since=since, low=xmin, high=xmax), "others": others}
 
     @router.post("/runs/{path:path}/stop")

@@ -114,8 +114,8 @@ def routes(workbench: Workbench) -> APIRouter:
     @router.post("/offer")
     def offer(request: _ModelName, visitor: Changing) -> dict[str, Any]:
         """Return the download that a model needs and its size."""
-        made = offer_model(request.name)
-        return {"name": text(made.name), "describe": text(made.describe()), "bytes": made.missing_bytes}
+        model = offer_model(request.name)
+        return {"name": text(model.name), "describe": text(model.describe()), "bytes": model.missing_bytes}
 
     @router.post("/start")
     def start(request: _StartRequest, visitor: Changing) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
         after, _ = parse_config(_FILE, changed)
     except GymError:
         raise _refused(path) from None
-    if not _is_right(after, before, path, value):
+    if not _is_single_change(after, before, path, value):
         raise _refused(path)
     return changed
 
@@ -244,7 +244,7 @@ def _written(value: Scalar) -> str:
     return text.strip().removesuffix("...").strip()
 
 
-def _is_right(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> bool:
+def _is_single_change(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> bool:
     """Return True if ``after`` is ``before`` with that one value changed."""
     expected = {**before}
     if len(path) == 1:

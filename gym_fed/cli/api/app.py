@@ -370,7 +370,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
     from gym_fed.core.console import TextTable
     from gym_fed.serving.http.keys import KeyFile
 
-    keys = KeyFile(file).keys()
+    keys = KeyFile(file).all()
     if as_json:
         print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
         return

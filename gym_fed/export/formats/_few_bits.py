@@ -33,7 +33,7 @@ ITERATIONS = 8
 GROUPS = (128, 64, 32)
 _MULTIPLE = 32
 """Rows and columns of other sizes are not quantised."""
-_LIKE_THE_SOURCE = Tolerance(max=None, top1=0.9, greedy=False)
+_TOLERANCE = Tolerance(max=None, top1=0.9, greedy=False)
 
 
 SAMPLES = 32
@@ -154,7 +154,7 @@ def of_bits(*bits: int) -> Mapping[str, Tolerance]:
     """
     groups = ("", *(f"g{size}" for size in GROUPS))
     names = [f"w{bit}{group}{how}" for bit in bits for how in ("", "_rtn") for group in groups]
-    return MappingProxyType(dict.fromkeys(names, _LIKE_THE_SOURCE))
+    return MappingProxyType(dict.fromkeys(names, _TOLERANCE))
 
 
 class FewBits(ExportFormat):
@@ -214,7 +214,7 @@ class FewBits(ExportFormat):
             folder, out = Path(scratch) / "model", Path(scratch) / "out"
             with quiet_loading():
                 source.whole().save_pretrained(str(folder))
-            source.write_beside(folder)
+            source.write_companions(folder)
             job = {
                 "folder": str(folder),
                 "out": str(out),
@@ -237,7 +237,7 @@ class FewBits(ExportFormat):
             target.mkdir(exist_ok=True)
             for file in configs[0].parent.iterdir():
                 file.rename(target / file.name)
-        source.write_beside(target)
+        source.write_companions(target)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()

@@ -60,13 +60,13 @@ class ProgramFormat(ExportFormat):
     def write(self, source: Source, target: Path, options: Options) -> None:
         folder = self._folder(target)
         folder.mkdir(exist_ok=True)
-        whole = source.whole()
-        with quiet_loading(), _quiet_tracing(), program_of(whole):
-            self.write_program(whole, self._program(target), options)
-        whole.config.save_pretrained(str(folder))
-        if getattr(whole, "generation_config", None) is not None:
-            whole.generation_config.save_pretrained(str(folder))
-        source.write_beside(folder)
+        model = source.whole()
+        with quiet_loading(), _quiet_tracing(), program_of(model):
+            self.write_program(model, self._program(target), options)
+        model.config.save_pretrained(str(folder))
+        if getattr(model, "generation_config", None) is not None:
+            model.generation_config.save_pretrained(str(folder))
+        source.write_companions(folder)
 
     @abstractmethod
     def write_program(self, model: Any, file: Path, options: Options) -> None:
@@ -99,7 +99,7 @@ class ProgramFormat(ExportFormat):
 
     def _folder(self, target: Path) -> Path:
         """Return the folder of the other files; for a single file, a temporary folder of its export."""
-        return target.with_name("beside") if self.is_file else target
+        return target.with_name("companions") if self.is_file else target
 
 
 def example_inputs(batch: int = 2) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def any_shape() -> dict[str, Any]:
     return dict.fromkeys(("input_ids", "attention_mask"), sizes)
 
 
-def without_places(program: Any) -> None:
+def without_source_paths(program: Any) -> None:
     """Remove from a ``torch.export`` program the source lines and paths of this machine."""
     import torch
 

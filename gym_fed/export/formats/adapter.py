@@ -42,14 +42,14 @@ class PeftAdapter(ExportFormat):
         write_base_adapters(source.below, target)
         if source.base_changed:
             write_base_changes(model.get_base_model(), target)
-        source.write_beside(target)
+        source.write_companions(target)
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         from gym_fed.export.nearest import lora_facts
 
         if source.delta is not None:
             return lora_facts(source, options)
-        lacks = _beyond_vllm(source.model.active_peft_config)
+        lacks = _unsupported_by_vllm(source.model.active_peft_config)
         return {"notes": [f"vLLM refuses adapters with {lacks}: export huggingface for it"]} if lacks else {}
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
@@ -69,7 +69,7 @@ class PeftAdapter(ExportFormat):
         return {"model": resolve(str(source.base)), "adapters": [*map(str, below), str(target)]}
 
 
-def _beyond_vllm(config: Any) -> str:
+def _unsupported_by_vllm(config: Any) -> str:
     """Return what of an adapter keeps vLLM from loading it (``PEFTHelper``); empty if it loads."""
     if config.peft_type != "LORA":
         return str(getattr(config.peft_type, "value", config.peft_type))

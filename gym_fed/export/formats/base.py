@@ -26,7 +26,7 @@ class Options:
 
     Attributes:
         dtype: The dtype of the weights on disk; None keeps the source's.
-        shard_size: Most bytes of one weights file, such as ``5GB``.
+        shard_size: Maximum bytes of one weights file, such as ``5GB``.
         codec: The codec policy of ``delta``.
         quantization: One of the format's ``quantizations``; empty for its first, or none.
         report: Gets the progress ``(stage, done, total)``.
@@ -328,8 +328,8 @@ def require_room(
         )
     there = available_memory_bytes()
     # The process that reads back has its libraries loaded while this one still writes.
-    whole = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
-    memory = whole - (weights.full_bytes if loaded else 0)
+    total = max(needs.writing + LIBRARIES_BYTES, needs.reading) if check else needs.writing
+    memory = total - (weights.full_bytes if loaded else 0)
     if memory <= there:
         return needs
     remedy = "use a machine with more memory, or close other programs"

@@ -8,12 +8,12 @@ from typing import Any
 from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 """Maximum tokens of a text, for which the program's memory is planned in advance."""
 
 
 class ExecuTorch(ProgramFormat):
-    """A ``model.pte`` for one text at a time with at most ``MOST_TOKENS`` tokens."""
+    """A ``model.pte`` for one text at a time with at most ``MAX_TOKENS`` tokens."""
 
     name = "executorch"
     program = "model.pte"
@@ -31,7 +31,7 @@ class ExecuTorch(ProgramFormat):
         from transformers.exporters.exporter_executorch import ExecutorchExporter
 
         options.report("recording the forward", 0, 0)
-        length = {1: torch.export.Dim("length", max=MOST_TOKENS)}
+        length = {1: torch.export.Dim("length", max=MAX_TOKENS)}
         config = ExecutorchConfig(
             dynamic=True,
             dynamic_shapes={"input_ids": length, "attention_mask": length},

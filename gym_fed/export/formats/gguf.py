@@ -18,7 +18,7 @@ from gym_fed.export.source import Source
 
 _HEAD = 128
 """The head size that transformers' reader assumes for every Qwen3."""
-_MISREAD = ("mistral", "gemma3_text")
+_MISREAD_TYPES = ("mistral", "gemma3_text")
 """Model types that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
 """The default quantization by the dtype that keeps the source's delta; f32 for any other."""
@@ -33,7 +33,7 @@ _LLAMA_CPP = has_llama_cpp()
 """Without llama.cpp, transformers' own reader of GGUF reads files back."""
 
 
-def why_unread(config: Any) -> str:
+def unread_reason(config: Any) -> str:
     """Return why a file of this model cannot be read back on this machine, to follow "transformers"; empty if it can.
 
     Args:
@@ -43,7 +43,7 @@ def why_unread(config: Any) -> str:
         return ""
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    if config.model_type in _MISREAD or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
+    if config.model_type in _MISREAD_TYPES or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
         return f"does not read {config.model_type} in GGUF, or computes something else from it"
     if config.model_type.startswith("qwen3") and config.head_dim != _HEAD:
         return f"reads heads of {_HEAD} alone of {config.model_type}, and these have {config.head_dim}"
@@ -131,7 +131,7 @@ class Gguf(ExportFormat):
         super().start(processes, check=check)
 
     def require_reader(self, source: Source) -> None:
-        if why := why_unread(source.model.config):
+        if why := unread_reason(source.model.config):
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"format gguf: {source.name} cannot be read back here: transformers {why}",

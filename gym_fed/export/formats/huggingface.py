@@ -37,7 +37,7 @@ class HuggingFace(ExportFormat):
     def write(self, source: Source, target: Path, options: Options) -> None:
         with quiet_loading():
             self._rounded(source, options).save_pretrained(str(target), max_shard_size=options.shard_size)
-        source.write_beside(target)
+        source.write_companions(target)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return self._rounded(source, options)
@@ -47,10 +47,10 @@ class HuggingFace(ExportFormat):
 
     def _rounded(self, source: Source, options: Options) -> Any:
         """Return the whole model in ``dtype``; the one in memory itself, not a copy, if nobody else uses it."""
-        whole = source.whole()
-        if options.dtype is None or str(whole.dtype) == f"torch.{options.dtype}":
-            return whole
-        return cast(whole if source.owned else copy.deepcopy(whole), options.dtype)
+        model = source.whole()
+        if options.dtype is None or str(model.dtype) == f"torch.{options.dtype}":
+            return model
+        return cast(model if source.owned else copy.deepcopy(model), options.dtype)
 
 
 def _is_exact_in(model: Any, dtype: str) -> bool:

@@ -12,8 +12,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats._program import ProgramFormat, any_shape, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
-MOST_INSIDE = 1_900_000_000
-"""Most bytes of weights in the file itself, since protobuf ends at 2 GiB. More go to ``model.onnx.data``."""
+MAX_INSIDE_BYTES = 1_900_000_000
+"""Maximum bytes of weights in the file itself, since protobuf ends at 2 GiB. More go to ``model.onnx.data``."""
 
 
 class Onnx(ProgramFormat):
@@ -50,7 +50,7 @@ class Onnx(ProgramFormat):
             prefer_deferred_runtime_asserts_over_guards=True,
             quantizer=_int8() if self._in_8_bits(options) else None,
         )
-        with _unheard_warnings():
+        with _quiet_root_logger():
             program, _ = OnnxExporter().export_program(model, example_inputs(), config)
         options.report("writing the program", 0, 0)
         self.save(program, file)
@@ -66,19 +66,21 @@ class Onnx(ProgramFormat):
         """
         import onnx_ir
 
-        _without_places(program)
+        _without_source_paths(program)
         weights = sum(value.const_value.nbytes for value in program.graph.initializers.values())
-        if weights > MOST_INSIDE and self.is_file:
+        if weights > MAX_INSIDE_BYTES and self.is_file:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which ends at 2 GiB",
                 "give a folder: -o FOLDER --format onnx",
             )
-        onnx_ir.save(program, str(file), external_data=f"{file.name}.data" if weights > MOST_INSIDE else None)
+        onnx_ir.save(
+            program, str(file), external_data=f"{file.name}.data" if weights > MAX_INSIDE_BYTES else None
+        )
 
 
 @contextmanager
-def _unheard_warnings() -> Iterator[None]:
+def _quiet_root_logger() -> Iterator[None]:
     """Silence the quantiser's advice by the root logger, which would configure logging for the whole process."""
     handler, root = logging.NullHandler(), logging.getLogger()
     root.addHandler(handler)
@@ -88,7 +90,7 @@ def _unheard_warnings() -> Iterator[None]:
         root.removeHandler(handler)
 
 
-def _without_places(program: Any) -> None:
+def _without_source_paths(program: Any) -> None:
     """Remove from an ``onnx_ir.Model`` the source lines and paths of this machine."""
     for graph in (program.graph, *program.functions.values()):
         for node in graph.all_nodes():

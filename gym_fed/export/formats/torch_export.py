@@ -10,7 +10,7 @@ from gym_fed.export.formats._program import (
     any_shape,
     archive_file,
     example_inputs,
-    without_places,
+    without_source_paths,
 )
 from gym_fed.export.formats.base import Options
 
@@ -36,6 +36,6 @@ class TorchExport(ProgramFormat):
             dynamic=True, dynamic_shapes=any_shape(), prefer_deferred_runtime_asserts_over_guards=True
         )
         program, _ = DynamoExporter().export_program(model, example_inputs(), config)
-        without_places(program)
+        without_source_paths(program)
         with archive_file(file) as archive:
             torch.export.save(program, archive)

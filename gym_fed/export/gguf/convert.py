@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.export.gguf.k_quants import PLAIN, k_blocks, tensor_type
-from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, teach
+from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, patch_tokenizers
 from gym_fed.export.process import Report, child_job, leave
 
 FILE_TYPES = {
@@ -80,22 +80,22 @@ def _convert(job: dict[str, Any], say: Report) -> int:
     if model_class is None:
         print(f"the installed gguf {version('gguf')} is too old for {architecture}", file=sys.stderr)
         return UNSUPPORTED
-    teach(model_class)
+    patch_tokenizers(model_class)
     _say_tensors(model_class, say)
     mixed = job["quantization"] in PLAIN and job["quantization"] != "q8_0"
     if mixed:
         _mix(gguf, model_class, job["quantization"])
     try:
         with torch.inference_mode():
-            made = model_class(
+            writer = model_class(
                 folder,
                 getattr(gguf.LlamaFileType, FILE_TYPES[job["quantization"]]),
                 Path(job["file"]),
                 model_name=job["metadata"]["general.name"],
                 eager=mixed,  # blocks of the mixtures are computed with numpy, not when they are written
             )
-            _say_metadata(gguf, made, job["metadata"])
-            made.write()
+            _say_metadata(gguf, writer, job["metadata"])
+            writer.write()
     except UnknownTokenizerError as error:
         print(error, file=sys.stderr)
         return UNSUPPORTED
@@ -125,10 +125,10 @@ def _trust_no_code() -> None:
 
     for kind in (AutoConfig, AutoTokenizer):
         plain = kind.from_pretrained
-        kind.from_pretrained = partial(_without_trust, plain)  # type: ignore[method-assign]
+        kind.from_pretrained = partial(_without_remote_code, plain)  # type: ignore[method-assign]
 
 
-def _without_trust(plain: Any, *arguments: Any, **named: Any) -> Any:
+def _without_remote_code(plain: Any, *arguments: Any, **named: Any) -> Any:
     return plain(*arguments, **{**named, "trust_remote_code": False})
 
 

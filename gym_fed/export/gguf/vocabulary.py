@@ -1,6 +1,6 @@
 """Patches that let llama.cpp's converter write tokenizers that it does not know, or writes incorrectly.
 
-They run in the process of ``convert.py``, where ``teach`` replaces methods of the converter's classes.
+They run in the process of ``convert.py``, where ``patch_tokenizers`` replaces methods of the converter's classes.
 
 A GGUF file names its pre-tokenizer, and llama.cpp knows about thirty. Its converter recognises a tokenizer by a hash of
 the ids of one text, so it does not recognise a tuned or new one even if that splits like a known one. Here the source's
@@ -61,11 +61,11 @@ def matching(tokenizer: Any, first: str = "") -> Match:
     """
     texts = list(probes())
     values = json.loads(tokenizer.to_str())
-    whole = bool(values["model"].get("ignore_merges"))
+    ignore = bool(values["model"].get("ignore_merges"))
     cut = [_cut(tokenizer.pre_tokenizer, text) for text in texts[:_CUT]]
     names = sorted(
         PATTERNS,
-        key=lambda name: (name != first, not _cuts(name, texts, cut), (name in WHOLE_WORDS) != whole),
+        key=lambda name: (name != first, not _cuts(name, texts, cut), (name in WHOLE_WORDS) != ignore),
     )
     expected = [encoding.ids for encoding in tokenizer.encode_batch(texts, add_special_tokens=False)]
     furthest, nearest, text = -1, "", ""
@@ -108,7 +108,7 @@ def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bo
 
     normalizer = values["normalizer"] if (values["normalizer"] or {}).get("type") == "NFC" else None
     model = {**values["model"], "ignore_merges": whole_words}
-    made = Tokenizer.from_str(
+    tokenizer = Tokenizer.from_str(
         json.dumps(
             {
                 **values,
@@ -119,8 +119,8 @@ def _under(values: dict[str, Any], patterns: tuple[str, ...], *, whole_words: bo
             }
         )
     )
-    made.pre_tokenizer = _pieces(patterns)
-    return made
+    tokenizer.pre_tokenizer = _pieces(patterns)
+    return tokenizer
 
 
 def _pieces(patterns: tuple[str, ...]) -> Any:
@@ -136,7 +136,7 @@ class UnknownTokenizerError(Exception):
     """Raised if no pre-tokenizer of llama.cpp splits texts like this tokenizer."""
 
 
-def teach(model_class: Any) -> None:
+def patch_tokenizers(model_class: Any) -> None:
     """Patch the tokenizer methods of the converter's ``model_class``.
 
     The converter recognises a byte-level tokenizer by a hash of one text's ids, which different tokenizers can share,

@@ -21,8 +21,8 @@ CONVERTER = "gym_fed.export.gguf.convert"
 """The module whose process converts."""
 
 
-_MOST_TEXT = 1 << 18
-"""Most characters of all licences together."""
+_MAX_LICENSE_TEXT = 1 << 18
+"""Maximum characters of all licences together."""
 
 
 LICENSE_TEXT = "gym_fed.license.text"
@@ -115,14 +115,14 @@ def _license_text(source: Source) -> str:
     """Return the licences and notices that accompany the model.
 
     Raises:
-        GymError: ``USAGE`` for more than ``_MOST_TEXT``.
+        GymError: ``USAGE`` for more than ``_MAX_LICENSE_TEXT``.
     """
     texts = [file.read_text("utf-8", errors="replace") for file in licences_of(source).values()]
     text = "\n\n".join(texts)
-    if len(text) > _MOST_TEXT:
+    if len(text) > _MAX_LICENSE_TEXT:
         raise GymError(
             ErrorCode.USAGE,
-            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, {_MOST_TEXT:,} are allowed",
+            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, {_MAX_LICENSE_TEXT:,} are allowed",
             "export it as huggingface, which copies them as files",
         )
     return text
@@ -166,7 +166,7 @@ def write_gguf(
         report("saving", 0, 0)
         with quiet_loading():
             source.whole().save_pretrained(str(folder))
-        source.write_beside(folder)
+        source.write_companions(folder)
         job = {"folder": str(folder), "file": str(target), "quantization": quantization, "metadata": metadata}
         _convert(job, source, report, processes or Processes())
     require_metadata(target, metadata)

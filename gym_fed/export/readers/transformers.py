@@ -61,10 +61,10 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
 
         with DeltaFile.open(Path(parts["delta"])) as opened:
             apply_delta(model, opened)
-    beside = adapters[-1] if adapters else folder
+    extras = adapters[-1] if adapters else folder
     reader: Any = AutoProcessor if sees else AutoTokenizer
-    tokenizer = reader.from_pretrained(beside, local_files_only=True, trust_remote_code=False)
-    bind_templates(tokenizer, str(beside))
+    tokenizer = reader.from_pretrained(extras, local_files_only=True, trust_remote_code=False)
+    bind_templates(tokenizer, str(extras))
     return model.eval(), tokenizer
 
 
@@ -87,8 +87,8 @@ class TransformersExport(LoadedExport):
         import torch
 
         with torch.inference_mode():
-            given = torch.tensor([ids], device=self._model.device)
-            return self._model(input_ids=given, use_cache=False).logits[0].float().cpu()
+            inputs = torch.tensor([ids], device=self._model.device)
+            return self._model(input_ids=inputs, use_cache=False).logits[0].float().cpu()
 
     def text_ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text)["input_ids"])

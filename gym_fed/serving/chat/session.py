@@ -118,15 +118,15 @@ class ChatSession:
             return
         question: Message = {"role": "user", "content": text}
         pieces: list[str] = []
-        whole = False
+        is_complete = False
         try:
             with closing(self._chat([*self.messages, question])) as texts:
                 for part in texts:
                     pieces.append(part)
                     yield part
-            whole = True
+            is_complete = True
         finally:
-            if pieces or whole:
+            if pieces or is_complete:
                 self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
     def undo(self) -> str | None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("gym_fed")
 
-_MOST_LOADING = 64
+_MAX_LOADING = 64
 """Maximum number of variants that load at once; more would evict one another."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
@@ -144,7 +144,7 @@ class AdmissionQueue:
         name = request.variant_name
         if name is None:
             return True
-        if name in absent or len(absent) >= _MOST_LOADING:
+        if name in absent or len(absent) >= _MAX_LOADING:
             return False
         request.variant = self._poll(name, absent)
         return request.variant is not None

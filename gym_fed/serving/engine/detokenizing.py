@@ -98,7 +98,7 @@ class TextStream:
         if not text.endswith(_UNKNOWN):
             new = text[len(self._shown) :]
             self._unsettled = 0
-            self._settle(text)
+            self._accept(text)
             return new
         self._unsettled += 1
         if self._unsettled < _LONGEST_CHARACTER:
@@ -123,10 +123,10 @@ class TextStream:
         before = self.finish()
         self._unsettled = 0
         self._window.append(token_id)
-        self._settle(self._decoder.text(self._window))
+        self._accept(self._decoder.text(self._window))
         return before + self._decoder.token(token_id)
 
-    def _settle(self, text: str) -> None:
+    def _accept(self, text: str) -> None:
         self._shown = text
         if len(self._window) > _WINDOW:
             overlap = self._window[-_KEPT:]

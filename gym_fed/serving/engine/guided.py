@@ -17,8 +17,8 @@ from gym_fed.core.text import counted
 from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
-MOST_ITEMS = 200
-"""Most items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has more
+MAX_ITEMS = 200
+"""Maximum items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has more
 and more of them, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
 llguidance's own bound applies to them."""
 
@@ -49,7 +49,7 @@ class GuideFactory:
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_items_in_row=MOST_ITEMS if grammar.kind == "grammar" else None)
+        limits = LLParserLimits(max_items_in_row=MAX_ITEMS if grammar.kind == "grammar" else None)
         matcher = LLMatcher(self._tokenizer, compiled(grammar), log_level=0, limits=limits)
         words = _WORDS[grammar.kind][0]
         if matcher.is_error():
@@ -70,10 +70,10 @@ class Guide:
         self._matcher, self._words = matcher, words
         self._vocab_size = vocab_size
         first = self._bitmask()
-        self._try_a_token(matcher, first)
+        self._require_first_token(matcher, first)
         self._first: bytes | None = first
 
-    def _try_a_token(self, matcher: Any, first: bytes) -> None:
+    def _require_first_token(self, matcher: Any, first: bytes) -> None:
         """Refuse at submission a grammar that is too complex, or allows nothing, which shows only when it is used."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
@@ -121,7 +121,7 @@ class Guide:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise _not_further(self._words, self._matcher.get_error().splitlines()[0])
+            raise _cannot_continue(self._words, self._matcher.get_error().splitlines()[0])
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
@@ -133,7 +133,7 @@ def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
         except GymError as error:
             masks[key] = error
         except Exception as error:  # noqa: BLE001 - the library's own: it fails this answer, not the others'
-            masks[key] = _not_further("the grammar of the answer", repr(error))
+            masks[key] = _cannot_continue("the grammar of the answer", repr(error))
     return masks
 
 
@@ -147,7 +147,7 @@ def _of_llguidance(tokenizer: Any, n_vocab: int, end_ids: list[int]) -> Any:
     return from_tokenizer(tokenizer, n_vocab=n_vocab, eos_token=end_ids)
 
 
-def _not_further(words: str, reason: str) -> GymError:
+def _cannot_continue(words: str, reason: str) -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID, f"{words} cannot be enforced further: {reason}", "make it simpler"
     )
@@ -250,7 +250,7 @@ def _of_notation(text: str) -> str:
 
     if _LARK.search(text) is None:
         try:
-            text = gbnf_to_lark(_GBNF_PIECE.sub(_without_start, text))
+            text = gbnf_to_lark(_GBNF_PIECE.sub(_renamed_start, text))
         except Exception as error:  # the converter raises its own exceptions
             raise ValueError(str(error) or repr(error)) from error
     compiled_grammar: str = LLMatcher.grammar_from_lark(text)
@@ -268,7 +268,7 @@ _GBNF_PIECE = re.compile(
 )
 
 
-def _without_start(piece: re.Match[str]) -> str:
+def _renamed_start(piece: re.Match[str]) -> str:
     """Rename GBNF rules called ``start``, which is the name of the first rule in Lark's notation."""
     return piece[0] if piece["text"] else "start-of-gbnf"
 
@@ -278,8 +278,8 @@ def _of_calls(text: str) -> str:
     value = json.loads(text)
     grammars: list[dict[str, Any]] = [{"name": "calls", "lark_grammar": value["lark"]}]
     for name, schema in value["schemas"].items():
-        made = json.loads(_of_schema(json.dumps(schema)))["grammars"][0]
-        grammars.append({"name": name, "json_schema": made["json_schema"]})
+        compiled = json.loads(_of_schema(json.dumps(schema)))["grammars"][0]
+        grammars.append({"name": name, "json_schema": compiled["json_schema"]})
     return json.dumps({"grammars": grammars})
 
 

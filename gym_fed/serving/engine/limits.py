@@ -73,16 +73,16 @@ class Limits:
             raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Return the most tokens of this answer: ``max_tokens``, or what context and KV cache have left.
+        """Return the token limit of this answer: ``max_tokens``, or what context and KV cache have left.
 
         Raises:
             GymError: ``TOO_LARGE`` if prompt and answer need more KV cache than there is.
         """
-        left = self.context - len(request.prompt_ids)
+        room = self.context - len(request.prompt_ids)
         answer = request.sampling.max_tokens
         if answer is None:
             answer = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
-        tokens = min(answer, left)
+        tokens = min(answer, room)
         self.check_kv_cache(len(request.prompt_ids), tokens)
         return tokens
 

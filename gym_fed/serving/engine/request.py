@@ -221,8 +221,7 @@ class Generation:
 
     async def result_async(self) -> CompletionOutput:
         """Like ``result``, without blocking the event loop."""
-        while not self.done:
-            await self._wait()
+        await self._wait(lambda: self.done)
         return self._whole()
 
     def __iter__(self) -> Iterator[Event]:
@@ -240,15 +239,12 @@ class Generation:
         return self
 
     async def __anext__(self) -> Event:
-        while True:
-            with self._changed:
-                ready = bool(self._events) or self.done
-                event = self._next() if ready else None
-            if event is not None:
-                return event
-            if ready:
-                raise StopAsyncIteration
-            await self._wait()
+        await self._wait(lambda: bool(self._events) or self.done)
+        with self._changed:
+            event = self._next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
 
     def _next(self) -> Event | None:
         if self._events:
@@ -264,19 +260,20 @@ class Generation:
         assert self._completion is not None
         return self._completion
 
-    async def _wait(self) -> None:
-        """Wait until an event or the end arrives; return at once if one has."""
-        waker = (asyncio.get_running_loop(), asyncio.Event())
-        with self._changed:
-            if self._events or self.done:
-                return
-            self._wakers.append(waker)
-        try:
-            await waker[1].wait()
-        finally:
+    async def _wait(self, is_ready: Callable[[], bool]) -> None:
+        """Wait without blocking the event loop; return at once if it is ready."""
+        while True:
+            waker = (asyncio.get_running_loop(), asyncio.Event())
             with self._changed:
-                if waker in self._wakers:
-                    self._wakers.remove(waker)
+                if is_ready():
+                    return
+                self._wakers.append(waker)
+            try:
+                await waker[1].wait()
+            finally:
+                with self._changed:
+                    if waker in self._wakers:
+                        self._wakers.remove(waker)
 
     # For the engine.
 

@@ -28,7 +28,7 @@ from torch.nn import functional
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.request import SamplingParams, TokenLogprob
 
-_COLDEST = 1e-4
+_MIN_TEMPERATURE = 1e-4
 """Temperatures below this are greedy: the limit, without its overflows."""
 
 _BLOCK = 128
@@ -42,7 +42,7 @@ class RowSampler:
     def __init__(
         self, params: SamplingParams, prompt_ids: Sequence[int], end_ids: Collection[int] = ()
     ) -> None:
-        self.greedy = params.temperature < _COLDEST
+        self.greedy = params.temperature < _MIN_TEMPERATURE
         self.settings = (float(params.temperature), params.top_k, float(params.top_p), float(params.min_p))
         self.logprobs = params.logprobs
         self._params = params
@@ -156,7 +156,7 @@ def _choose_specially(
         for number, token_id, peak in zip(special, likeliest, peaks, strict=True):
             ids[number] = token_id
             if not math.isfinite(peak):
-                errors[number] = _nothing_left()
+                errors[number] = _no_token_left()
     groups: dict[tuple[float, int, float, float], list[int]] = defaultdict(list)
     for place, number in enumerate(special):
         if not rows[number].sampler.greedy and number not in errors:
@@ -239,7 +239,7 @@ def _not_numbers(peak: float) -> GymError:
     )
 
 
-def _nothing_left() -> GymError:
+def _no_token_left() -> GymError:
     return GymError(
         ErrorCode.DATA_INVALID,
         "no token is left to choose: the JSON schema or the logit_bias excludes all of them",

@@ -153,19 +153,19 @@ class Scheduler:
                 self._make_room(row)
         decode = [row for row in self.running if _decodes(row)]
         prefill = [row for row in self.running if not _decodes(row)]
-        left = self._config.max_batch_tokens - bool(prefill)  # one token is always left for prefill
-        if len(decode) > left:  # more than a step takes: round robin
-            decode, late = decode[:left], decode[left:]
+        budget = self._config.max_batch_tokens - bool(prefill)  # one token is always left for prefill
+        if len(decode) > budget:  # more than a step takes: round robin
+            decode, late = decode[:budget], decode[budget:]
             self.running = [*late, *prefill, *decode]
-        left -= len(decode)
+        budget -= len(decode)
         step = ScheduledStep()
         for row in decode:
             assert isinstance(row, GenerationSequence)
-            left -= self._decode(step, row, left)
+            budget -= self._decode(step, row, budget)
         if prefill:
             prefill.sort(key=lambda row: self._tokens.served(row.user))  # stable: a user's oldest first
             joining = sum(isinstance(row, GenerationSequence) for row in prefill)
-            self._prefill(step, prefill, self.cost.prefill_tokens(step.decode_tokens, left + 1, joining))
+            self._prefill(step, prefill, self.cost.prefill_tokens(step.decode_tokens, budget + 1, joining))
         return step
 
     def _decode(self, step: ScheduledStep, row: GenerationSequence, left: int) -> int:
@@ -223,8 +223,8 @@ _SMOOTHING = 0.3
 """Weight of the newest measurement."""
 _OUTLIER = 2.0
 """A measurement is clipped to this many times the average, and to its inverse."""
-_LEAST = 5
-"""Least prompt tokens of a step with prefill, so that prompts always progress."""
+_MIN_PREFILL = 5
+"""Minimum prompt tokens of a step with prefill, so that prompts always progress."""
 _FIRST = 16
 """Prompt tokens of the first step with prefill, before anything was measured."""
 _GROWTH = 2.0
@@ -272,7 +272,7 @@ class StepCost:
             alone = self._alone(decode_tokens)
             allowed = self._stretch * max(alone, self._alone(decode_tokens + joining - 1))
             fitting = min(fitting, (allowed - alone) / self._per_token)
-        return min(most, max(_LEAST, int(fitting)))
+        return min(most, max(_MIN_PREFILL, int(fitting)))
 
     def observe(self, decode_tokens: int, prefill_tokens: int, seconds: float) -> None:
         """Update the estimates from a step that succeeded."""

@@ -60,7 +60,7 @@ class ScheduledRequest:
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that prompt and answer may have."""
+        """The maximum number of tokens that prompt and answer may have."""
         return len(self.prompt_ids)
 
     @property

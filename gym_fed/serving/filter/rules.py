@@ -60,16 +60,16 @@ def fold(text: str) -> str:
 
 
 MAX_CHARACTERS = 500
-"""Most characters of a pattern."""
+"""Maximum characters of a pattern."""
 MAX_WIDTH = 200
-"""Most characters of a match: that many are held back of a stream."""
+"""Maximum characters of a match: that many are held back of a stream."""
 MAX_WAYS = 1000
 _ATOMS = {sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN}
 _BOUNDARIES = {sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY}
 
 
 def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
-    """Compile a pattern whose search takes bounded time, and return it with the most characters of its match.
+    """Compile a pattern whose search takes bounded time, and return it with the maximum length of its match.
 
     A text chosen by a stranger can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
     stopped. So the ways in which a pattern can match are counted: a backtracking search visits each at most once from
@@ -171,7 +171,7 @@ class Rules:
     """Rules that are matched against folded texts.
 
     Attributes:
-        width: Most characters of a match.
+        width: Maximum characters of a match.
     """
 
     _rules: tuple[_ContentRule, ...]

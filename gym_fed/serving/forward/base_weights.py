@@ -40,7 +40,7 @@ class BaseLinear(Protocol):
         """Add the product to a program; returns False if it cannot be recorded."""
 
 
-class Unrecordable(Exception):
+class NotRecordable(Exception):
     """Raised when a step to be recorded does not consist of native calls alone."""
 
 
@@ -155,22 +155,22 @@ class Projection:
             How often its terms are multiplied, by form and kernel.
 
         Raises:
-            Unrecordable: If a part of it is not a native call.
+            NotRecordable: If a part of it is not a native call.
         """
         for linear, part in self._linears:
             if not linear.record(program, x, y[:, part]):
-                raise Unrecordable
+                raise NotRecordable
         if self._bias is not None:
             program.add_bias(self._bias, y)
         if step is None or all(step.active.plan(target) is None for target, _ in self._targets):
             return Counter()
         bound = bound_terms(step.active, self._targets, step.path)
         if bound is None or not bound.record(program, x, y):
-            raise Unrecordable
+            raise NotRecordable
         for target, part in bound.rest:
             plan = step.active.plan(target)
             if plan is None or plan.dense or not bound.done.issuperset(plan.packed):
-                raise Unrecordable
+                raise NotRecordable
             if plan.biases is not None:
                 program.add_bias(plan.biases, y[:, part])
         return bound.signs + bound.factors
@@ -342,7 +342,7 @@ def _bound(active: ActiveVariants, targets: Targets, path: str) -> Bound | None:
     )
 
 
-_WIDENED_AT_ONCE = 1 << 20
+_WIDE_CHUNK = 1 << 20
 """The number of weights that ``wide_product`` converts at a time."""
 
 
@@ -352,7 +352,7 @@ def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     The pages of a mapped weight are released: comparisons go through all layers, which are packed one by one later.
     """
     rows, cols = weight.shape
-    wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDENED_AT_ONCE // cols)
+    wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDE_CHUNK // cols)
     product = torch.empty(len(wide), rows, device=weight.device)
     buffer = torch.empty(min(step, rows), cols, device=weight.device)
     for start in range(0, rows, step):

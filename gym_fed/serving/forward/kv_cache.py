@@ -51,7 +51,7 @@ class KVPool:
     """The KV blocks of one model, the same for all of its layers; one thread at a time.
 
     Args:
-        bytes_limit: Most bytes of all layers; None: it grows as needed.
+        bytes_limit: Maximum bytes of all layers; None: it grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
         shapes: The shape of every layer by number; a limited pool must know them. Others are added as they are used.
         device: The device of the blocks.

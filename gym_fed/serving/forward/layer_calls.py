@@ -20,7 +20,7 @@ from gym_quant.kernels.program import Program
 from torch import Tensor
 
 from gym_fed.serving.forward import attention
-from gym_fed.serving.forward.base_weights import Projection, Unrecordable
+from gym_fed.serving.forward.base_weights import NotRecordable, Projection
 from gym_fed.serving.forward.chunk import PackedTokens
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
@@ -192,7 +192,7 @@ class RecordedCalls(LayerCalls):
             self._program.rotate(keys, layer.k_norm.weight, self._deltas(layer.k_norm))
         held = self._layers.get(layer.number)
         if held is None or (held.kv_heads, held.dim, held.value_dim) != (*keys.shape[1:], keys.shape[2]):
-            raise Unrecordable
+            raise NotRecordable
         out = self.at.attended.view(queries.shape)
         scale, window = self._heads.scale, layer.window
         self._program.attend(held, queries, keys, values, out, scale=scale, window=window)
@@ -206,8 +206,8 @@ class RecordedCalls(LayerCalls):
         return None if deltas is None else deltas.values
 
 
-MOST_ROWS = 16
-"""Most rows of a recorded step: with more, products take far longer than Python, and some use other calls."""
+MAX_RECORDED_ROWS = 16
+"""Maximum rows of a recorded step: with more, products take far longer than Python, and some use other calls."""
 
 
 class RecordedLayers:
@@ -257,7 +257,7 @@ class Recording:
             heads: The number of heads.
             layers: Makes the calls of all layers.
         """
-        if path == "torch" or tokens.batch is not None or len(at.hidden) > MOST_ROWS:
+        if path == "torch" or tokens.batch is not None or len(at.hidden) > MAX_RECORDED_ROWS:
             return None
         if step is not None and (step.body.bulk or step.merged is not None or not len(step.body.few_index)):
             return None
@@ -272,7 +272,7 @@ class Recording:
             calls = RecordedCalls(program, heads, at, tokens, step)
             try:
                 layers(calls)
-            except Unrecordable:
+            except NotRecordable:
                 return None  # and so are all steps of this kind: they are not tried again
             self._layers = RecordedLayers(program, calls)
         return self._layers

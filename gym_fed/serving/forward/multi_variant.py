@@ -88,7 +88,7 @@ class MultiVariantModel:
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
         with nullcontext() if why_not else trial.in_float32(model):
-            stock = None if plain else trial.stock_logits(model)
+            stock = None if plain else trial.transformers_logits(model)
         self._hooked = None if plain else HookedForward(model, self.layout)
         setattr(model, trial.MARK, True)
         try:

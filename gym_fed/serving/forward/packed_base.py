@@ -80,7 +80,7 @@ class PackedBase:
         digest: The digest of the base's float32 weights.
         dtype: The dtype of the weights that are packed.
         format: A format of ``gym_quant.linear``.
-        bytes_limit: Most bytes of all such files together; the least recently used are removed.
+        bytes_limit: Maximum bytes of all such files together; the least recently used are removed.
 
     Attributes:
         path: The path of the file.
@@ -152,7 +152,7 @@ class PackedBase:
             make_folder(folder, 0o700)
             _require_safe(os.stat(folder))
             remove_left_parts(folder)
-            if why := self._why_no_room(num_bytes):
+            if why := self._reason_without_room(num_bytes):
                 _log.warning("%s: the packed base is not kept: %s", self.path, why)
                 return
             _log.warning("the packed base is written to %s: %s bytes", self.path, f"{num_bytes:,}")
@@ -167,7 +167,7 @@ class PackedBase:
         _log.info("the packed base is kept in %s; later starts map it", self.path)
         self._remove_oldest()
 
-    def _why_no_room(self, num_bytes: int) -> str:
+    def _reason_without_room(self, num_bytes: int) -> str:
         if num_bytes > self._limit:
             return f"it has {counted(num_bytes, 'byte')}, over packed_size, {self._limit:,}"
         free = shutil.disk_usage(self.path.parent).free

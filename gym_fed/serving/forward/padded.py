@@ -91,8 +91,8 @@ class BatchCache:
         if layer not in self._layers:
             shape = (len(self.lengths), like.shape[0], self._capacity, like.shape[-1])
             # Zeros, since padding that is masked must still be finite.
-            made = [torch.zeros(shape, dtype=like.dtype, device=self._device) for _ in range(2)]
-            self._layers[layer] = (made[0], made[1])
+            buffers = [torch.zeros(shape, dtype=like.dtype, device=self._device) for _ in range(2)]
+            self._layers[layer] = (buffers[0], buffers[1])
         return self._layers[layer]
 
     def mask(self, seen: np.ndarray) -> Tensor:
@@ -153,9 +153,9 @@ def mask_of(seen: Tensor, dtype: torch.dtype) -> Tensor:
     ]
 
 
-_MOST_RUN = 64
+_MAX_RUN = 64
 """Tokens of a run. In a text without branches, about half of a run's pairs with itself are masked."""
-_LEAST_RUN = 16
+_MIN_RUN = 16
 """Branches up to this length are attended with the next ones."""
 _PRODUCT_PAIRS = 4096
 """The number of token pairs whose attention takes as long as one more product."""
@@ -250,9 +250,9 @@ def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
     cuts: list[tuple[int, int]] = []
     for start, stop in pairwise(starts):
-        count = -(-(stop - start) // _MOST_RUN)
+        count = -(-(stop - start) // _MAX_RUN)
         ends = [start + (stop - start) * part // count for part in range(count + 1)]
-        if cuts and stop - cuts[-1][0] <= _LEAST_RUN:
+        if cuts and stop - cuts[-1][0] <= _MIN_RUN:
             cuts[-1] = (cuts[-1][0], stop)
         else:
             cuts += pairwise(ends)

@@ -160,16 +160,16 @@ def _target_module(
     axis = axes.pop() if len(axes) == 1 else None
     if axis is None:
         return None, f"{shown} does not see every token once"
-    given, output = long[0]
+    input, output = long[0]
     weight, bias = own.get("weight"), own.get("bias")
     if _is_linear(module):
-        if given.numel() != _LONG * given.shape[-1]:
+        if input.numel() != _LONG * input.shape[-1]:
             return None, f"{shown} multiplies parts of a token"
         return TargetModule(name, "linear", weight, bias, axis, head=head), ""
     if isinstance(module, nn.Embedding):
-        return _embedding(name, module, weight, given, output)
+        return _embedding(name, module, weight, input, output)
     if weight is not None and module.get_parameter("weight").ndim == 1:
-        return _norm(name, module, weight, bias, axis, given)
+        return _norm(name, module, weight, bias, axis, input)
     return None, f"{shown} is not a linear layer, embedding or norm"
 
 

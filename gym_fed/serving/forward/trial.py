@@ -94,8 +94,8 @@ def unfit(model: Any) -> str:
     if isinstance(model, PlainModel):
         return ""
     config, body = language_part(model)
-    whole = config is model.config
-    kind, known = (type(model), tuple(DECODER_CLASSES.values())) if whole else (type(body), _DECODER_BODIES)
+    is_text = config is model.config
+    kind, known = (type(model), tuple(DECODER_CLASSES.values())) if is_text else (type(body), _DECODER_BODIES)
     if kind.__name__ not in known or not kind.__module__.startswith("transformers.models."):
         return f"{kind.__name__} is none of {', '.join(known)}"
     if next(model.parameters()).device.type != "cpu":
@@ -104,7 +104,7 @@ def unfit(model: Any) -> str:
         return f"hidden_act is {config.hidden_act}"
     if 2 * body.rotary_emb.inv_freq.numel() != body.layers[0].self_attn.head_dim:
         return "a part of each head is not rotated"
-    for name, module in (model if whole else body).named_modules():
+    for name, module in (model if is_text else body).named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks)
         if any(hooks) or "forward" in vars(module):
             return f"{name or 'the model'} has a hook"
@@ -219,7 +219,7 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def stock_logits(model: Any) -> Tensor:
+def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
     ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
@@ -249,7 +249,7 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
 
     Args:
         served: The model; its pool is in float32 if activations are.
-        stock: The result of ``stock_logits``.
+        stock: The result of ``transformers_logits``.
     """
     off = distance(step_logits(served), stock[2:])
     if not off <= (_CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED):
@@ -284,7 +284,7 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
 
 LOSS = {"bfloat16": 5e-2, "int8": 0.4}
 """The most loss of the logits' norm by a format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
-MOST_LOSS = 0.7
+MAX_LOSS = 0.7
 """The loss for int4, which loses up to 0.16 there, and for formats of other packages."""
 SAME = 5e-3
 """The tolerance for the same weights by other kernels, or by torch. Measured in all formats: at most 3.3e-4."""
@@ -298,7 +298,7 @@ def prepare(
     Args:
         served: The model, computed by the decoder.
         decoder: The decoder, on the model's own weights; packed afterwards.
-        stock: The result of ``stock_logits``; None: computed where it is needed.
+        stock: The result of ``transformers_logits``; None: computed where it is needed.
         format: The packed format; None: nothing is packed.
         kept: The base's file in that format.
 
@@ -308,7 +308,7 @@ def prepare(
     is_there = format is not None and kept is not None and kept.open(decoder.layers_in(format))
     if stock is None and not is_there:
         with in_float32(served.model):
-            stock = stock_logits(served.model)
+            stock = transformers_logits(served.model)
     if stock is not None:
         with decoder.compared():
             require_same(served, stock)
@@ -325,7 +325,7 @@ def prepare(
         _require(
             logits, _decoded(served, decoder), SAME, f"packed {format}, from the decoded weights',", _REPORT
         )
-        limit = LOSS.get(format, MOST_LOSS)
+        limit = LOSS.get(format, MAX_LOSS)
         _require(logits, stock[2:], limit, f"packed {format}", "choose another base_format")
     for weight in served.model.parameters():
         release_pages(weight)  # of the embedding, which the comparisons read

@@ -215,8 +215,8 @@ def _require_finite(name: str, values: Tensor) -> None:
         raise CodecError(f"{name} is not finite in the base's {str(values.dtype).removeprefix('torch.')}")
 
 
-MOST_KEPT = 64 << 20
-"""Most bytes of sums that are kept."""
+MAX_KEPT_BYTES = 64 << 20
+"""Maximum bytes of sums that are kept."""
 
 
 class MergedWeights:
@@ -242,7 +242,7 @@ class MergedWeights:
         if weight.dtype != torch.float32 or not isinstance(delta, PackedWeight | DenseWeight):
             return None
         base = weight if isinstance(module, nn.Linear) else weight.T
-        if name not in self._kept and self._bytes + weight.nbytes <= MOST_KEPT:
+        if name not in self._kept and self._bytes + weight.nbytes <= MAX_KEPT_BYTES:
             self._kept[name] = base + _decoded(delta, 0, len(base))
             self._bytes += weight.nbytes
         if name in self._kept:

@@ -136,7 +136,7 @@ MAX_BODY_BYTES = 8 * 2**20
 MAX_VALUES = 2**18
 """More than the tokens of a long context. Parsing holds the GIL for a time that grows with values, not bytes."""
 
-_MOST_QUOTES = 4 * MAX_VALUES
+_MAX_QUOTES = 4 * MAX_VALUES
 """Two around each name and each value."""
 
 
@@ -166,9 +166,9 @@ class RequestTimeout:
         gone = asyncio.ensure_future(self._gone())
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
-            left = max(0.0, self._until - asyncio.get_running_loop().time())
+            seconds_left = max(0.0, self._until - asyncio.get_running_loop().time())
             done, _ = await asyncio.wait(
-                {task, gone, stopped}, timeout=left, return_when=asyncio.FIRST_COMPLETED
+                {task, gone, stopped}, timeout=seconds_left, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
             for waiter in (gone, stopped):
@@ -309,7 +309,7 @@ def _has_many_values(data: bytearray) -> bool:
     if _marks(data) <= MAX_VALUES:
         return False
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    return plain.count(b'"') > _MOST_QUOTES or _marks(b"".join(plain.split(b'"')[::2])) > MAX_VALUES
+    return plain.count(b'"') > _MAX_QUOTES or _marks(b"".join(plain.split(b'"')[::2])) > MAX_VALUES
 
 
 def _marks(data: bytes | bytearray) -> int:

@@ -28,7 +28,7 @@ from gym_fed.core.files import raise_file_limit
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
-"""Most bytes of a request's headers, first line included."""
+"""Maximum bytes of a request's headers, first line included."""
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0
 

@@ -128,7 +128,7 @@ class Gateway:
 SLOTS = 3
 PER_CALLER = 2
 """The number of slots; one picture is prepared while another is in the vision tower."""
-MOST_WAITING = 16
+MAX_WAITING = 16
 """Waiting requests of one caller, each of which holds its body."""
 
 _FIRST_GUESS = 0.1
@@ -165,10 +165,10 @@ class PictureSlots:
         Raises:
             GymError: ``BUSY``.
         """
-        if sum(other.caller == caller for other in self._waiting) >= MOST_WAITING:
+        if sum(other.caller == caller for other in self._waiting) >= MAX_WAITING:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MOST_WAITING} requests of this user wait to have their pictures read",
+                f"{MAX_WAITING} requests of this user wait to have their pictures read",
                 "try again when some are answered",
             )
         waiter = _Waiter(caller, pictures, asyncio.get_running_loop().create_future())
@@ -192,7 +192,7 @@ class PictureSlots:
         self._seconds[caller] += seconds
         self._next()
 
-    def _used_then(self, waiter: _Waiter) -> float:
+    def _expected_use(self, waiter: _Waiter) -> float:
         """Estimate the seconds that a caller will have used when this request is answered."""
         return self._seconds[waiter.caller] + waiter.pictures * self._per_picture
 
@@ -201,7 +201,7 @@ class PictureSlots:
             able = [waiter for waiter in self._waiting if self._running[waiter.caller] < PER_CALLER]
             if not able:
                 break
-            first = min(able, key=self._used_then)  # of equals the oldest
+            first = min(able, key=self._expected_use)  # of equals the oldest
             self._waiting.remove(first)
             self._running[first.caller] += 1
             self._least = max(self._least, self._seconds[first.caller])
@@ -215,10 +215,10 @@ class PictureSlots:
         }
 
 
-MOST = 1 << 30
+MAX_HELD_BYTES = 1 << 30
 """Bytes of all callers, shared evenly among those that hold some."""
-MOST_OF_CALLER = 128 << 20
-LEAST_OF_CALLER = 16 << 20
+MAX_OF_CALLER = 128 << 20
+MIN_OF_CALLER = 16 << 20
 """Every caller may hold this much: two bodies of the largest size."""
 
 
@@ -259,7 +259,7 @@ class HeldBody:
         """
         self._own += size
         self._held[self._caller] += size
-        share = min(MOST_OF_CALLER, max(LEAST_OF_CALLER, MOST // len(self._held)))
+        share = min(MAX_OF_CALLER, max(MIN_OF_CALLER, MAX_HELD_BYTES // len(self._held)))
         if self._held[self._caller] > share:
             raise GymError(
                 ErrorCode.BUSY,
@@ -277,7 +277,7 @@ class HeldBody:
 
 _log = logging.getLogger(__name__)
 
-_ABOUT_THE_SERVER = frozenset(
+_SERVER_ERRORS = frozenset(
     {
         ErrorCode.CONFIG_INVALID,
         ErrorCode.DISK_FULL,
@@ -306,7 +306,7 @@ class PublicErrors:
         """Return OpenAI's form of an error. The full text goes to the log, once for the same text."""
         if isinstance(error, RequestError):
             return error_body(error)
-        shown = _without_insides(error)
+        shown = _without_details(error)
         if str(shown) != str(error):
             self._log(str(error))
         return error_body(shown)
@@ -320,8 +320,8 @@ class PublicErrors:
             self._logged.popitem(last=False)
 
 
-def _without_insides(error: GymError) -> GymError:
-    if error.code in _ABOUT_THE_SERVER:
+def _without_details(error: GymError) -> GymError:
+    if error.code in _SERVER_ERRORS:
         message = "the server failed" if error.code is ErrorCode.INTERNAL else error.code.help.rstrip(".")
         return GymError(error.code, message, "see the server's log")
     return GymError(error.code, _scrubbed(error.message), _scrubbed(error.hint))

@@ -15,10 +15,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
-import os
 import re
 import secrets
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -27,11 +25,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel, first_problem
+from gym_fed.config.schema.base import first_problem
 from gym_fed.core.addresses import is_loopback
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.file_lock import lock
-from gym_fed.core.files import write_atomically
+from gym_fed.serving.http.key_ring import KeyRing, KeysDocument, NamedKey
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.trust.identity.variant import Sha256, VariantName
 
@@ -69,7 +66,7 @@ class Authenticator:
                 "no API key was given",
                 "send the header `Authorization: Bearer KEY` (the openai client's api_key)",
             )
-        with self._trouble_of_ours():
+        with self._file_errors_logged():
             caller = self._keys.caller(key)
         if caller is None:
             raise GymError(ErrorCode.UNAUTHENTICATED, "the API key is unknown here, or has expired")
@@ -82,11 +79,11 @@ class Authenticator:
             GymError: ``UNAVAILABLE`` if the key file cannot be used.
         """
         if self._keys is not None:
-            with self._trouble_of_ours():
-                self._keys.keys()
+            with self._file_errors_logged():
+                self._keys.all()
 
     @contextmanager
-    def _trouble_of_ours(self) -> Iterator[None]:
+    def _file_errors_logged(self) -> Iterator[None]:
         """Log once why the key file cannot be used, which concerns the operator, not the caller."""
         try:
             yield
@@ -123,16 +120,11 @@ def require_local(headers: Mapping[str, str]) -> None:
 
 
 PREFIX = "gym-"
-MAX_FILE_BYTES = 16 * 2**20
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,63}$"
 _OWNER = r"^[A-Za-z0-9][A-Za-z0-9._@+-]{0,127}$"
 
 
-class ApiKey(StrictModel):
-    """The entry of one key, without the key itself."""
-
-    name: str = Field(pattern=_NAME)
-    """The user's name, for the usage log and for fairness in the queue."""
+class ApiKey(NamedKey):
+    """The entry of one key; its name is used in the usage log, and for fairness in the queue."""
 
     sha256: Sha256
     base: bool = True
@@ -157,9 +149,6 @@ class ApiKey(StrictModel):
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Tokens of prompts and answers together."""
 
-    created_at: int = Field(ge=0)
-    """Unix seconds."""
-
     expires_at: int | None = Field(default=None, ge=0)
     """Unix seconds; None: never."""
 
@@ -179,10 +168,8 @@ class ApiKey(StrictModel):
         )
 
 
-class _KeysDocument(StrictModel):
+class _ApiKeysDocument(KeysDocument[ApiKey]):
     format: Literal["gym-api-keys"] = "gym-api-keys"
-    version: Literal[1] = 1
-    keys: tuple[ApiKey, ...] = ()
 
 
 def hashed(key: str) -> str:
@@ -190,56 +177,45 @@ def hashed(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class KeyFile:
-    """The key file; usable from any thread.
+class KeyFile(KeyRing[ApiKey]):
+    """The file of API keys, which must exist when a server uses it.
 
     Args:
-        path: A JSON file, mode 0600.
+        path: The file.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.Lock()
-        self._seen: tuple[int, ...] | None = None
-        self._keys: tuple[ApiKey, ...] = ()
+        super().__init__(path, _ApiKeysDocument)
 
     def caller(self, key: str) -> Caller | None:
         """Return the caller with this key; None for an unknown or expired one. Compares every key.
 
         Raises:
-            GymError: As ``keys``.
+            GymError: As ``all``.
         """
         match: ApiKey | None = None
         digest = hashed(key)
-        for known in self.keys():
+        for known in self.all():
             if hmac.compare_digest(known.sha256, digest):
                 match = known
         if match is None or (match.expires_at is not None and match.expires_at <= time.time()):
             return None
         return match.caller()
 
-    def keys(self) -> tuple[ApiKey, ...]:
+    def all(self) -> tuple[ApiKey, ...]:
         """Read all keys from the file as it is now.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``, ``CONFIG_INVALID``, or ``PERMISSION_DENIED`` for a file that others may write
-                to.
+            GymError: ``FILE_NOT_FOUND``; as ``KeyRing.all``.
         """
-        with self._lock:
-            try:
-                status = self.path.stat()
-                seen = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_mode)
-                if seen != self._seen:
-                    _require_safe(self.path, status)
-                    self._keys, self._seen = self._read(), seen
-            except OSError as error:
-                self._seen = None
-                raise GymError(
-                    ErrorCode.FILE_NOT_FOUND,
-                    f"no API keys at {self.path}: {error.strerror}",
-                    f"make one with: gym api keys add NAME --file {self.path}",
-                ) from error
-            return self._keys
+        keys = super().all()
+        if not keys and not self.path.exists():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND,
+                f"there is no file of API keys {self.path}",
+                f"make one with: gym api keys add NAME --file {self.path}",
+            )
+        return keys
 
     def add(
         self,
@@ -271,7 +247,7 @@ class KeyFile:
             )
         key = PREFIX + secrets.token_urlsafe(32)
         try:
-            made = ApiKey(
+            entry = ApiKey(
                 name=name,
                 sha256=hashed(key),
                 base=base,
@@ -287,57 +263,8 @@ class KeyFile:
             )
         except ValidationError as error:
             raise GymError(ErrorCode.USAGE, f"API key: {first_problem(error)}") from error
-        with self._changing() as known:
-            if any(other.name == name for other in known):
-                raise GymError(
-                    ErrorCode.FILE_EXISTS,
-                    f"{self.path} has a key {name!r} already",
-                    f"remove it first: gym api keys remove {name} --file {self.path}",
-                )
-            self._write((*known, made))
+        self._add(entry)
         return key
-
-    def remove(self, name: str) -> None:
-        """Remove a key; a running server refuses it from its next request on.
-
-        Raises:
-            GymError: ``NOT_FOUND``.
-        """
-        with self._changing() as known:
-            left = tuple(key for key in known if key.name != name)
-            if len(left) == len(known):
-                raise GymError(
-                    ErrorCode.NOT_FOUND, f"{self.path} has no key {name!r}", "gym api keys list shows them"
-                )
-            self._write(left)
-
-    @contextmanager
-    def _changing(self) -> Iterator[tuple[ApiKey, ...]]:
-        """Yield the current keys, while no other process changes them."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            lock(beside, wait=True)
-            yield self.keys() if self.path.exists() else ()
-        finally:
-            os.close(beside)
-
-    def _write(self, keys: tuple[ApiKey, ...]) -> None:
-        text = _KeysDocument(keys=keys).model_dump_json(indent=2)
-        write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
-
-    def _read(self) -> tuple[ApiKey, ...]:
-        data = self.path.read_bytes()
-        if len(data) > MAX_FILE_BYTES:
-            raise GymError(ErrorCode.TOO_LARGE, f"{self.path}: more than {MAX_FILE_BYTES} bytes of API keys")
-        try:
-            return _KeysDocument.model_validate_json(data).keys
-        except ValidationError as error:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{self.path}: {first_problem(error, 'file')}",
-                "only gym api keys writes it; restore it",
-            ) from error
 
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
@@ -347,13 +274,3 @@ def bearer_token(header: str | None) -> str | None:
     """Return the key of an ``Authorization`` header; None if it has another form."""
     match = _BEARER.fullmatch(header or "")
     return match[1] if match else None
-
-
-def _require_safe(path: Path, status: os.stat_result) -> None:
-    """Refuse a file that other users can write to, since they could add a key."""
-    if status.st_mode & 0o022:
-        raise GymError(
-            ErrorCode.PERMISSION_DENIED,
-            f"{path} may be written by others (mode {status.st_mode & 0o777:o})",
-            f"chmod 600 {path}",
-        )

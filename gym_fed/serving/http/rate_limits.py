@@ -18,7 +18,7 @@ from gym_fed.serving.openai.catalogue import Caller
 from gym_fed.serving.openai.refusals import RequestError
 
 _MINUTE = 60.0
-_TIDY_BEYOND = 1024
+_MAX_BUCKETS = 1024
 
 Headers = dict[str, str]
 
@@ -103,7 +103,7 @@ class RateLimits:
         now = self._now()
         buckets = {}
         limits = {"requests": caller.requests_per_minute, "tokens": caller.tokens_per_minute}
-        if len(self._buckets) > _TIDY_BEYOND:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._tidy(now)
         for name, limit in limits.items():
             if limit is not None:
@@ -137,5 +137,5 @@ def _duration(seconds: float) -> str:
     """Format seconds as OpenAI does: ``120ms``, ``6.5s``, ``1m30s``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
-    minutes, left = divmod(seconds, _MINUTE)
-    return f"{int(minutes)}m{int(left)}s" if minutes else f"{round(left, 1):g}s"
+    minutes, rest = divmod(seconds, _MINUTE)
+    return f"{int(minutes)}m{int(rest)}s" if minutes else f"{round(rest, 1):g}s"

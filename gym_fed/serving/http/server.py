@@ -74,7 +74,7 @@ def run_server(
     """
     keys = None if config.api_keys is None else KeyFile(config.api_keys)
     if keys is not None:
-        keys.keys()  # raises now for an unreadable file, not at the first request
+        keys.all()  # raises now for an unreadable file, not at the first request
     if config.tls is not None:
         require_usable(config.tls)
     with listen(config) as listener:
@@ -108,7 +108,7 @@ class _Life:
         self._address = url_of(listener, "http" if config.tls is None else "https")
         self._draining: asyncio.Task[None] | None = None
         self._finished = True
-        self._last_moment = threading.Timer(drain_seconds + LEAVE_SECONDS, _leave_anyway)
+        self._last_moment = threading.Timer(drain_seconds + LEAVE_SECONDS, _force_exit)
         self._last_moment.daemon = True
 
     def end(self) -> None:
@@ -200,7 +200,7 @@ class _Life:
         self._server.should_exit = True
 
 
-def _leave_anyway() -> None:
+def _force_exit() -> None:
     _log.error("the server did not end by itself %g s after draining; its process ends now", LEAVE_SECONDS)
     os._exit(ErrorCode.INTERRUPTED.exit_code)
 

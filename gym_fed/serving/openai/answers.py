@@ -250,8 +250,8 @@ class ChatAnswer(Answer):
             delta = {"tool_calls": [{"index": number, **more}]}
             chunks.append(self._delta(index, delta, () if chunks else logprobs))
         if choice.finish_reason is not None:
-            left = () if chunks else logprobs
-            chunks.append(self._delta(index, {}, left, choice.finish_reason))
+            remaining = () if chunks else logprobs
+            chunks.append(self._delta(index, {}, remaining, choice.finish_reason))
         return chunks
 
     def _delta(
@@ -337,7 +337,7 @@ class CompletionAnswer(Answer):
         }
 
 
-_MOST_NEGATIVE = -9999.0  # OpenAI's value for probability 0, as JSON has no infinity
+_MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0, as JSON has no infinity
 
 
 def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -372,4 +372,4 @@ def _one(text: str, logprob: float) -> dict[str, Any]:
 
 
 def _finite(logprob: float) -> float:
-    return max(logprob, _MOST_NEGATIVE)
+    return max(logprob, _MIN_LOGPROB)

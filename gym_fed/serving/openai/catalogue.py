@@ -27,7 +27,7 @@ class Caller:
         owners: Accounts whose variants may all be used.
         metrics: Whether the server's metrics, which cover everybody's requests, may be read.
         manage_variants: Whether variants may be added and removed.
-        requests_per_minute: Most requests per minute; None: no limit.
+        requests_per_minute: Maximum requests per minute; None: no limit.
         tokens_per_minute: Maximum tokens of prompts and answers per minute; None: no limit.
         key_sha256: The digest of the key; empty without keys.
     """

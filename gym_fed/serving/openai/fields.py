@@ -38,18 +38,18 @@ def parse(schema: type[RequestT], body: Any, neutral: Neutral) -> RequestT:
     """
     if not isinstance(body, dict):
         raise RequestError("the request must be a JSON object")
-    given = {}
+    values = {}
     for key, value in body.items():
         _require_text(key, value)
         if key not in neutral or key in schema.model_fields:
-            given[key] = value
+            values[key] = value
         elif value is not None and not any(_same(value, known) for known in neutral[key]):
             raise unsupported(key, neutral[key])
     try:
-        return schema.model_validate(given)
+        return schema.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = _param(first["loc"], given, missing=first["type"] == "missing")
+        param = _param(first["loc"], values, missing=first["type"] == "missing")
         if (field := first.get("ctx", {}).get("field")) is not None:
             param = f"{param}.{field}" if param else field
         if first["type"] == "extra_forbidden":
@@ -354,7 +354,7 @@ _CALLED = {
     "n_probs": ("top_logprobs", "logprobs"),
 }
 """Names of our fields for those of other servers; the first that the request's kind has is suggested."""
-_INSTEAD = {
+_ALTERNATIVES = {
     "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
     "keep_alive": "leave it out: the model stays in memory as long as the server runs",
     "options": "its keys are fields of the request itself: temperature, top_p, seed, stop, max_tokens",
@@ -370,4 +370,4 @@ def hint_for(field: str, known: Container[str]) -> str:
         known: The fields that the request may have.
     """
     called = next((name for name in _CALLED.get(field, ()) if name in known), "")
-    return f"here it is called {called}" if called else _INSTEAD.get(field, "")
+    return f"here it is called {called}" if called else _ALTERNATIVES.get(field, "")

@@ -68,29 +68,29 @@ class GuidedFields(ChoiceFields):
 
     @model_validator(mode="after")
     def _validate_guides(self) -> GuidedFields:
-        given = self._given()
-        if len(given) > 1:
+        grammars = self._given()
+        if len(grammars) > 1:
             raise off(
-                given[1][0],
-                f"{given[0][0]} and {given[1][0]} are given: an answer can follow only one of them",
+                grammars[1][0],
+                f"{grammars[0][0]} and {grammars[1][0]} are given: an answer can follow only one of them",
             )
-        if self.structured_outputs is not None and not given:
+        if self.structured_outputs is not None and not grammars:
             raise off("structured_outputs", "one of json, json_object, regex, choice and grammar is needed")
-        if given and given[0][1].kind == "json_schema":
-            self.require_uncut()
+        if grammars and grammars[0][1].kind == "json_schema":
+            self.require_no_stops()
         return self
 
-    def require_uncut(self) -> None:
+    def require_no_stops(self) -> None:
         """Refuse stop conditions that could end a JSON value in the middle."""
-        for name, given in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
-            if given:
+        for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
+            if value:
                 raise off(name, "an answer that follows a schema cannot be cut short: give one of them")
 
     @property
     def guided(self) -> tuple[str, Grammar] | None:
         """The grammar of the answer, and the field that gave it."""
-        given = self._given()
-        return given[0] if given else None
+        grammars = self._given()
+        return grammars[0] if grammars else None
 
     @property
     def guiding_field(self) -> str:
@@ -174,7 +174,7 @@ class EngineErrors:
 
 
 MAX_MULTIPLE = 50_000
-"""Most multiple without trailing zeros: a thousandth and a million are as simple as one."""
+"""Maximum multiple without trailing zeros: a thousandth and a million are as simple as one."""
 
 _NAME, _INLINE = "multipleOf", "%json"
 

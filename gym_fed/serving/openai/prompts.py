@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 _COPIES = 2
-TEXT_ALONE = NoPictures()
+TEXT_ONLY = NoPictures()
 _CHARACTERS_A_TOKEN = 8
 """More characters than a token of ordinary text has; used to choose the prefix that checks a text's length."""
 
@@ -65,7 +65,7 @@ class Prompts:
         vocab_size: int,
         context: int | None = None,
         tool_format: str = AUTO,
-        pictures: PictureReader | NoPictures = TEXT_ALONE,
+        pictures: PictureReader | NoPictures = TEXT_ONLY,
     ) -> None:
         self._vocab_size = vocab_size
         self._context = context
@@ -171,12 +171,12 @@ class Prompts:
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode token ids; ``special`` includes the text of control tokens."""
-        with self._a_tokenizer() as tokenizer:
+        with self._borrowed_tokenizer() as tokenizer:
             return str(tokenizer.decode(token_ids, skip_special_tokens=not special))
 
     def pieces(self, token_ids: list[int]) -> list[str]:
         """Return each token as written in the vocabulary."""
-        with self._a_tokenizer() as tokenizer:
+        with self._borrowed_tokenizer() as tokenizer:
             return list(tokenizer.convert_ids_to_tokens(token_ids))
 
     def _row(self, message: Message) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Prompts:
         from jinja2 import TemplateError
 
         try:
-            with self._a_tokenizer() as tokenizer:
+            with self._borrowed_tokenizer() as tokenizer:
                 return tokenizer.apply_chat_template(rows, tools=tools or None, **how)
         except (TemplateError, TypeError, ValueError) as error:
             raise RequestError(
@@ -249,12 +249,12 @@ class Prompts:
             length *= 2
 
     def _tokens(self, text: str, *, special: bool) -> list[int]:
-        with self._a_tokenizer() as tokenizer:
+        with self._borrowed_tokenizer() as tokenizer:
             ids = list(tokenizer(text, add_special_tokens=special)["input_ids"])
             return without_second_bos(tokenizer, ids) if special else ids
 
     @contextmanager
-    def _a_tokenizer(self) -> Iterator[Any]:
+    def _borrowed_tokenizer(self) -> Iterator[Any]:
         """Take one of the tokenizers, for exclusive use."""
         tokenizer = self._free.get()
         try:

@@ -34,7 +34,7 @@ from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 RESPONSES = "/v1/responses"
 MAX_CONVERSATION_BYTES = 2**20
-"""Most bytes of a stored conversation, so that a small request never makes the server hold a large one."""
+"""Maximum bytes of a stored conversation, so that a small request never makes the server hold a large one."""
 
 
 @dataclass(frozen=True)
@@ -310,8 +310,8 @@ class ResponsesAsChat:
         return f"{first}.{more}" if more else first
 
     def _instructions(self) -> list[ChatMessage]:
-        given = self._request.instructions
-        return [{"role": "system", "content": given}] if given else []
+        instructions = self._request.instructions
+        return [{"role": "system", "content": instructions}] if instructions else []
 
     def _add(self, message: ChatMessage, origin: str) -> None:
         self.messages.append(message)
@@ -337,12 +337,12 @@ class ResponsesAsChat:
         self.messages[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), call]}
 
     def _format(self) -> dict[str, Any] | None:
-        given = self._request.text.format if self._request.text else None
-        if given is None:
+        form = self._request.text.format if self._request.text else None
+        if form is None:
             return None
-        if not isinstance(given, JsonSchemaFormat):
-            return {"type": given.type}
-        schema = given.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        if not isinstance(form, JsonSchemaFormat):
+            return {"type": form.type}
+        schema = form.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
         return {"type": "json_schema", "json_schema": schema}
 
     def _tools(self) -> list[dict[str, Any]] | None:

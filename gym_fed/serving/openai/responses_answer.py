@@ -87,12 +87,12 @@ class ResponsesAnswer(Answer):
         (choice,) = self.choices
         reason = _REASONS.get(choice.finish_reason or "")
         status = "completed" if reason is None else "incomplete"
-        made = self._response(status, reason, usage=self._counts())
-        streamed = {**made, "output": self._items}
-        whole = {**made, "output": self._refused(choice) if reason == "content_filter" else self._items}
-        if self._keep_response is not None and not self._keep_response(self.id, whole, _messages(whole)):
-            streamed["store"] = whole["store"] = self._stored = False
-        self._whole_body = whole
+        response = self._response(status, reason, usage=self._counts())
+        streamed = {**response, "output": self._items}
+        full = {**response, "output": self._refused(choice) if reason == "content_filter" else self._items}
+        if self._keep_response is not None and not self._keep_response(self.id, full, _messages(full)):
+            streamed["store"] = full["store"] = self._stored = False
+        self._whole_body = full
         return [self._event(f"response.{status}", response=streamed)]
 
     def failure(self, error: dict[str, Any]) -> StreamChunk:

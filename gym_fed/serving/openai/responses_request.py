@@ -21,7 +21,7 @@ from gym_fed.serving.openai.guided_fields import PlainFormat
 from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verbosity
 
 LOGPROBS = "message.output_text.logprobs"
-_NOTHING_TO_INCLUDE = "reasoning.encrypted_content"
+_IGNORED_INCLUDE = "reasoning.encrypted_content"
 """Accepted because clients without state always send it, and no reasoning item could have it."""
 
 RESPONSES_NEUTRAL: Neutral = {
@@ -191,7 +191,7 @@ class ResponseStreamOptions(RequestModel):
 def _includable(value: Any) -> Any:
     if isinstance(value, list):
         for name in value:
-            if isinstance(name, str) and name not in (LOGPROBS, _NOTHING_TO_INCLUDE):
+            if isinstance(name, str) and name not in (LOGPROBS, _IGNORED_INCLUDE):
                 raise PydanticCustomError(
                     "unsupported", "{one} is not supported here", {"one": repr(name[:80])}
                 )

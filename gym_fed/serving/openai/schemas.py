@@ -274,7 +274,7 @@ class ChatRequest(GuidedFields):
         required = self.tool_choice not in (None, "auto", "none")
         strict = self.tool_choice != "none" and any(tool.function.strict for tool in self.tools or [])
         if required or strict:
-            self.require_uncut()
+            self.require_no_stops()
 
     def _require_known_calls(self) -> None:
         known: set[str] = set()
@@ -296,13 +296,13 @@ class ChatRequest(GuidedFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def _given(self) -> list[tuple[str, Grammar]]:
-        given = super()._given()
+        grammars = super()._given()
         if self.response_format is None or self.response_format.type == "text":
-            return given
+            return grammars
         schema = (
             self.response_format.json_schema.schema_ if isinstance(self.response_format, SchemaFormat) else {}
         )
-        return [("response_format", Grammar("json_schema", json.dumps(schema))), *given]
+        return [("response_format", Grammar("json_schema", json.dumps(schema))), *grammars]
 
 
 MAX_PROMPTS = 128

@@ -21,7 +21,7 @@ from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.guided_fields import EngineErrors, refusal_name, require_small_multiples
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
-from gym_fed.serving.openai.prompts import TEXT_ALONE, Prompts, texts_of
+from gym_fed.serving.openai.prompts import TEXT_ONLY, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES, ChatForm, begin_response, store_of
 from gym_fed.serving.openai.schemas import (
@@ -60,7 +60,7 @@ class OpenAIService:
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
         fingerprint: The name of the base's weights (``system_fingerprint``).
-        max_at_once: Most answers of one request; more could never be queued together.
+        max_at_once: Maximum answers of one request; more could never be queued together.
         context: Tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Gets the usage of each request, once it has ended.
         content_filter: Refuses requests and answers by their text; None: no filter.
@@ -86,7 +86,7 @@ class OpenAIService:
         stored: StoredAnswers | None = None,
         embedding_size: int | None = None,
         tool_format: str = AUTO,
-        pictures: PictureReader | NoPictures = TEXT_ALONE,
+        pictures: PictureReader | NoPictures = TEXT_ONLY,
         sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.catalogue = catalogue
@@ -195,10 +195,10 @@ class OpenAIService:
         """
         request = parse(EmbeddingRequest, body, {})
         model = self.catalogue.resolve(request.model, caller)
-        given = as_list(request.input)
-        self._require_room_for(len(given), "texts in one request:", "input")
+        inputs = as_list(request.input)
+        self._require_room_for(len(inputs), "texts in one request:", "input")
         self._require_dimensions(request.dimensions)
-        prompts = [self._prompts.of_input(item, "input") for item in given]
+        prompts = [self._prompts.of_input(item, "input") for item in inputs]
         refusals = EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
         try:

@@ -15,7 +15,7 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ChatRequest
 
 _SWITCHES = ("enable_thinking", "thinking")
-_LITTLE = ("none", "minimal")
+_LOW_EFFORTS = ("none", "minimal")
 """Efforts that turn reasoning off in templates with a switch."""
 
 THOUGHTS = ("reasoning_content", "reasoning")
@@ -74,19 +74,19 @@ class TemplateNames:
         Raises:
             RequestError: Naming the field that the template does not support.
         """
-        given = dict(request.chat_template_kwargs or {})
-        for name in given:
+        variables = dict(request.chat_template_kwargs or {})
+        for name in variables:
             if name not in self._names:
                 raise _unknown(f"chat_template_kwargs.{name}", "does not have this variable for callers")
         more = {**self._reasoning(request.reasoning_effort), **self._verbosity(request.verbosity)}
         for name, value in more.items():
-            if given.setdefault(name, value) != value:
+            if variables.setdefault(name, value) != value:
                 raise RequestError(
                     f"field 'chat_template_kwargs.{name}': it contradicts reasoning_effort or verbosity",
                     param=f"chat_template_kwargs.{name}",
                     hint="give one of them",
                 )
-        return given
+        return variables
 
     def _reasoning(self, effort: str | None) -> Mapping[str, Any]:
         if effort is None:
@@ -95,7 +95,7 @@ class TemplateNames:
             return {"reasoning_effort": effort}
         for switch in _SWITCHES:
             if switch in self._names:
-                return {switch: effort not in _LITTLE}
+                return {switch: effort not in _LOW_EFFORTS}
         raise _unknown("reasoning_effort", "has no variable for it")
 
     def _verbosity(self, verbosity: str | None) -> Mapping[str, Any]:

@@ -141,7 +141,7 @@ class ToolTemplate:
             RequestError: For parameters that the format cannot be constrained to.
         """
         try:
-            made = self.format.grammar(tools, one=one, required=required)
+            grammar = self.format.grammar(tools, one=one, required=required)
         except CannotHold as error:
             raise RequestError(
                 f"field 'tools': {error}",
@@ -149,8 +149,8 @@ class ToolTemplate:
                 name="invalid_json_schema",
                 hint="leave strict and tool_choice out, or make the schema simpler",
             ) from error
-        lark = with_control_tokens(made.lark, self._control)
-        text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": made.schemas})
+        lark = with_control_tokens(grammar.lark, self._control)
+        text = json.dumps({"lark": f"{lark}TEXT: /(.|\\n)*/\n", "schemas": grammar.schemas})
         if len(text) > MAX_SCHEMA_CHARACTERS:
             raise RequestError(
                 f"field 'tools': schemas of {counted(len(text), 'character')}; {MAX_SCHEMA_CHARACTERS:,} are allowed",
@@ -183,13 +183,13 @@ class ToolTemplate:
     def _written(self) -> str:
         """Render a call with the template; empty if it refuses."""
         try:
-            whole = self._render([*_QUESTION, _CALL], [_PROBE], prompt=False)
+            rendered = self._render([*_QUESTION, _CALL], [_PROBE], prompt=False)
         except RequestError:
             return ""
         same = next(
-            (at for at, pair in enumerate(zip(self._shown, whole, strict=False)) if pair[0] != pair[1]), -1
+            (at for at, pair in enumerate(zip(self._shown, rendered, strict=False)) if pair[0] != pair[1]), -1
         )
-        return whole[len(self._shown) if same < 0 else same :]
+        return rendered[len(self._shown) if same < 0 else same :]
 
     @cached_property
     def _takes_system(self) -> bool:

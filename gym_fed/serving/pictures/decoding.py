@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 MAX_PICTURES = 16
-"""Most pictures of a request."""
+"""Maximum pictures of a request."""
 MAX_PICTURE_BYTES = 6 * 2**20
 MAX_PIXELS = 2**24
 MAX_REQUEST_PIXELS = 2**26
-"""Most pixels of all pictures of a request."""
+"""Maximum pixels of all pictures of a request."""
 MAX_RATIO = 50
-"""Most ratio of the longer side to the shorter one."""
+"""Maximum ratio of the longer side to the shorter one."""
 
 Detail = Literal["auto", "low", "high"]
 
@@ -125,7 +125,7 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
     return Picture(data, width, height, detail, digest, orientation)
 
 
-def require_few(count: int, pixels: int) -> None:
+def require_limits(count: int, pixels: int) -> None:
     """Refuse more pictures, or more pixels, than a request may have.
 
     Args:
@@ -215,14 +215,14 @@ def _too_large(why: str) -> GymError:
 
 
 MAX_PARTS = 16_384
-"""Most segments or chunks of a file."""
+"""Maximum segments or chunks of a file."""
 MAX_BLOCKS = 65_536
-"""Most blocks of at most 255 bytes of a GIF."""
+"""Maximum blocks of at most 255 bytes of a GIF."""
 MAX_SCANS = 100
-"""Most scans of a JPEG: each goes over all of its pixels, and may have only a few bytes."""
+"""Maximum scans of a JPEG: each goes over all of its pixels, and may have only a few bytes."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
-_MOST_ENTRIES = 512
+_MAX_ENTRIES = 512
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _SOI, _EOI, _SOS, _COMMENT, _EXIF = 0xD8, 0xD9, 0xDA, 0xFE, 0xE1
 _OF_COLOURS = (0xE0, 0xEE)
@@ -300,16 +300,16 @@ def _webp(data: bytes) -> tuple[bytes, int]:
 
 def _gif(data: bytes) -> tuple[bytes, int]:
     at = 13 + (_table(data[10]) if len(data) > 12 else 0)
-    head, control, left = data[:at], b"", iter(range(MAX_BLOCKS))
+    head, control, remaining = data[:at], b"", iter(range(MAX_BLOCKS))
     while data[at : at + 1] == b"!":
-        end = _end_of_blocks(data, at + 2, left)
+        end = _end_of_blocks(data, at + 2, remaining)
         if data[at + 1 : at + 2] == b"\xf9":
             control = data[at:end]
         at = end
     if data[at : at + 1] != b"," or len(data) < at + 10:
         return head, 1
     start = at + 10 + _table(data[at + 9]) + 1
-    return b"".join((head, control, data[at : _end_of_blocks(data, start, left)], b";")), 1
+    return b"".join((head, control, data[at : _end_of_blocks(data, start, remaining)], b";")), 1
 
 
 def _table(flags: int) -> int:
@@ -334,7 +334,7 @@ def _orientation(exif: bytes) -> int:
     if order is None:
         return 1
     at = _number(exif, 4, f"{order}I")
-    for entry in range(min(_number(exif, at, f"{order}H"), _MOST_ENTRIES)):
+    for entry in range(min(_number(exif, at, f"{order}H"), _MAX_ENTRIES)):
         place = at + 2 + 12 * entry
         if _number(exif, place, f"{order}H") == _ORIENTATION:
             value = _number(exif, place + 8, f"{order}H")

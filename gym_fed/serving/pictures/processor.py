@@ -42,7 +42,7 @@ FAMILIES = {
 
 _POSITIONS = "its tokens have positions in two or three dimensions (M-RoPE)"
 _MASKS = "the tokens of a picture attend to each other in both directions"
-_WHY = {
+_UNREAD_REASONS = {
     "glm4v": _POSITIONS,
     "glm4v_moe": _POSITIONS,
     "qwen2_vl": _POSITIONS,
@@ -56,7 +56,7 @@ _WHY = {
 
 def why_not(kind: str) -> str:
     """Return why a family's pictures are not read."""
-    return _WHY.get(kind, "this family has not been tried")
+    return _UNREAD_REASONS.get(kind, "this family has not been tried")
 
 
 def require_family(name: str, kind: str | None) -> None:
@@ -125,16 +125,18 @@ class PictureProcessor:
         """
         settings = self._settings(picture)
         with self._lock:
-            made = self._processor(
+            processed = self._processor(
                 images=[picture.decoded()],
                 text=self._processor.image_token,
                 add_special_tokens=False,
                 return_tensors="pt",
                 **settings,
             )
-        run = [int(token) for token in made["input_ids"][0]]
+        run = [int(token) for token in processed["input_ids"][0]]
         places = [at for at, token in enumerate(run) if token == self.image_token_id]
-        return ProcessedPicture(run, places, {key: made[key] for key in made if key not in _OF_TEXT})
+        return ProcessedPicture(
+            run, places, {key: processed[key] for key in processed if key not in _OF_TEXT}
+        )
 
     def require_detail(self, picture: Picture) -> None:
         """Check that the model has the picture's ``detail``.

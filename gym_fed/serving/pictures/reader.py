@@ -18,7 +18,7 @@ from gym_fed.core.json_files import read_object
 from gym_fed.core.text import counted
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
-from gym_fed.serving.pictures.decoding import Picture, read_picture, require_few
+from gym_fed.serving.pictures.decoding import Picture, read_picture, require_limits
 from gym_fed.serving.pictures.processor import (
     FAMILIES,
     PictureProcessor,
@@ -71,7 +71,7 @@ class MessagePictures:
             self._read[id(part)] = picture, f"{place}.image_url"
             pixels += picture.pixels
             with _refusals("messages"):  # before the next one is read
-                require_few(len(self._read), pixels)
+                require_limits(len(self._read), pixels)
 
     def __len__(self) -> int:
         return len(self._read)
@@ -110,8 +110,8 @@ def count_pictures(body: Any) -> int:
     """Count the pictures of an unvalidated body. An earlier response counts as one, since it may have some."""
     if not isinstance(body, dict):
         return 0
-    given = [item for name in ("messages", "input") for item in _listed(body.get(name))]
-    contents = (part for item in given if isinstance(item, dict) for part in _listed(item.get("content")))
+    items = [item for name in ("messages", "input") for item in _listed(body.get(name))]
+    contents = (part for item in items if isinstance(item, dict) for part in _listed(item.get("content")))
     kinds = (part.get("type") for part in contents if isinstance(part, dict))
     return (body.get("previous_response_id") is not None) + sum(kind in _KINDS for kind in kinds)
 
@@ -157,8 +157,8 @@ class PictureEncoder:
 
     Args:
         model: The vision model; only read.
-        cache_bytes: Most bytes of cached features.
-        owner_bytes: Most bytes of features in one owner's requests that are not cached.
+        cache_bytes: Maximum bytes of cached features.
+        owner_bytes: Maximum bytes of features in one owner's requests that are not cached.
     """
 
     def __init__(self, model: Any, cache_bytes: int = CACHE_BYTES, owner_bytes: int = OWNER_BYTES) -> None:
@@ -319,12 +319,12 @@ class PictureReader:
         """Expand a prompt with one token per picture, as the chat template writes it, to all of their tokens."""
         expanded: list[int] = []
         runs: list[PictureRun] = []
-        left = iter(pictures)
+        remaining = iter(pictures)
         for token in ids:
             if token != self.processor.image_token_id:
                 expanded.append(token)
                 continue
-            picture, processed = next(left)
+            picture, processed = next(remaining)
             runs.append(PictureRun(len(expanded), picture, processed))
             expanded += processed.run
         return ExpandedPrompt(expanded, tuple(runs))

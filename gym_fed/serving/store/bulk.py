@@ -24,8 +24,9 @@ from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
 
+
 MAX_FAULTS_SHOWN = 20
-"""Most refused files that the error names."""
+"""Maximum refused files that the error names."""
 
 Progress = Callable[[str, int, int], None]
 """Gets the current step, the number of items done, and their total."""

@@ -61,7 +61,7 @@ def sign_variant(
     return SignedVariant.sign(manifest, key)
 
 
-_AGAIN = re.compile(r"revision \d+ again(: )?", re.ASCII)
+_RESTORED = re.compile(r"revision \d+ again(: )?", re.ASCII)
 
 
 def undo(
@@ -96,7 +96,7 @@ def undo(
         )
     store.history.verify(target)
     old, path = target.record, store.history.path(target)
-    before = _AGAIN.sub("", old.note, count=1)
+    before = _RESTORED.sub("", old.note, count=1)
     note = f"revision {old.revision} again{': ' if before else ''}{before}"[:MAX_NOTE]
     number = max(revision.record.revision for revision in revisions) + 1
     signed = None if key is None else sign_variant(path, key, name=name, revision=number, note=note)
@@ -198,7 +198,7 @@ class VariantHistory:
 
 
 @contextmanager
-def unless_damaged() -> Iterator[None]:
+def ignoring_damage() -> Iterator[None]:
     """Ignore damaged rows, which need not be readable to be removed."""
     try:
         yield

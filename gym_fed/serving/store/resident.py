@@ -179,7 +179,7 @@ class ResidentFiles:
 
 _USES_A_FILE = 10
 """Uses between two halvings, for each file in memory."""
-_FEWEST_USES = 1000
+_MIN_USES = 1000
 HALVED_SECONDS = 300.0
 """Seconds between two halvings: 2000 uses, the most that are counted of a file, decay to none within an hour."""
 
@@ -359,7 +359,7 @@ class UseCounts:
             self._halve(periods)
         self._counts[digest] = self[digest] + 1
         self._since += 1
-        if self._since >= max(_FEWEST_USES, _USES_A_FILE * in_memory):
+        if self._since >= max(_MIN_USES, _USES_A_FILE * in_memory):
             self._halve(1)
 
     def _halve(self, times: int) -> None:

@@ -12,7 +12,7 @@ from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
-from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, unless_damaged
+from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, ignoring_damage
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import VariantRegistry
@@ -82,7 +82,7 @@ class VariantStore:
             base: The served base: only its variants are accepted and loaded. None: variants of any base can
                 be registered, and none can be loaded.
             layout: The ``ModelLayout`` of the served model.
-            cache_bytes: Most bytes of variants in memory.
+            cache_bytes: Maximum bytes of variants in memory.
             require_signature: Whether unsigned variants are refused, when added and before use.
             create: Create the folder if it does not exist.
             loader: Converts an open delta to the form that the model computes with.
@@ -219,9 +219,9 @@ class VariantStore:
         """
         with self._registry.writing() as transaction:
             records: list[VariantRecord] = []
-            with unless_damaged():
+            with ignoring_damage():
                 records = [record for record, _ in transaction.revisions(name)]
-            with unless_damaged():
+            with ignoring_damage():
                 if transaction.get(name) is None:
                     raise _unknown(name)
             digests = transaction.delete(name)

@@ -168,10 +168,10 @@ def numbered(
     return replace(record, created_at=before.created_at, revision=revision)
 
 
-_AGAIN = "pull it again, create it again with `gym variant create --replace`, or `gym variant add --replace` a copy"
+_RESTORED = "pull it again, create it again with `gym variant create --replace`, or `gym variant add --replace` a copy"
 _REMEDIES = {
-    ErrorCode.FILE_NOT_FOUND: f"{_AGAIN}, or remove it",
-    ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_AGAIN}",
+    ErrorCode.FILE_NOT_FOUND: f"{_RESTORED}, or remove it",
+    ErrorCode.HASH_MISMATCH: f"it was changed on disk: {_RESTORED}",
     ErrorCode.BASE_MISMATCH: "serve the base that it was made for, or carry it over with `gym variant rebase`",
     ErrorCode.DELTA_INVALID: "make or pull it again",
     ErrorCode.SIGNATURE_INVALID: "have its owner sign it again: `gym variant add --sign --replace`",
@@ -289,7 +289,7 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
                 ErrorCode.STATE_CORRUPT,
                 f"{path} has size, base and digest {actual}, but the store's row says "
                 f"{(record.size_bytes, record.base_model, record.base_digest)}",
-                _AGAIN,
+                _RESTORED,
             )
         if objects.identity(record.sha256) != identity:
             raise GymError(ErrorCode.HASH_MISMATCH, f"{path} was changed while it was being opened")

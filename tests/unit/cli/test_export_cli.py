@@ -114,8 +114,12 @@ def test_a_refusal_names_the_format_or_the_option_that_was_meant(
     merging = tmp_path / "merge.yaml"
     merging.write_text(f"model_name_or_path: gym-nano\ntemplate: default\nexport_dir: {out}\n")
     for words, says, remedy in (
-        (("-o", f"{out}.xml"), "such a file is written inside a folder", f"-o {out} --format openvino"),
-        (("-o", f"{out}.mlpackage"), "such a file is written inside a folder", f"-o {out} --format coreml"),
+        (("-o", f"{out}.xml"), "files of that kind are written into a folder", f"-o {out} --format openvino"),
+        (
+            ("-o", f"{out}.mlpackage"),
+            "files of that kind are written into a folder",
+            f"-o {out} --format coreml",
+        ),
         (("-o", f"{out}.tflite"), "format huggingface is a folder", f"-o {out}"),
         (
             ("-o", out, "--quantization", "q8_0"),

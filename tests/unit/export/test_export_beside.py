@@ -15,7 +15,7 @@ from gym_fed.export.formats.base import Options
 from gym_fed.export.formats.delta import Delta
 from gym_fed.export.formats.gguf import Gguf
 from gym_fed.export.formats.huggingface import HuggingFace
-from gym_fed.export.run import export, require_new, written_beside
+from gym_fed.export.run import companion_files, export, require_new
 from gym_fed.export.source import Source, open_source
 from tests.support.adapters import sibling
 
@@ -81,9 +81,9 @@ def test_what_a_killed_export_left_without_its_file_is_replaced_unless_it_was_ch
 
 def test_of_two_exports_to_one_name_the_later_one_leaves_the_record_of_the_first(tmp_path: Path) -> None:
     path, record = tmp_path / "model.gguf", tmp_path / "model.gguf.export.json"
-    with written_beside(path, {record.name: b"first"}, "", licences=True):
+    with companion_files(path, {record.name: b"first"}, "", licences=True):
         path.write_text("first")
-    again: Any = written_beside(path, {record.name: b"second"}, "", licences=True)
+    again: Any = companion_files(path, {record.name: b"second"}, "", licences=True)
     with pytest.raises(GymError, match="another process wrote it"), again:
         pytest.fail("nothing is written")
     assert record.read_text() == path.read_text() == "first"

@@ -40,7 +40,7 @@ def test_files_beside_an_export_do_not_name_the_code_of_its_source(hostile: Path
     out = tmp_path / "out"
     out.mkdir()
     shutil.copyfile(hostile / "config.json", out / "config.json")  # as a model's save_pretrained writes it
-    Source("hostile", None, load_tokenizer(str(hostile)), None, folders=[hostile]).write_beside(out)
+    Source("hostile", None, load_tokenizer(str(hostile)), None, folders=[hostile]).write_companions(out)
     for name in ("config.json", "tokenizer_config.json"):
         assert "auto_map" not in json.loads((out / name).read_text())
         assert str(hostile) not in (out / name).read_text()

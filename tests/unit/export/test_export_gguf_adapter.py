@@ -105,7 +105,7 @@ def test_what_an_adapters_file_cannot_hold_is_refused_or_noted(tmp_path: Path) -
     with pytest.raises(GymError, match=r"--rank: .* has an adapter of its own"):
         export(source, "gguf_adapter", out, Options(rank=3), check=False)
     run(tmp_path / "second", model=str(plain), adapter=str(tmp_path / "run"), new_adapter=True, max_steps=1)
-    with pytest.raises(GymError, match="stands on other adapters"):
+    with pytest.raises(GymError, match="was trained on other adapters"):
         export(open_source(str(tmp_path / "second")), "gguf_adapter", out, Options(), check=False)
     assert not out.exists()
     source.tokenizer.chat_template = "{{ messages[0]['content'] }}!"

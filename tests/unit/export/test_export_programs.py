@@ -130,7 +130,7 @@ def test_more_weights_than_one_onnx_file_holds_are_refused_or_lie_beside(
     import numpy
     import onnx_ir
 
-    monkeypatch.setattr("gym_fed.export.formats.onnx.MOST_INSIDE", 1000)
+    monkeypatch.setattr("gym_fed.export.formats.onnx.MAX_INSIDE_BYTES", 1000)
     weights = onnx_ir.tensor(numpy.zeros(1001, numpy.float32), name="w")
     value = onnx_ir.Value(name="w", const_value=weights)
     graph = onnx_ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 20}, name="g")

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from gym_fed.export.gguf.probes import COUNT, probes
-from gym_fed.export.gguf.vocabulary import PATTERNS, matching, teach
+from gym_fed.export.gguf.vocabulary import PATTERNS, matching, patch_tokenizers
 from gym_fed.export.readers.reading import PASSAGE
 
 
@@ -92,6 +92,6 @@ def test_what_the_converter_knows_by_the_hash_of_one_text_is_compared_where_it_c
             return said
 
     monkeypatch.setattr(gguf.GGUFWriter, "_pack_val", gguf.GGUFWriter._pack_val)
-    teach(Converter)
+    patch_tokenizers(Converter)
     tokenizer = SimpleNamespace(backend_tokenizer=made(PUBLISHED[splits]()))
     assert Converter().get_vocab_base_pre(tokenizer) == written

@@ -9,23 +9,23 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.gateway import LEAST_OF_CALLER, MOST, MOST_OF_CALLER, Gateway, HeldBodies
+from gym_fed.serving.http.gateway import MAX_HELD_BYTES, MAX_OF_CALLER, MIN_OF_CALLER, Gateway, HeldBodies
 from gym_fed.serving.http.keys import Authenticator
 
 
 def test_a_caller_holds_a_bounded_part() -> None:
     bodies = HeldBodies()
     first = bodies.hold("ann")
-    first.add(MOST_OF_CALLER)
+    first.add(MAX_OF_CALLER)
     second = bodies.hold("ann")
     with pytest.raises(GymError) as caught:
         second.add(1)
     assert caught.value.code is ErrorCode.BUSY
     assert caught.value.hint
     second.end()
-    bodies.hold("ben").add(LEAST_OF_CALLER)
+    bodies.hold("ben").add(MIN_OF_CALLER)
     first.end()
-    bodies.hold("ann").add(MOST_OF_CALLER)
+    bodies.hold("ann").add(MAX_OF_CALLER)
 
 
 def test_many_callers_share_what_there_is() -> None:
@@ -38,7 +38,7 @@ def test_many_callers_share_what_there_is() -> None:
         except GymError:
             pass
         bodies.hold(f"honest {number}").add(1 << 20)
-    assert len(bodies) <= 3 * MOST
+    assert len(bodies) <= 3 * MAX_HELD_BYTES
 
 
 def test_a_body_that_is_over_holds_nothing() -> None:

@@ -95,7 +95,7 @@ def test_a_packed_base_keeps_the_pages_of_no_weight_that_it_packed(tmp_path: Pat
 def test_a_product_block_by_block_is_that_of_the_widened_weights(
     shape: tuple[int, ...], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base_weights, "_WIDENED_AT_ONCE", block)
+    monkeypatch.setattr(base_weights, "_WIDE_CHUNK", block)
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(50, 16, generator=generator).to(torch.bfloat16)
     x = torch.randn(*shape, generator=generator).to(torch.bfloat16)

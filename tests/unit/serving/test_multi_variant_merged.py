@@ -44,12 +44,12 @@ def _logits(served: MultiVariantModel, variant: LoadedVariant | None, *, merge: 
     return served.step([Chunk(IDS, served.new_cache(), variant, num_logits=len(IDS))], merge=merge)
 
 
-@pytest.mark.parametrize("most_kept", [0, variant_weights.MOST_KEPT])
+@pytest.mark.parametrize("most_kept", [0, variant_weights.MAX_KEPT_BYTES])
 @pytest.mark.parametrize("codec", ["bitdelta", "int8"])
 def test_merged_products_give_the_logits_of_two_products(
     codec: str, most_kept: int, nano: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(variant_weights, "MOST_KEPT", most_kept)
+    monkeypatch.setattr(variant_weights, "MAX_KEPT_BYTES", most_kept)
     made: list[str] = []
     decoded = variant_weights._decoded
     monkeypatch.setattr(variant_weights, "_decoded", lambda *of: made.append("sum") or decoded(*of))

@@ -14,7 +14,7 @@ import pytest
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.app import create_app
-from gym_fed.serving.http.gateway import MOST_WAITING, PER_CALLER, SLOTS, Gateway, PictureSlots
+from gym_fed.serving.http.gateway import MAX_WAITING, PER_CALLER, SLOTS, Gateway, PictureSlots
 from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.pictures.reader import PictureReader, count_pictures
 from gym_fed.serving.setup import open_serving
@@ -70,7 +70,7 @@ def test_who_used_least_is_next_and_a_new_caller_need_not_wait_for_a_queue() -> 
 def test_a_caller_has_few_waiting() -> None:
     async def run() -> None:
         slots = PictureSlots()
-        waiting = [asyncio.ensure_future(slots.take("ann", 1)) for _ in range(PER_CALLER + MOST_WAITING)]
+        waiting = [asyncio.ensure_future(slots.take("ann", 1)) for _ in range(PER_CALLER + MAX_WAITING)]
         await asyncio.sleep(0)
         with pytest.raises(GymError) as caught:
             await slots.take("ann", 1)
@@ -78,7 +78,7 @@ def test_a_caller_has_few_waiting() -> None:
         waiting[-1].cancel()
         await asyncio.gather(waiting[-1], return_exceptions=True)
         last = asyncio.ensure_future(slots.take("ann", 1))
-        for _ in range(PER_CALLER + MOST_WAITING):
+        for _ in range(PER_CALLER + MAX_WAITING):
             await asyncio.sleep(0)
             slots.give_back("ann", 1, 1.0)
         await last

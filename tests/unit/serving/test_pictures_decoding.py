@@ -18,7 +18,7 @@ from gym_fed.serving.pictures.decoding import (
     MAX_PICTURES,
     MAX_REQUEST_PIXELS,
     read_picture,
-    require_few,
+    require_limits,
 )
 from tests.support.vision_models import data_url, drawn
 
@@ -125,10 +125,10 @@ def test_too_many_bytes_are_refused_before_they_are_decoded(monkeypatch: pytest.
 
 
 def test_a_request_has_few_pictures_of_few_pixels() -> None:
-    require_few(MAX_PICTURES, MAX_REQUEST_PIXELS)
+    require_limits(MAX_PICTURES, MAX_REQUEST_PIXELS)
     for count, pixels in ((MAX_PICTURES + 1, 1), (1, MAX_REQUEST_PIXELS + 1)):
         with pytest.raises(GymError) as caught:
-            require_few(count, pixels)
+            require_limits(count, pixels)
         assert caught.value.code is ErrorCode.TOO_LARGE
 
 

@@ -61,8 +61,8 @@ def test_a_base_s_steps_have_the_same_bits(
     name: str, base_format: str, runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for most in (layer_calls.MOST_ROWS, 0):
-        monkeypatch.setattr(layer_calls, "MOST_ROWS", most)
+    for most in (layer_calls.MAX_RECORDED_ROWS, 0):
+        monkeypatch.setattr(layer_calls, "MAX_RECORDED_ROWS", most)
         with MultiVariantModel(build(name).to(torch.bfloat16), base_format=base_format) as served:
             runs[0] = 0  # without the trial's
             found.append((decode(served, [None] * 3), served.attends_plainly, runs[0]))
@@ -82,8 +82,8 @@ def test_steps_with_variants_have_the_same_bits_and_counts(
         for at, rule in enumerate(("row", "lora", "group"))
     ]
     found: list[tuple[torch.Tensor, Counter[Any], int]] = []
-    for most in (layer_calls.MOST_ROWS, 0):
-        monkeypatch.setattr(layer_calls, "MOST_ROWS", most)
+    for most in (layer_calls.MAX_RECORDED_ROWS, 0):
+        monkeypatch.setattr(layer_calls, "MAX_RECORDED_ROWS", most)
         model = build(name, hidden_size=64, intermediate_size=96).to(torch.bfloat16)
         with MultiVariantModel(model, kernel=kernel, base_format="int8") as served:
             held = [load(path, served.layout) for path in paths]
@@ -102,8 +102,8 @@ def test_a_pool_that_grows_and_another_pool_are_recorded_anew(
     runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for most in (layer_calls.MOST_ROWS, 0):
-        monkeypatch.setattr(layer_calls, "MOST_ROWS", most)
+    for most in (layer_calls.MAX_RECORDED_ROWS, 0):
+        monkeypatch.setattr(layer_calls, "MAX_RECORDED_ROWS", most)
         with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
             blocks = served.pool.num_blocks
             logits = [
@@ -121,8 +121,8 @@ def test_pools_of_one_size_are_never_taken_for_each_other(
     runs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
-    for most in (layer_calls.MOST_ROWS, 0):
-        monkeypatch.setattr(layer_calls, "MOST_ROWS", most)
+    for most in (layer_calls.MAX_RECORDED_ROWS, 0):
+        monkeypatch.setattr(layer_calls, "MAX_RECORDED_ROWS", most)
         with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
             logits = []
             for pool in (served.new_pool(), served.new_pool()):  # as those of two engines of one model
@@ -136,8 +136,8 @@ def test_pools_of_one_size_are_never_taken_for_each_other(
 def test_a_step_on_another_path_is_recorded_anew(runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [path for path in dispatch.available() if path != "torch"]
     found = []
-    for most in (layer_calls.MOST_ROWS, 0):
-        monkeypatch.setattr(layer_calls, "MOST_ROWS", most)
+    for most in (layer_calls.MAX_RECORDED_ROWS, 0):
+        monkeypatch.setattr(layer_calls, "MAX_RECORDED_ROWS", most)
         with MultiVariantModel(build("llama").to(torch.bfloat16), base_format="bfloat16") as served:
             caches, logits = [served.new_cache() for _ in range(3)], []
             for path in (*paths, paths[0]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,13 @@ from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
-from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
+from gym_fed.serving.engine.request import (
+    CompletionOutput,
+    Event,
+    Generation,
+    GenerationRequest,
+    SamplingParams,
+)
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.variants import load, write_random_delta
@@ -218,8 +226,6 @@ def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
 
 
 async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> None:
-    import asyncio
-
     async def read(generation: Any) -> str:
         return "".join([event.text async for event in generation])
 
@@ -230,6 +236,22 @@ async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> N
         wholes = [await engine.submit(request).result_async() for request in requested]
     assert texts == [one.text for one in wholes]
     assert any(texts)
+
+
+async def test_waiting_for_a_whole_answer_leaves_the_event_loop_to_others() -> None:
+    generation = Generation(GenerationRequest([1], SamplingParams()))
+    whole = CompletionOutput("ab", (1, 2), "stop", (), 1, 0.1, 0.2)
+    generation._put(Event("a"))
+    at_last = threading.Timer(10, generation._put, (Event("b", finish_reason="stop"), whole))
+    at_last.start()
+    waiting = asyncio.create_task(generation.result_async())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    at_last.cancel()
+    generation._put(Event("b", finish_reason="stop"), whole)
+    assert await waiting is whole
+    assert [event.text async for event in generation] == ["a", "b"]
 
 
 def test_a_reader_that_does_not_read_holds_up_no_one(tokenizer: Any) -> None:

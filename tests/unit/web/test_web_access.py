@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ from fastapi.testclient import TestClient
 from starlette.responses import Response
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.http.key_ring import MAX_FILE_BYTES
 from gym_fed.web import access as web_keys
 from gym_fed.web.access import (
-    MAX_FILE_BYTES,
     MAX_SESSIONS,
     MAX_SESSIONS_OF_KEY,
     SESSION_SECONDS,
@@ -280,10 +282,13 @@ def test_many_logins_are_throttled_and_a_wrong_key_costs_no_hash(
 
 def test_the_key_names_of_other_visitors_and_strange_ones_are_refused(keys: WebKeys) -> None:
     keys.add("ann", "viewer")
-    for name in ("token", "public", "ann", "", "a b", "<b>", "../x", "x" * 65):
+    for name in ("token", "public", "", "a b", "<b>", "../x", "x" * 65):
         with pytest.raises(GymError) as refused:
             keys.add(name, "viewer")
         assert refused.value.code is ErrorCode.USAGE
+    with pytest.raises(GymError) as taken:
+        keys.add("ann", "viewer")
+    assert taken.value.code is ErrorCode.FILE_EXISTS
     with pytest.raises(GymError):
         keys.add("bob", "root")
     with pytest.raises(GymError) as missing:
@@ -293,6 +298,22 @@ def test_the_key_names_of_other_visitors_and_strange_ones_are_refused(keys: WebK
     with pytest.raises(GymError) as broken:
         keys.all()
     assert broken.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_keys_added_at_the_same_time_are_all_kept(keys: WebKeys) -> None:
+    names = [f"user{number}" for number in range(6)]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(lambda name: WebKeys(keys.path).add(name, "viewer"), names))
+    assert sorted(key.name for key in keys.all()) == names
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+def test_a_file_of_keys_that_others_may_write_to_lets_nobody_in(keys: WebKeys) -> None:
+    secret = keys.add("ann", "viewer")
+    keys.path.chmod(0o620)
+    with pytest.raises(GymError, match="may be written by others") as refused:
+        keys.find(secret)
+    assert refused.value.code is ErrorCode.PERMISSION_DENIED
 
 
 def test_a_file_of_keys_that_is_too_large_or_none_is_not_read(keys: WebKeys) -> None:

@@ -91,15 +91,15 @@ class MistralReader(CallReader):
             elif trimmed[0] == "{":
                 self._call = self._reader()
             else:
-                return ReadParts([*parts, *self._unsaid()], self._held)
+                return ReadParts([*parts, *self._lead_as_text()], self._held)
 
     def end(self) -> list[Part]:
         if self._call is not None:
             return self._call.end()
         self._lead += self._held
-        return self._unsaid()
+        return self._lead_as_text()
 
-    def _unsaid(self) -> list[Part]:
+    def _lead_as_text(self) -> list[Part]:
         return [PlainText(self._lead)] if self._lead and not self._found else []
 
     def _reader(self, lead: str = r"\s*") -> JsonCallReader:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 MAX_CALL_CHARACTERS = 1 << 18
-"""Most characters of one call; a longer one is text."""
+"""Maximum characters of one call; a longer one is text."""
 
 MAX_LEAD_CHARACTERS = 256
-"""Most characters between the mark of a call and its arguments: white space, or a name."""
+"""Maximum characters between the mark of a call and its arguments: white space, or a name."""
 
 Tools = Mapping[str, dict[str, Any] | None]
 """Parameters of the tools, by name; None: any."""
@@ -213,7 +213,7 @@ def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
 
 
 MAX_CALLS = 128
-"""Most calls of one answer; further ones are text."""
+"""Maximum calls of one answer; further ones are text."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +279,7 @@ class CallParser:
         parts: list[AnswerPart] = []
         while not self.is_over:
             if self._reader is None:
-                before, held = self._up_to_a_call(held)
+                before, held = self._split_at_call(held)
                 parts += [before] if before else []
                 if self._reader is None:
                     self._held = held
@@ -313,7 +313,7 @@ class CallParser:
         # Without fragments a call is passed on when complete, though its reader may still wait for its closing text.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 
-    def _up_to_a_call(self, text: str) -> tuple[str, str]:
+    def _split_at_call(self, text: str) -> tuple[str, str]:
         """Split off the text before a call; starts a reader at a call, or holds back its possible beginning."""
         if self._calls >= MAX_CALLS:
             return text, ""

@@ -30,7 +30,7 @@ _PARAMETER = re.compile(r"<parameter=([^>\n]{1,256})>(.*?)(?:</parameter>|(?=<pa
 _VALUE_END = f"\n{_PARAMETER_END}\n"
 _UNTYPED = ("string",)
 _MAX_REFERENCES = 8
-_HOLDABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
+_ENFORCEABLE = frozenset({"type", "title", "description", "default", "examples", "enum", "const"})
 """Keywords of a string schema that can be enforced; others would need a grammar for text without quotes."""
 
 
@@ -208,8 +208,8 @@ def _values(place: str, schema: Any, root: dict[str, Any]) -> list[Any]:
         return words
     if "string" not in _types(schema, root):
         return [{**schema, **{key: root[key] for key in ("$defs", "definitions") if key in root}}]
-    if len(_types(schema, root)) > 1 or schema.keys() - _HOLDABLE or words is not None:
-        off = ", ".join(sorted(schema.keys() - _HOLDABLE)) or "several types"
+    if len(_types(schema, root)) > 1 or schema.keys() - _ENFORCEABLE or words is not None:
+        off = ", ".join(sorted(schema.keys() - _ENFORCEABLE)) or "several types"
         raise CannotHold(
             f"{place} is a string with {off}, which cannot be enforced in this model's tool-call format"
         )
