@@ -7,6 +7,7 @@ import glob
 import hashlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -19,6 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import LockHeldError, is_still_there, lock, lockable_folder
 from gym_fed.core.portable import O_BINARY, opens_folders
 from gym_fed.core.system_errors import is_disk_full
+from gym_fed.core.text import is_visible
 
 
 def default_home() -> Path:
@@ -27,6 +29,8 @@ def default_home() -> Path:
 
 
 _BLOCK_BYTES = 1 << 20
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
+"""Names that Windows reserves in every folder, with any extension."""
 
 
 @contextmanager
@@ -191,6 +195,21 @@ def lies_in(file: Path, folder: Path) -> bool:
     blobs = own.parent.parent / "blobs"
     return target.is_file() and (
         target.parent == own or (own.parent.name == "snapshots" and target.parent == blobs)
+    )
+
+
+def is_safe_path(text: str) -> bool:
+    """Return True if a path of untrusted origin stays inside the folder that it is joined to, on every system.
+
+    Windows reads ``C:x``, ``a:b`` (a stream of ``a``), backslashes, device names such as ``nul.txt`` and names that end
+    with a dot or a space in its own way, so these are refused everywhere.
+    """
+    parts = text.split("/")
+    return (
+        0 < len(text) <= 1024
+        and all(is_visible(character) and character not in "\\:" for character in text)
+        and all(part.rstrip(". ") == part != "" and len(part.encode()) <= 255 for part in parts)
+        and not any(_DEVICE.fullmatch(part) for part in parts)
     )
 
 

@@ -23,7 +23,7 @@ from pydantic import Field, ValidationError, field_validator
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.aliases import on_class_too
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import default_home, file_sha256, write_atomically
+from gym_fed.core.files import default_home, file_sha256, is_safe_path, write_atomically
 from gym_fed.data.objects import Objects
 
 CARD_NAME = ".gym-dataset.json"
@@ -42,8 +42,7 @@ class DatasetFile(StrictModel):
     @field_validator("path")
     @classmethod
     def _stays_inside(cls, value: str) -> str:
-        parts = value.split("/")
-        if not value or "\\" in value or any(part in ("", ".", "..") or ":" in part for part in parts):
+        if not is_safe_path(value):
             raise ValueError("leads out of the dataset's folder")
         return value
 

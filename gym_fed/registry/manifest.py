@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from gym_fed.base.downloads.selection import is_safe_name
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import is_safe_path
 from gym_fed.core.json_files import MAX_DEPTH, canonical_digest, canonical_json, is_deeper
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.keys import SigningKey, contributor_id, verify_signature
@@ -57,7 +57,7 @@ class ModelFile(StrictModel):
     @field_validator("path")
     @classmethod
     def _validate_path(cls, value: str) -> str:
-        if not is_safe_name(value) or not _FILE.fullmatch(value):
+        if not is_safe_path(value) or not _FILE.fullmatch(value):
             raise ValueError("is not a file that a model may contain")
         return value
 

@@ -339,7 +339,6 @@ def backup_seeds() -> list[bytes]:
         "server": "s" + "0" * 16,
         "created_at": 1,
         "software_version": "0.2.0",
-        "database": "sqlite",
         "head": None,
         "files": {"gym-server.yaml": {"sha256": empty, "size_bytes": 0}},
         "objects": {},

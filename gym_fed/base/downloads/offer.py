@@ -17,8 +17,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gym_fed.base.downloads import hub
-from gym_fed.base.downloads.selection import chosen_files, is_safe_name, unlisted_shards, weights_index
+from gym_fed.base.downloads.selection import chosen_files, unlisted_shards, weights_index
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import is_safe_path
 from gym_fed.core.text import counted, plain, readable_bytes
 
 MAX_FILES = 20_000
@@ -261,7 +262,7 @@ def _read_info(
     listed: dict[str, RepoFile] = {}
     for sibling in info.siblings:
         path = sibling.rfilename
-        if not is_safe_name(path):
+        if not is_safe_path(path):
             raise _unusable(name, f"a file is called {plain(path, 80)!r}, which would leave its folder")
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         if size is None or (sibling.lfs is None and sibling.blobId is None):

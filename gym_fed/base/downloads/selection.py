@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from gym_fed.config.train.catalogue import catalogue_entry
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import is_visible
 
 INDEX = "model.safetensors.index.json"
 WHOLE = "model.safetensors"
@@ -44,20 +43,6 @@ _SMALL = frozenset(
     }
 )
 _ALSO = re.compile(r"(LICEN[CS]E|NOTICE)(\.(md|txt))?|additional_chat_templates/[\w.-]+\.jinja", re.ASCII)
-
-
-def is_safe_name(path: str) -> bool:
-    """Return True if a path is relative, has no ``..`` and is printable."""
-    parts = PurePosixPath(path).parts
-    return (
-        0 < len(path) <= 1024
-        and not path.startswith("/")
-        and "\\" not in path
-        and ":" not in path
-        and all(map(is_visible, path))
-        and "/".join(parts) == path
-        and all(part not in ("..", ".") and len(part.encode()) <= 255 for part in parts)
-    )
 
 
 def is_model_setting(path: str) -> bool:

@@ -1,8 +1,7 @@
 """Back up a hub that may be running (`gym-server backup`), and verify a hub or a backup (`gym-server check`).
 
-The database is copied first, with its own tools and as one consistent state. The files that it names are immutable and
-copied afterwards. The ledger of an SQLite copy is verified. The manifest is written last, so that a killed backup does
-not count as one.
+The database is copied first, as one consistent state, and the ledger of the copy is verified. The files that it names
+are immutable and copied afterwards. The manifest is written last, so that a killed backup does not count as one.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import file_sha256
 from gym_fed.trust.identity.keys import encrypted_pem, is_encrypted
 from gym_fed.trust.ledger.heads import SignedHead
-from gym_server.backup import postgres
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
 from gym_server.backup.records import missing_records, whole_records
+from gym_server.backup.rows import copy_rows
 from gym_server.ledger.checks import verify_database
 from gym_server.ledger.rows import hash_of, newest_head
 from gym_server.rounds.soups import optimizer_name, residual_name
@@ -128,7 +127,6 @@ def backup(
             server=state.server,
             created_at=created,
             software_version=gym_fed.__version__,
-            database="sqlite" if state.database.engine.dialect.name == "sqlite" else "postgresql",
             head=None if head is None else head.to_dict(),
             files=files,
             objects=objects,
@@ -166,21 +164,17 @@ def care_lock(folder: Path) -> IO[str]:
 def _copy_database(
     state: HubState, config: ServerConfig, copy: Path, before: SignedHead | None
 ) -> tuple[SignedHead | None, dict[str, str], dict[str, Path]]:
-    """Copy the database, verify an SQLite copy, and read what else belongs to the snapshot."""
-    if state.database.engine.dialect.name != "sqlite":
-        postgres.dump(state.database.url, copy)
-        with state.database.reading() as tx:  # what the archive names, and anything newer
-            return (
-                before,
-                needed(tx, state.clock.now(), config.rewards.stale_rounds),
-                states_of(tx, state.folder),
-            )
-    source = sqlite3.connect(f"file:{state.database.url.removeprefix('sqlite:///')}?mode=ro", uri=True)
-    target = sqlite3.connect(copy)
-    with contextlib.closing(source), contextlib.closing(target):
-        source.backup(target)
-        target.execute("PRAGMA journal_mode=DELETE")  # a single file without a write-ahead log
-    database = Database(f"sqlite:///{copy}")
+    """Copy the database to an SQLite file, verify the copy, and read what else belongs to the snapshot."""
+    if state.database.sqlite_path is None:
+        database = Database.open(f"sqlite:///{copy}", copy.parent)
+        copy_rows(state.database, database)
+    else:
+        source = sqlite3.connect(f"file:{state.database.sqlite_path}?mode=ro", uri=True)
+        target = sqlite3.connect(copy)
+        with contextlib.closing(source), contextlib.closing(target):
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")  # a single file without a write-ahead log
+        database = Database(f"sqlite:///{copy}")
     try:
         verify_database(database, state.ledger.public_key)
         with database.reading() as tx:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -23,17 +22,16 @@ from pydantic import Field, ValidationError, field_validator
 
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import copy_hashed, fsync_folder, make_folder
+from gym_fed.core.files import copy_hashed, fsync_folder, is_safe_path, make_folder
 from gym_fed.core.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
 from gym_fed.core.portable import O_BINARY
 from gym_fed.trust.ledger.heads import SignedHead
 
 MANIFEST = "manifest.json"
 DATABASE = "database"
-"""Name of the database's copy in a snapshot: an SQLite file, or an archive of pg_dump."""
+"""Name of the database's copy in a snapshot, an SQLite file."""
 _READ_BYTES = 1 << 20
 _PARTIAL = ".partial"
-_PLAIN = re.compile(r"[^/\x00]+(/[^/\x00]+)*")
 
 
 class File(StrictModel):
@@ -43,11 +41,6 @@ class File(StrictModel):
     size_bytes: int = Field(ge=0)
 
 
-def is_inside(name: str) -> bool:
-    """Return True if a relative path stays inside the folder that it is joined to."""
-    return bool(_PLAIN.fullmatch(name)) and not {".", ".."} & set(name.split("/"))
-
-
 class SnapshotManifest(StrictModel):
     """The content of a snapshot and its ledger state. A snapshot without a manifest is unfinished."""
 
@@ -55,7 +48,6 @@ class SnapshotManifest(StrictModel):
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
     created_at: int
     software_version: str
-    database: Literal["sqlite", "postgresql"]
     head: dict[str, Any] | None
     """The newest signed head of the ledger in the database's copy; None for an empty ledger."""
     files: dict[str, File]
@@ -74,7 +66,7 @@ class SnapshotManifest(StrictModel):
     @classmethod
     def _inside(cls, files: dict[str, File]) -> dict[str, File]:
         for name in files:
-            if not is_inside(name):
+            if not is_safe_path(name):
                 raise ValueError(f"{name!r} is no path inside a folder")
         return files
 

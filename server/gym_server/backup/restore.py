@@ -18,14 +18,14 @@ from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.files import fsync_folder, is_safe_path, write_atomically
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.keys import SigningKey, server_id
 from gym_fed.trust.identity.passphrase import PassphraseSource
 from gym_fed.trust.ledger.heads import SignedHead
 from gym_fed.trust.ledger.restored import SignedRestored
-from gym_server.backup import postgres
-from gym_server.backup.place import DATABASE, Place, SnapshotManifest, is_inside, object_name
+from gym_server.backup.place import DATABASE, Place, SnapshotManifest, object_name
+from gym_server.backup.rows import load_rows
 from gym_server.federation import (
     PASSPHRASE_VARIABLE,
     Federation,
@@ -35,6 +35,7 @@ from gym_server.federation import (
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.rows import hash_of
 from gym_server.store.database import Database
+from gym_server.store.failures import parse_url, shown
 from gym_server.store.objects import ObjectStore
 
 NEWEST_HEAD = "newest-head.json"
@@ -195,14 +196,10 @@ def _bring(
             place.get(f"snapshots/{name}/{path}", fresh / path, file.sha256)
     _give(fresh, {key: value for key, value in given.items() if value is not None})
     config = load_config(fresh / CONFIG_NAME, ServerConfig)
-    _require_inside(config, manifest, {key for key, value in given.items() if value is not None})
-    archive = fresh / ".database"
+    _require_inside(config, {key for key, value in given.items() if value is not None})
+    archive = fresh.with_name("archive") / DATABASE  # SQLite adds files next to it
     place.get(f"snapshots/{name}/{DATABASE}", archive, manifest.files[DATABASE].sha256)
-    if manifest.database == "postgresql":
-        postgres.load(config.storage.database, archive)
-        archive.unlink()
-    else:
-        os.replace(archive, fresh / config.storage.database.removeprefix(_SQLITE))
+    load_rows(archive, config.storage.database, fresh)
     staging = fresh / "staging"
     store = ObjectStore(objects_url(fresh, config), staging)
     for sha256 in sorted(manifest.objects):
@@ -255,41 +252,26 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
     write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)
 
 
-def _require_inside(config: ServerConfig, manifest: SnapshotManifest, given: set[str]) -> None:
+def _require_inside(config: ServerConfig, given: set[str]) -> None:
     """Refuse a config that makes the restore write outside the new folder, or connect to a host that only it names.
 
     Anybody who can write to the backup may have changed the config.
 
     Args:
         config: The restored config.
-        manifest: The snapshot's manifest.
         given: Keys of ``storage`` that the caller has set.
     """
     database, objects = config.storage.database, config.storage.objects
     name = database.removeprefix(_SQLITE)
-    is_file = (
-        database.startswith(_SQLITE) and is_inside(name) and not set(name) & set(":?")
-    )  # not a SQLite URI
-    if manifest.database == "sqlite" and not is_file:
+    is_file = name != database and is_safe_path(name) and "?" not in name  # not a SQLite URI
+    if not is_file and (database.startswith("sqlite") or "database" not in given):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "storage.database of the backup is not inside the hub's folder, and the backup is of SQLite",
-            "pass --database sqlite:///hub.db",
+            f"storage.database of the backup, {plain(shown(parse_url(database)), 200)!r}, is not inside the hub's "
+            "folder; restore writes only there, or to a database that you name",
+            "pass --database sqlite:///hub.db, or --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
         )
-    if manifest.database == "postgresql" and not database.startswith("postgresql"):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            "storage.database of the backup is no PostgreSQL database, and the backup is of one",
-            "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
-        )
-    if manifest.database == "postgresql" and "database" not in given:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"the backup is of a PostgreSQL database, {postgres.without_password(database)}; restore connects only to "
-            "a database that you name",
-            "pass --database postgresql+psycopg://USER@HOST/DATABASE, an empty one",
-        )
-    if "objects" not in given and not is_inside(objects):
+    if "objects" not in given and not is_safe_path(objects):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"storage.objects of the backup, {plain(objects, 200)!r}, is not inside the hub's folder; restore "

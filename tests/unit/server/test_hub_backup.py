@@ -11,6 +11,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from gym_client.ledger.rewards import Tally, verify_copy
 from gym_client.variants import push_variant, sign_variant
 from gym_server.backup.backup import KeyPolicy, backup, check_backup, check_hub
 from gym_server.backup.restore import fork_in_place, restore
-from gym_server.store.tables import credits
+from gym_server.store.tables import accounts, credits
+from sqlalchemy import select, text
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey, server_id
@@ -367,7 +369,7 @@ def test_a_snapshot_with_the_database_of_an_earlier_one_is_not_restored(scene: S
         restore(scene.place, scene.folder / "new")
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "keys/../../outside", "a//b", "."])
+@pytest.mark.parametrize("name", ["../outside", "/etc/outside", "a//b", ".", "C:\\x", "keys/nul"])
 def test_a_manifest_that_names_a_path_outside_is_refused(scene: Scene, name: str) -> None:
     scene.joined("ann")
     manifest = Path(scene.place) / "snapshots" / scene.backup()["snapshot"] / "manifest.json"
@@ -409,7 +411,7 @@ def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_writt
     restore(scene.place, scene.folder / "new", **{place: inside})
 
 
-def forge(scene: Scene, storage: dict[str, str], database: str = "sqlite") -> None:
+def forge(scene: Scene, storage: dict[str, str]) -> None:
     """Back a hub up, and write another place into the config of the backup, as its holder can."""
     snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
     config = yaml.safe_load((snapshot / "gym-server.yaml").read_text())
@@ -418,7 +420,6 @@ def forge(scene: Scene, storage: dict[str, str], database: str = "sqlite") -> No
     (snapshot / "gym-server.yaml").write_text(text)
     manifest = json.loads((snapshot / "manifest.json").read_text())
     manifest["files"]["gym-server.yaml"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()
-    manifest["database"] = database
     (snapshot / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -436,7 +437,7 @@ def test_a_host_that_only_the_backup_names_is_not_connected_to(
         ):
             monkeypatch.setenv(name, value)
         place = {"objects": "s3://stranger/hub", "database": f"postgresql+psycopg://u:secret@{host}/hub"}[key]
-        forge(scene, {key: place}, "postgresql" if key == "database" else "sqlite")
+        forge(scene, {key: place})
         reached = []
         threading.Thread(target=lambda: reached.append(listener.accept()[0].close()), daemon=True).start()
         with pytest.raises(GymError, match="that you name") as caught:
@@ -561,6 +562,58 @@ def test_a_hub_on_postgresql_is_backed_up_and_restored_into_another_database(
         assert fed.store.has(sha256)
     finally:
         scene.close()
+
+
+@pytest.mark.parametrize("to", ["sqlite", "postgresql"])
+def test_a_restore_takes_rows_from_the_backups_database_and_no_trigger(
+    scene: Scene, postgres: PostgresServer, to: str
+) -> None:
+    scene.joined("ann")
+    alter_database(
+        scene, "CREATE TRIGGER t AFTER INSERT ON ledger BEGIN UPDATE accounts SET status = 'left'; END"
+    )
+    url = {"sqlite": None, "postgresql": postgres.new_database()}[to]
+    restore(scene.place, scene.folder / "new", database_url=url)
+    scene.restart_from(scene.folder / "new")
+    database = scene.hub.fed.database
+    assert database.engine.dialect.name == to
+    with database.reading() as tx:
+        catalogue = {"sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'trigger'"}.get(
+            to, "SELECT count(*) FROM pg_trigger WHERE NOT tgisinternal"
+        )
+        assert tx.scalar(text(catalogue)) == 0
+        assert tx.scalars(select(accounts.c.status)).all() == ["active"]
+    scene.hub.fed.ledger.verify()
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        ("ALTER TABLE invites RENAME TO i; CREATE VIEW invites AS SELECT * FROM i", "has no table invites"),
+        ("ALTER TABLE invites DROP COLUMN note", "cannot be read: no such column: invites.note"),
+        ("DROP TABLE invites", "has no table invites"),
+    ],
+)
+def test_a_restore_refuses_a_database_of_other_tables(
+    scene: Scene, postgres: PostgresServer, statements: str, message: str
+) -> None:
+    scene.joined("ann")
+    alter_database(scene, statements)
+    with pytest.raises(GymError, match=message) as refused:
+        restore(scene.place, scene.folder / "new", database_url=postgres.new_database())
+    assert refused.value.code is ErrorCode.STATE_CORRUPT
+    assert not (scene.folder / "new").exists()
+
+
+def alter_database(scene: Scene, statements: str) -> None:
+    """Back a hub up, and run SQL in the database of the backup, as its holder can."""
+    snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
+    with closing(sqlite3.connect(snapshot / "database")) as file:
+        file.executescript(statements)
+    manifest = json.loads((snapshot / "manifest.json").read_text())
+    digest = hashlib.sha256((snapshot / "database").read_bytes()).hexdigest()
+    manifest["files"]["database"]["sha256"] = digest
+    (snapshot / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize(
