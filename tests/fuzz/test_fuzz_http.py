@@ -1,12 +1,15 @@
 """Every HTTP route of `gym api`, `gym webui` and a hub's dashboard, with hostile paths, queries, headers and bodies.
 
-No request may end in a status of 500 or above (503 means not available), or take long.
+No request may end in a status of 500 or above (503 means not available), or take long. Requests are made of random
+parts, and by schemathesis of what the schemas of the bodies allow, which passes more of the checks.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +17,12 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
+from schemathesis import GenerationMode
+from schemathesis.core import NotSet
 from starlette.testclient import TestClient
 
 from gym_fed.base.models import load_tokenizer
@@ -24,7 +31,10 @@ from gym_fed.serving.http.app import create_app as create_api
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai.catalogue import Catalogue
-from gym_fed.serving.openai.service import OpenAIService
+from gym_fed.serving.openai.responses_request import ResponsesRequest
+from gym_fed.serving.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, OpenAIService
+from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 from tests.support.hub_pages import HubPages
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.scripted_engine import ScriptedEngine
@@ -74,6 +84,7 @@ NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=True))
 SETTINGS = settings(
     deadline=None, max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck)
 )
+EXAMPLES_BY_SCHEMA = int(os.environ.get("GYM_SCHEMA_EXAMPLES", "60"))
 NOT_FUZZED = {"/events"}
 """A stream has no end; its limits have tests of their own."""
 
@@ -158,7 +169,68 @@ def attack(client: TestClient) -> None:
     send()
 
 
-def test_no_request_makes_gym_api_fail() -> None:
+def attack_by_schema(
+    client: TestClient, document: dict[str, Any], examples: int = EXAMPLES_BY_SCHEMA
+) -> Counter[int]:
+    """Send valid and invalid requests to every route of an OpenAPI document; return the number of each status."""
+    statuses = Counter[int]()
+    modes = st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+    calls = [
+        one.ok()
+        for one in schemathesis.openapi.from_dict(document).get_all_operations()
+        if one.ok().path not in NOT_FUZZED
+    ]
+
+    @settings(SETTINGS, max_examples=examples, phases=[Phase.generate])
+    @given(data=st.data())
+    def send(data: st.DataObject) -> None:
+        call = data.draw(st.sampled_from(calls))
+        case = data.draw(call.as_strategy(generation_mode=data.draw(modes)))
+        began = time.monotonic()
+        answer = client.request(
+            case.method,
+            case.formatted_path,
+            params={key: str(value) for key, value in (case.query or {}).items()},
+            headers={"content-type": "application/json"},
+            content=None if isinstance(case.body, NotSet) else json.dumps(case.body, default=str).encode(),
+            follow_redirects=False,
+        )
+        statuses[answer.status_code] += 1
+        assert answer.status_code < 500 or answer.status_code == 503, answer.text[:500]
+        assert time.monotonic() - began < SECONDS_A_REQUEST
+
+    send()
+    return statuses
+
+
+def api_document() -> dict[str, Any]:
+    """Describe the calls of `gym api` that have a body, as OpenAPI."""
+    bodies: dict[str, type[BaseModel]] = {
+        CHAT: ChatRequest,
+        COMPLETIONS: CompletionRequest,
+        EMBEDDINGS: EmbeddingRequest,
+        RESPONSES: ResponsesRequest,
+        TOKENIZE: TokenizeRequest,
+        DETOKENIZE: DetokenizeRequest,
+    }
+    schemas: dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    for url, model in bodies.items():
+        schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= schema.pop("$defs", {})
+        if "model" in schema["properties"]:
+            schema["properties"]["model"] = {"const": "nano"}
+        paths[url] = {
+            "post": {
+                "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+                "responses": {"default": {"description": "an answer or an error"}},
+            }
+        }
+    info = {"title": "gym api", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": schemas}}
+
+
+def api_client() -> TestClient:
     engine, tokenizer = ScriptedEngine(), load_tokenizer("gym-nano")
     gateway = Gateway(Authenticator(None), request_timeout_seconds=60.0)
     service = OpenAIService(
@@ -172,7 +244,16 @@ def test_no_request_makes_gym_api_fail() -> None:
         content_filter=None,
         config=ServingConfig(),
     )
-    attack(TestClient(create_api(gateway), base_url="http://localhost", raise_server_exceptions=False))
+    return TestClient(create_api(gateway), base_url="http://localhost", raise_server_exceptions=False)
+
+
+def test_no_request_makes_gym_api_fail() -> None:
+    attack(api_client())
+
+
+def test_no_request_of_its_schema_makes_gym_api_fail() -> None:
+    statuses = attack_by_schema(api_client(), api_document())
+    assert statuses[200] > EXAMPLES_BY_SCHEMA / 20, f"too few requests were answered: {statuses}"
 
 
 @pytest.fixture
@@ -188,8 +269,11 @@ def test_no_request_makes_a_hubs_dashboard_fail(pages: HubPages, who: str) -> No
     if who == "operator":
         client.headers["X-CSRF-Token"] = client.get("/api/v1/session").json()["csrf"]
     attack(client)
+    attack_by_schema(client, client.app.openapi())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("login", [False, True])
 def test_no_request_makes_the_workbench_fail(tmp_path: Path, login: bool) -> None:
-    attack(webui_client(tmp_path, login=login))
+    client = webui_client(tmp_path, login=login)
+    attack(client)
+    attack_by_schema(client, client.app.openapi())  # type: ignore[attr-defined]
