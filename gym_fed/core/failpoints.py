@@ -1,26 +1,47 @@
 """Failpoints for tests: ``GYM_FAILPOINTS=before-commit`` kills the process at that point with SIGKILL.
 
-``name:3`` kills at the third call. Without the variable, a failpoint costs one dictionary lookup.
+``name:3`` acts at the third call. ``name=ACTION`` does something else than kill: ``raise``, ``enospc`` (the disk is
+full), ``eio`` (the disk fails) or ``delay2.5`` (seconds). Without the variable, a failpoint costs one dictionary
+lookup.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 
 from gym_fed.core.portable import SIGKILL
 
-_armed = {
-    name: int(count or 1)
-    for name, _, count in (
-        part.partition(":") for part in os.environ.get("GYM_FAILPOINTS", "").split(",") if part
-    )
-}
+
+def _parse(part: str) -> tuple[str, tuple[int, str]]:
+    where, _, action = part.partition("=")
+    name, _, count = where.partition(":")
+    return name, (int(count or 1), action)
+
+
+_armed = dict(_parse(part) for part in os.environ.get("GYM_FAILPOINTS", "").split(",") if part)
 
 
 def failpoint(name: str) -> None:
-    """Kill this process if the environment requests it; nothing is flushed, closed or rolled back."""
+    """Kill this process, raise or sleep if the environment requests it; killed, nothing is flushed or rolled back."""
     if name not in _armed:
         return
-    _armed[name] -= 1
-    if _armed[name] == 0:
+    calls, action = _armed[name]
+    _armed[name] = calls - 1, action
+    if calls == 1:
+        _act(name, action)
+
+
+def _act(name: str, action: str) -> None:
+    if action in ("enospc", "eio"):
+        number = getattr(errno, action.upper())
+        raise OSError(number, os.strerror(number), name)
+    if action == "raise":
+        raise RuntimeError(f"failpoint {name}")
+    if action.startswith("delay"):
+        time.sleep(float(action.removeprefix("delay")))
+    elif action:
+        raise ValueError(f"GYM_FAILPOINTS: {name} has the unknown action {action}")
+    else:
         os.kill(os.getpid(), SIGKILL)
