@@ -115,8 +115,7 @@ class ObjectStore:
 
     def delete(self, sha256: str) -> None:
         """Delete an object, and the local copy of a remote one."""
-        with nullcontext() if self._remote is None else self._remote.mapped_errors():
-            self._fs.rm_file(self._path(sha256))
+        (self._fs.rm_file if self._remote is None else self._remote.delete)(self._path(sha256))
         (self.staging / f"{sha256}.copy").unlink(missing_ok=True)
 
     def size(self, sha256: str) -> int:

@@ -28,6 +28,8 @@ from gym_server.store.away import StoreAway
 log = logging.getLogger("gym_server")
 
 _RETRIES, _RETRY_SECONDS, _CALL_SECONDS = 5, 20, 300
+DELETE_SECONDS = 10.0
+"""Time limit for one deletion: it runs inside a write transaction, for which all other writers wait."""
 _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
 """Number of attempts to find an object that must be there: some stores are only eventually consistent."""
 GRACE_SECONDS = 300.0
@@ -49,6 +51,7 @@ class RemoteObjects:
     def __init__(self, url: str, copies: Path, max_copy_bytes: int) -> None:
         self.shown = _without_password(url)
         self.fs, self.root = _file_system(url)
+        self._deleting, _ = _file_system(url, DELETE_SECONDS, retries=0)
         self._copies = copies
         self._max_copy_bytes = max_copy_bytes
         now = time.time()
@@ -109,6 +112,11 @@ class RemoteObjects:
         os.replace(part, self._copies / f"{sha256}.copy")
         self.evict()
 
+    def delete(self, path: str) -> None:
+        """Delete an object; raise ``StoreAway`` if the store does not answer in time."""
+        with self.mapped_errors():
+            self._deleting.rm_file(path)
+
     def evict(self) -> None:
         """Remove the least recently used copies until the others are within the limit."""
         found = []
@@ -162,8 +170,8 @@ def _looked_for(look: Any) -> Any:
     return look()
 
 
-def _file_system(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
+def _file_system(url: str, call_seconds: float = _CALL_SECONDS, retries: int = _RETRIES) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it; the limits apply to S3 only."""
     if not url.startswith("s3://"):
         try:
             fs, root = fsspec.core.url_to_fs(url)
@@ -195,10 +203,10 @@ def _file_system(url: str) -> tuple[Any, str]:
         config={"checksum_algorithm": "SHA256"},  # the store verifies uploads
         client_options={
             "allow_http": plain,
-            "connect_timeout": timedelta(seconds=10),
-            "timeout": timedelta(seconds=_CALL_SECONDS),
+            "connect_timeout": timedelta(seconds=min(10, call_seconds)),
+            "timeout": timedelta(seconds=call_seconds),
         },
-        retry_config={"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
+        retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=_RETRY_SECONDS)},
         skip_instance_cache=True,
     )
     return fs, url.removeprefix("s3://").rstrip("/")

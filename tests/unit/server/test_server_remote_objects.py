@@ -6,6 +6,7 @@ import hashlib
 import io
 import mmap
 import os
+import socket
 import time
 import traceback
 from collections.abc import Iterator
@@ -182,3 +183,24 @@ def test_a_url_that_nothing_reaches_is_refused_with_the_remedy_and_without_its_p
         ObjectStore(f"nosuch://user:{secret}@host/objects", tmp_path)
     assert refusal.value.code is ErrorCode.CONFIG_INVALID
     assert secret not in "".join(traceback.format_exception(refusal.value))
+
+
+def test_a_deletion_that_a_store_does_not_answer_ends_within_its_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    monkeypatch.setattr(remote, "DELETE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as mute:  # accepts, and never answers
+        for name, value in (
+            ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}"),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", "key"),
+            ("AWS_REGION", "eu"),
+        ):
+            monkeypatch.setenv(name, value)
+        store = ObjectStore("s3://bucket/hub", tmp_path / "staging")
+        began = time.monotonic()
+        with pytest.raises(StoreAway):
+            store.delete("0" * 64)
+        assert time.monotonic() - began < 60, "of the 300 s of other calls"
