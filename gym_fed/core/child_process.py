@@ -27,8 +27,18 @@ def module_command(module: str, *words: object) -> list[str]:
 
 
 def shut_out_working_folder() -> None:
-    """Keep the working directory off the import path of all child processes, including those of libraries."""
+    """Keep the working directory off the import path, here and in all child processes, including those of libraries.
+
+    Python reads an empty entry of ``PYTHONPATH`` as the working directory; ``PYTHONPATH=$PYTHONPATH:/x`` makes one.
+    """
     os.environ["PYTHONSAFEPATH"] = "1"
+    entries = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if entries != [""] and "" in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, entries))
+        with suppress(OSError):  # the folder was deleted
+            working = os.getcwd()
+            if working in sys.path and working not in map(os.path.abspath, filter(None, entries)):
+                sys.path.remove(working)
 
 
 def leave_at_eof() -> None:

@@ -29,7 +29,6 @@ from rich.text import Text
 from typer.core import TyperArgument
 
 from gym_fed.core.aliases import OtherWordNote
-from gym_fed.core.child_process import shut_out_working_folder
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.library_env import bound_spinning
 from gym_fed.core.system_errors import system_error
@@ -224,7 +223,6 @@ _keep_help_of_arguments()
 
 def run_app(app: typer.Typer) -> NoReturn:
     """Run a typer app; a ``GymError`` becomes two readable lines (JSON with ``--json``) and an exit code."""
-    shut_out_working_folder()
     bound_spinning()
     warnings.showwarning = _readable_warnings(warnings.showwarning)
     # Torch and transformers create a million long-lived objects; the default threshold would scan them seven times.

@@ -55,8 +55,18 @@ def test_the_commands_keep_the_working_folder_from_processes_that_libraries_star
     )
     done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, hostile.exists()) == (0, False), done.stderr
-    console = (ROOT / "gym_fed" / "core" / "console.py").read_text()
-    assert "shut_out_working_folder()" in console.partition("def run_app")[2]
+    entry = (ROOT / "gym_fed" / "core" / "entry.py").read_text()
+    assert entry.index("shut_out_working_folder()") < entry.index("import_module(")
+
+
+@pytest.mark.parametrize("command", ["gym", "gym-server", "gym-client"])
+def test_an_empty_entry_of_pythonpath_brings_no_module_of_the_working_folder(
+    hostile: Path, command: str
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{os.pathsep}/nowhere"}
+    run = [Path(sys.executable).with_name(command), "--version"]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, hostile.exists()) == (0, False), done.stderr
 
 
 def test_no_module_starts_the_interpreter_by_itself() -> None:
