@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from gym_fed.core.errors import ErrorCode, GymError
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.text import counted
+from typing import Any
+from typing import Literal
+
 
 IGNORED = -100
 """The label of a token without a loss, as in transformers."""
@@ -97,20 +102,18 @@ class RowCounts:
         extra = {name: getattr(self, name) for name in ("unread", "forms") if getattr(self, name)}
         return {**{name: getattr(self, name) for name in _COUNTS}, **extra}
 
-    def describe(self, max_length: int | None) -> str:
-        """Describe the counts on one line."""
+    def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
+        """Describe the counts on one line; ``use`` is what happens to the rows."""
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         if self.learned == self.rows and not self.cut:
-            every = (
-                "the row is learned" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} learned"
-            )
+            every = f"the row is {use}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {use}"
             return every + (f": {counted(labelled, 'labelled token')}" if labelled else "")
         why = " (nothing to learn)" if self.dropped else ""
-        parts = [f"{self.learned} of {counted(self.rows, 'row', 'are')} learned, {self.dropped} dropped{why}"]
+        parts = [f"{self.learned} of {counted(self.rows, 'row', 'are')} {use}, {self.dropped} dropped{why}"]
         if self.cut:
             parts.append(f"{self.cut} are longer than max_length {max_length}")
         if labelled:
-            parts.append(f"{self.tokens} of {counted(labelled, 'labelled token', 'are')} learned")
+            parts.append(f"{self.tokens} of {counted(labelled, 'labelled token', 'are')} {use}")
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:

@@ -110,7 +110,7 @@ def report_rows(max_length: int) -> Callable[[str, RowCounts], None]:
     from gym_fed.data.string_rows import forms_in_words
 
     def report(name: str, counts: RowCounts) -> None:
-        err.print(f"{name}: {counts.describe(max_length)}")
+        err.print(f"{name}: {counts.describe(max_length, 'measured' if name == 'eval_data' else 'learned')}")
         for sentence in forms_in_words(counts.forms):
             err.print(f"{name}: {sentence}")
         if (unread := unread_in_words(counts.unread)) is not None:
