@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.text import counted
-from typing import Any
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 
 IGNORED = -100
 """The label of a token without a loss, as in transformers."""

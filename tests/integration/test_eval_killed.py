@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from gym_fed.cli.main import app
-from gym_fed.evaluation.records.document import samples_path
-from gym_fed.evaluation.scoring.local import LocalScorer
-from pathlib import Path
-from tests.support import warm
-from tests.support.hub import BIN
-from tests.support.wait import SECONDS
-from typer.testing import CliRunner
-from typing import Any
 import json
 import os
-import pytest
 import signal
 import subprocess
 import time
+from pathlib import Path
+from typing import Any
 
+import pytest
+from typer.testing import CliRunner
+
+from gym_fed.cli.main import app
+from gym_fed.evaluation.records.document import samples_path
+from gym_fed.evaluation.scoring.local import LocalScorer
+from tests.support import warm
+from tests.support.hub import BIN
+from tests.support.wait import SECONDS
 
 WORDS = ("gym-nano", "--tasks", "tiny_cloze,tiny_reverse,tiny_capital")
 NUM_SCORED, NUM_ANSWERED = 60 * 4, 24

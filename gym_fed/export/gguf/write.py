@@ -122,7 +122,7 @@ def _license_text(source: Source) -> str:
     if len(text) > _MAX_LICENSE_TEXT:
         raise GymError(
             ErrorCode.USAGE,
-            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, more than {_MAX_LICENSE_TEXT:,}",
+            f"format gguf: {source.name}: licences of {counted(len(text), 'character')}, over {_MAX_LICENSE_TEXT:,}",
             "export it as huggingface, which copies them as files",
         )
     return text

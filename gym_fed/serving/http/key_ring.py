@@ -11,8 +11,7 @@ from typing import Generic, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
-from gym_fed.config.schema.base import StrictModel
-from gym_fed.config.schema.problems import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock, lockable_folder
 from gym_fed.core.files import write_atomically

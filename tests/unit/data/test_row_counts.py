@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
-from gym_fed.cli.train.progress import say_rows
+from gym_fed.cli.train.progress import report_rows
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
@@ -293,9 +293,9 @@ def test_rows_that_are_only_measured_are_not_called_learned() -> None:
 
 
 def test_a_run_says_that_its_held_out_rows_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    say = say_rows(64)
+    report = report_rows(64)
     for name in ("data", "eval_data"):
-        say(name, RowCounts(rows=9, learned=9, tokens=4))
+        report(name, RowCounts(rows=9, learned=9, tokens=4))
     said = capsys.readouterr().err
     assert "\ndata: all 9 rows are learned" in f"\n{said}"
     assert "eval_data: all 9 rows are measured" in said
