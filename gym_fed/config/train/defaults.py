@@ -3,9 +3,9 @@
 The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
 pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words of the user's rows after 12
 steps. For a pre-trained model of more than ``LARGE`` weights every unset key gets its value here, with the reason, and
-the value is stored in the run's ``config.yaml``. A smaller one gets only a learning rate for preferences. `gym train`,
-`gym webui`, `gym-server init` and `gym variant create` all call this module. ``benchmarks/defaults.py`` compares the
-values with those of other trainers.
+the value is stored in the run's ``config.yaml``. A smaller one gets only a learning rate for preferences and rewards.
+`gym train`, `gym webui`, `gym-server init` and `gym variant create` all call this module. ``benchmarks/defaults.py``
+compares the values with those of other trainers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MOST_ROWS_PER_STEP = 8
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
-_SMALL_PREFERENCE_RATE = 1e-4
+_SMALL_POLICY_RATE = 1e-4
 """Full tuning of a small pre-trained model on preferences. On 200 pairs of TruthfulQA at 1e-3, the loss of
 stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still widens the margin
 of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and IPO. On pairs that
@@ -162,18 +162,19 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
 
 
 def _small_model_defaults(config: TrainingConfig) -> list[Default]:
-    """Choose the learning rate of full tuning on preferences; the schema's values suit everything else."""
+    """Choose the learning rate of full tuning on preferences or rewards; the schema's values suit everything else."""
     algorithm, scale = (
         ALGORITHMS.type_of(config.algorithm),
         OPTIMIZERS.new(config.optimizer).learning_rate_scale,
     )
-    is_policy = algorithm.row_kind in _PREFERENCES and algorithm.task_type == "CAUSAL_LM"
+    is_judged = algorithm.row_kind in _PREFERENCES or algorithm.needs_graders
+    is_policy = is_judged and algorithm.task_type == "CAUSAL_LM"
     is_adapter = TUNING.type_of(config.finetuning).is_adapter
     is_given = "learning_rate" in config.model_fields_set
     if not is_policy or is_adapter or is_given or scale is None:
         return []
     reason = f"{config.algorithm} at the usual {config.learning_rate:g} makes a pre-trained model forget"
-    return [Default("learning_rate", float(f"{_SMALL_PREFERENCE_RATE * scale:.3g}"), reason)]
+    return [Default("learning_rate", float(f"{_SMALL_POLICY_RATE * scale:.3g}"), reason)]
 
 
 def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> tuple[float, str]:

@@ -40,7 +40,7 @@ from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.run.result import CheckResult, HeldOut
 
 _MANY_TRUNCATED = 0.5
-_NO_SPREAD = 1e-6
+_MANY_FLAT = 0.5
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
@@ -49,13 +49,14 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     Args:
         config: The run's config.
         history: The trainer's log entries; GRPO and similar algorithms log ``completions/clipped_ratio`` and
-            ``reward_std``.
+            ``frac_reward_zero_std``, the share of prompts whose answers got equal rewards. ``reward_std`` is no
+            measure of it: TRL computes it over the answers of all prompts.
     """
     warnings = []
     clipped = [
         entry["completions/clipped_ratio"] for entry in history if "completions/clipped_ratio" in entry
     ]
-    spread = [entry["reward_std"] for entry in history if "reward_std" in entry]
+    flat = [entry["frac_reward_zero_std"] for entry in history if "frac_reward_zero_std" in entry]
     section = config.chosen_sections().get(config.algorithm)
     limit = getattr(section, "max_completion_length", None)
     if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
@@ -63,10 +64,9 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
             f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
             f"rewards say little; raise it, or ask for shorter answers"
         )
-    if spread and (flat := sum(value <= _NO_SPREAD for value in spread)) > _MANY_TRUNCATED * len(spread):
+    if flat and (share := sum(flat) / len(flat)) > _MANY_FLAT:
         warnings.append(
-            f"in {flat} of {counted(len(spread), 'step')} all answers to a prompt got the same reward, from "
-            "which nothing is "
+            f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
             "or take prompts that the model sometimes gets right"
         )

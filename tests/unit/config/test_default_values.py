@@ -123,9 +123,9 @@ def test_dpo_learns_at_a_quarter_of_the_rate() -> None:
     assert chosen(TrainingConfig(model="m", algorithm="dpo"))["learning_rate"] == pytest.approx(5e-5)
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "simpo", "orpo", "kto", "tdpo"])
+@pytest.mark.parametrize("algorithm", ["dpo", "simpo", "orpo", "kto", "tdpo", "grpo", "gspo", "rloo", "ppo"])
 @pytest.mark.parametrize("model", ["m", "gym-nano"])
-def test_a_small_pre_trained_model_learns_preferences_at_a_tenth_of_the_schemas_rate(
+def test_a_small_pre_trained_model_learns_preferences_and_rewards_at_a_tenth_of_the_schemas_rate(
     algorithm: str, model: str
 ) -> None:
     assert chosen(TrainingConfig(model=model, algorithm=algorithm), 260_000) == {

@@ -224,7 +224,8 @@ def test_a_reward_model_is_judged_by_its_loss_alone(tmp_path: Path) -> None:
     assert "a reward model writes no text" in check.skipped[0]
 
 
-HISTORY = [{"completions/clipped_ratio": 0.87, "reward_std": 0.0, "reward": 0.1}] * 4
+HISTORY = [{"completions/clipped_ratio": 0.87, "reward_std": 0.4, "frac_reward_zero_std": 0.75}] * 4
+"""The answers to one prompt have equal rewards, and those to another prompt other ones, so all together have spread."""
 
 
 def test_truncated_answers_without_spread_of_rewards_are_warned_of() -> None:
@@ -236,13 +237,16 @@ def test_truncated_answers_without_spread_of_rewards_are_warned_of() -> None:
     assert len(found) == 2
     assert "87%" in found[0]
     assert "grpo.max_completion_length = 24" in found[0]
-    assert "4 of 4 steps" in found[1]
+    assert "for 75% of the prompts" in found[1]
     assert "num_generations" in found[1]
 
 
 def test_a_run_of_rewards_that_learns_is_not_warned_of() -> None:
     settings = TrainingConfig(model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}])
-    assert reward_warnings(settings, [{"completions/clipped_ratio": 0.1, "reward_std": 0.4}] * 4) == []
+    assert (
+        reward_warnings(settings, [{"completions/clipped_ratio": 0.1, "frac_reward_zero_std": 0.25}] * 4)
+        == []
+    )
 
 
 def test_a_real_run_of_rewards_whose_answers_are_all_cut_says_so(tmp_path: Path) -> None:
