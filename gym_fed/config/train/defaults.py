@@ -39,10 +39,12 @@ _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
 _MOST_PREFERENCE_EPOCHS = 3
 _SMALL_POLICY_RATE = 1e-4
-"""Full tuning of a small pre-trained model on preferences. On 200 pairs of TruthfulQA at 1e-3, the loss of
+"""Full tuning of a small pre-trained model on preferences or rewards. On 200 pairs of TruthfulQA at 1e-3, the loss of
 stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 every algorithm still widens the margin
 of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and IPO. On pairs that
-prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, and less than 0.05 at 1e-4."""
+prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, and less than 0.05 at 1e-4.
+In 40 steps of GRPO for happy stories, stories260K's reward of 0.1 becomes 1.0 at 1e-3, where the loss on other stories
+rises by 4.9; 1.0 at 2.5e-4, where it rises by 0.33; and 0.8 at 1e-4, where it rises by 0.07."""
 
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
