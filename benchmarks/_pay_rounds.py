@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from _images import image_set
+from gym_server.rewards.free_riders import RoundSimilarity
 from torch import Tensor
 
 from gym_fed.evaluation.loss import RowLosses, num_blocks
@@ -68,11 +69,13 @@ class PlayedRound:
         present: Contributors, in the order of the game's players.
         game: The round's game.
         true_values: By contributor, what the soup loses without the update, on all other rows.
+        similarity: What the hub compares to find updates that are paid as one.
     """
 
     present: list[str]
     game: RoundGame
     true_values: dict[str, float]
+    similarity: RoundSimilarity
 
 
 class World:
@@ -105,6 +108,7 @@ class World:
         self.wrong[MEMBERS[0]] = torch.tensor(generator.random(len(self.holds[MEMBERS[0]])) < WRONG_LABELS)
         self.comes = {LATE[0]: rounds // 3, LATE[1]: 2 * rounds // 3}
         self.model = self.network.first(seed)
+        self._previous: dict[str, Tensor] = {}
         self._batches = torch.Generator().manual_seed(seed)
 
     def play(self, number: int) -> PlayedRound:
@@ -124,9 +128,19 @@ class World:
         without = torch.stack([soup, *(soup - one / len(sent) for one in sent)])
         whole, *others = (one.mean for one in self.losses(without, self.others))
         self.model = soup
-        return PlayedRound(
-            present, game, {who: loss - whole for who, loss in zip(present, others, strict=True)}
-        )
+        true_values = {who: loss - whole for who, loss in zip(present, others, strict=True)}
+        return PlayedRound(present, game, true_values, self._compared(dict(zip(present, sent, strict=True))))
+
+    def _compared(self, sent: dict[str, Tensor]) -> RoundSimilarity:
+        names = list(sent)
+        now = torch.nn.functional.normalize(torch.stack(list(sent.values())).double())
+        previous = np.full((len(names), len(names)), np.nan)
+        for place, who in enumerate(names):
+            if who in self._previous:
+                previous[:, place] = (now @ self._previous[who]).numpy()
+        self._previous |= dict(zip(names, now, strict=True))
+        apart = np.zeros((len(names), len(names)), dtype=bool)
+        return RoundSimilarity({}, names, (now @ now.T).numpy(), apart, previous)
 
     def _trained(self, who: str) -> Tensor:
         held, wrong = self.holds[who], self.wrong[who]

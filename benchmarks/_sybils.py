@@ -1,29 +1,32 @@
-"""What one contributor earns under one, two and four keys in a round with three others, with and without pay as one.
+"""Credits of one contributor with one, two and four keys next to three others, with and without pay as one.
 
-Every key sends the contributor's update with independent noise on it (of 0.6 or 1.0 of its norm), a piece of it (cut by
-coordinates, scaled to its norm), or trains anew on the same text from another seed. Similarity, scores and split are
-the hub's own; its copies (``similarity_threshold``) are rejected in both columns.
+Each key sends the contributor's update with independent noise (0.6 or 1.0 of its norm), a piece of it (cut by
+coordinates, scaled to its norm), or an update trained on the same text with another seed. The round that is paid is the
+second of a hub: everybody sent an update of the same kind in the first. Similarity, scores and split are the hub's own;
+copies (``similarity_threshold``) are rejected in both columns.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from _report import Report
-from _rewards_rounds import CODEC, LENGTH, Delta, World, _trained
+from _rewards_rounds import CODEC, LENGTH, Delta, Text, World, _trained
 from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.split import MeasuredRound, split
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
-from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
@@ -44,28 +47,41 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
     found: dict[tuple[str, str, str, int, Together], list[int]] = {}
     for seed in range(1 if arguments.quick else arguments.seeds):
         texts = [world.texts[(seed + k) % len(world.texts)] for k in range(1 + OTHERS)]
-        model = world.loaded.model
-        own = [
-            _trained(model, texts[0], LEARNING_RATE, STEPS, 100 * seed + i)
-            for i in range(2 if arguments.quick else 4)
-        ]
-        others = [
-            _trained(model, text, LEARNING_RATE, STEPS, 100 * seed + 10 + i)
-            for i, text in enumerate(texts[1:])
-        ]
+        count = 2 if arguments.quick else 4
+        before, model = _trained_round(world.loaded.model, texts, count, 200 * seed)
+        now, _ = _trained_round(model, texts, count, 200 * seed + 100)
         for way in WAYS[:1] if arguments.quick else WAYS:
             for name, codec in (("dense", DENSE), ("signs", CODEC)):
                 if way == "pieces" and codec is CODEC:
                     continue  # signs have no zeros to leave out
                 for keys in KEYS[:2] if arguments.quick else KEYS:
-                    sent = [*_keys(way, own, keys, seed), *others]
-                    for score, together, earned in _paid(world, sent, codec, keys, default):
+                    earlier = [*_keys(way, before[0], keys, 2 * seed), *before[1]]
+                    sent = [*_keys(way, now[0], keys, 2 * seed + 1), *now[1]]
+                    for score, together, earned in _paid(world, model, earlier, sent, codec, keys, default):
                         found.setdefault((way, name, score, keys, together), []).append(earned)
+    most = 0.0
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
             before = statistics.mean(found[way, name, score, keys, None])
             what = f"{way}, {name}, by {score}, {keys} keys (peer: paid each)"
             report.compare(what, statistics.mean(credits), before, unit="credits")
+            if keys > 1:
+                single = statistics.mean(found[way, name, score, 1, together])
+                most = max(most, statistics.mean(credits) / single)
+    report.aim("credits of many keys, times those of one (largest)", figure=most, aim=1.02, better="lower")
+
+
+def _trained_round(
+    model: Any, texts: Sequence[Text], count: int, seed: int
+) -> tuple[tuple[list[Delta], list[Delta]], Any]:
+    """The contributor's ``count`` updates and the others', and the model with the mean of the honest ones."""
+    own = [_trained(model, texts[0], LEARNING_RATE, STEPS, seed + i) for i in range(count)]
+    others = [_trained(model, text, LEARNING_RATE, STEPS, seed + 10 + i) for i, text in enumerate(texts[1:])]
+    moved = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, tensor in model_tensors(moved).items():
+            tensor.add_(torch.stack([delta[name] for delta in (own[0], *others)]).mean(0))
+    return (own, others), moved
 
 
 def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
@@ -89,26 +105,34 @@ def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
 
 
 def _paid(
-    world: World, sent: list[Delta], codec: CodecPolicy, keys: int, default: Together
+    world: World,
+    model: Any,
+    earlier: list[Delta],
+    sent: list[Delta],
+    codec: CodecPolicy,
+    keys: int,
+    default: Together,
 ) -> list[tuple[str, Together, int]]:
     """By score and threshold, what the first ``keys`` of the updates earn."""
-    spec = BaseSpec.of(world.loaded.model, "sybils")
+    spec = BaseSpec.of(model, "sybils")
     with tempfile.TemporaryDirectory(prefix="gym-sybils-") as folder, ExitStack() as stack:
         files = []
-        for k, delta in enumerate(sent):
+        for k, delta in enumerate([*sent, *earlier]):
             path = Path(folder) / f"{k}.gymdelta"
             encode_source(delta.__getitem__, codec, path, spec)
             files.append(stack.enter_context(DeltaFile.open(path, spec)))
+        files, before = files[: len(sent)], files[len(sent) :]
         config = RewardsConfig()
         assert config.similarity_threshold is not None
         led = leaders(compare(files, spec).similarity, range(len(files)), config.similarity_threshold)
         kept = [k for k, leader in enumerate(led) if leader == k]
         files, names = [files[k] for k in kept], [f"{k:02d}" for k in kept]
-        similarity = RoundSimilarity({}, names, compare(files, spec).cosine, torn_apart(files, spec))
+        before, n = [before[k] for k in kept], len(kept)
+        cosine = compare([*files, *before], spec).cosine
+        torn = torn_apart(files, spec)
+        similarity = RoundSimilarity({}, names, cosine[:n, :n], torn, cosine[:n, n:])
         counts = round_coefficients(files, [1.0] * len(files))
-        game = SoupGame(
-            world.loaded.model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH
-        )
+        game = SoupGame(model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH)
         scores = build_contribution_method("estimate", {}).score(CountedGame(game))
         gain = game.parts(frozenset(range(game.n)))
     chance = np.zeros(len(names)) if scores.chance is None else scores.chance

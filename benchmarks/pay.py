@@ -12,7 +12,7 @@ pays its whole pool in proportion to the scores above chance.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
@@ -117,7 +117,14 @@ def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
             running_scores,
             run,
         )
-        found = split(config, {who: reputations[who] for who in one.present}, measured, carried=carried)
+
+        def together(who: Collection[str], played: PlayedRound = one) -> list[list[str]]:
+            assert config.together_threshold is not None
+            return played.similarity.together(who, config.together_threshold, measured=True)
+
+        found = split(
+            config, {who: reputations[who] for who in one.present}, measured, together, carried=carried
+        )
         assert found.run is not None
         running_scores, run, carried = running_scores | found.running_scores, found.run, found.left
         how = config.reputation

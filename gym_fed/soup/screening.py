@@ -84,6 +84,11 @@ _DIGITS = 6
 _DENSE = 0.9
 _OF_CHANCE = 0.1
 _MIN_BY_CHANCE = 30.0
+_SAME_DATA = 0.8
+"""Least correlation, without chance, of updates from the same data. Far above its inverse, a contributor's reliability
+is too small to be known."""
+_BEYOND_SPREAD = 2.5
+"""Median absolute deviations; 1.7 standard deviations of normal values."""
 
 
 @dataclass(frozen=True)
@@ -244,16 +249,52 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
         each: Whether the background of a pair is at least the median of what each of the two has with all others.
             Unlike noise from a third of the round pushes the median of all pairs down; this one, not until it is half.
     """
-    n = len(cosines)
-    if n < 2:
+    if len(cosines) < 2:
         return np.asarray(cosines)
-    pairs = [float(cosines[i, j]) for i in range(n) for j in range(i + 1, n)]
-    background = np.full((n, n), statistics.median_low(pairs))
-    if each:
-        own = [statistics.median_low([float(c) for c in np.delete(cosines[i], i)]) for i in range(n)]
-        background = np.maximum(background, np.maximum.outer(own, own))
-    background = np.clip(background, 0.0, 1.0 - 1e-6)
+    background = np.clip(_background(cosines, each), 0.0, 1.0 - 1e-6)
     return np.asarray((cosines - background) / (1.0 - background))
+
+
+def same_source(cosines: Matrix) -> NDArray[np.bool_]:
+    """``[n, n]`` mask of pairs of contributors that seem to train on the same data.
+
+    The cosine of a contributor's updates of two rounds is their reliability: chance, such as the order of the rows or
+    added noise, lowers it. Spearman's correction for attenuation (1904) removes chance from the cosine of a pair:
+    ``r_ij = sqrt(c_ij c_ji / (c_ii c_jj))`` is about 1 for the same data. A pair is one contributor's if r is near 1,
+    more than half of the way from the round's background to 1, and outside the spread of the round.
+
+    Args:
+        cosines: ``[n, n]`` of update i with the previous update of the author of update j; NaN without one.
+    """
+    own = np.clip(cosines.diagonal(), 1e-9, None)
+    both = np.clip(cosines, 0.0, None)
+    corrected = np.sqrt(both * both.T / np.outer(own, own))
+    if np.count_nonzero(~np.isnan(corrected)) < 9:  # two contributors are their own background
+        return np.zeros(cosines.shape, dtype=bool)
+    background = _background(corrected, each=True)
+    excess = corrected - background
+    clear = excess > _BEYOND_SPREAD * np.nanmedian(np.abs(_off_diagonal(excess)))
+    near_one = (corrected >= _SAME_DATA) & (corrected <= 1.0 / _SAME_DATA)
+    return np.asarray(clear & near_one & (excess >= (1.0 - background) / 2))
+
+
+def _background(cosines: Matrix, each: bool) -> Matrix:
+    """``[n, n]`` median cosine of all pairs, with ``each`` at least that of either of the two with all others."""
+    n = len(cosines)
+    background = np.full((n, n), _median_low(_off_diagonal(cosines)))
+    if each:
+        own = np.array([_median_low(np.delete(cosines[i], i)) for i in range(n)])
+        background = np.fmax(background, np.fmax.outer(own, own))
+    return background
+
+
+def _off_diagonal(matrix: Matrix) -> Matrix:
+    return np.asarray(matrix[~np.eye(len(matrix), dtype=bool)])
+
+
+def _median_low(values: Matrix) -> float:
+    known = values[~np.isnan(values)].tolist()
+    return statistics.median_low(known) if known else math.nan
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:

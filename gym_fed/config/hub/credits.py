@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
-
-from pydantic import Field, model_validator
-
 from gym_fed.config.hub.soup import Option
-from gym_fed.config.schema.base import Problem, Problems, StrictModel
+from gym_fed.config.schema.base import Problem
+from gym_fed.config.schema.base import Problems
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.core.text import counted
+from pydantic import Field
+from pydantic import model_validator
+from typing import Annotated
+from typing import Any
+from typing import Literal
+
 
 # Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
 MAX_AMOUNT = 10**9
@@ -133,7 +137,7 @@ class RewardsConfig(StrictModel):
     work: the first is merged, and all share one pay. docs/rewards.md has measurements. Null: only equal bytes are
     detected."""
 
-    together_threshold: Cosine | None = 0.3
+    together_threshold: Cosine | None = 0.6
     """Updates whose cosine exceeds the round's background b (the median cosine of its pairs) by this much, as (cosine -
     b) / (1 - b), are merged and paid as one. So are updates that share no weights while both leave many out. Null:
     everybody is paid alone."""

@@ -28,6 +28,7 @@ from gym_fed.soup.screening import (
     compare,
     groups_of,
     leaders,
+    same_source,
     torn_apart,
 )
 from gym_fed.trust.identity.manifest import UpdateManifest
@@ -80,12 +81,15 @@ class RoundSimilarity:
         updates: Ids of the updates, in the order of the matrices.
         cosines: ``[n, n]`` cosine similarities of the whole updates.
         torn: ``[n, n]`` bool; True for pairs that look like one update split in two.
+        previous: ``[n, n]`` cosine of update i with the previous merged update of the author of update j; NaN without
+            one.
     """
 
     nearest: dict[str, float] = field(default_factory=dict)
     updates: list[str] = field(default_factory=list)
     cosines: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
     torn: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), dtype=bool))
+    previous: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
 
     def together(self, updates: Collection[str], threshold: float, measured: bool = False) -> list[list[str]]:
         """Return groups of two or more updates that are paid as one; docs/rewards.md has the rule.
@@ -97,7 +101,8 @@ class RoundSimilarity:
         """
         places = [i for i, update in enumerate(self.updates) if update in updates]
         among = np.ix_(places, places)
-        links = np.where(self.torn[among], 1.0, beyond(self.cosines[among], each=not measured))
+        close = beyond(self.cosines[among], each=not measured)
+        links = np.where(self.torn[among] | same_source(self.previous[among]), 1.0, close)
         groups = groups_of(links, threshold)
         return [[self.updates[places[i]] for i in group] for group in groups if len(group) > 1]
 
@@ -129,15 +134,15 @@ def free_riders(
 
 
 def duplicates(
-    config: ServerConfig, base: BaseSpec, store: ObjectStore, rows: Sequence[Any]
+    state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> tuple[dict[str, FreeRiderFinding], RoundSimilarity]:
     """Find updates of one round that are the same work.
 
     Args:
+        state: The hub's state.
         config: The hub's config.
-        base: The base model.
-        store: The hub's objects.
         rows: Rows of ``updates`` that every other screen has passed.
+        server_round: Number of the round.
 
     Returns:
         A finding for each update but the first of each group, and the similarity of the updates.
@@ -147,9 +152,7 @@ def duplicates(
         return {}, RoundSimilarity()
     alike, similarity = RoundSimilarity(), None
     if rewards.similarity_threshold or rewards.together_threshold:
-        with ExitStack() as stack:
-            files = {row.update_id: _opened(stack, base, store, row.delta_sha256, _base(row)) for row in rows}
-            alike, similarity = _similarity(config, base, rows, files)
+        alike, similarity = _similarity(state, config, rows, server_round)
     return _duplicates(rows, similarity, rewards.similarity_threshold), alike
 
 
@@ -168,18 +171,32 @@ def _zeros(config: RewardsConfig, norms: dict[str, float]) -> dict[str, FreeRide
 
 
 def _similarity(
-    config: ServerConfig, base: BaseSpec, rows: Sequence[Any], files: dict[str, DeltaFile]
+    state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> tuple[RoundSimilarity, Matrix]:
-    opened = [files[row.update_id] for row in rows]
-    compared = compare(opened, base)
-    off = np.where(np.eye(len(rows), dtype=bool), -1.0, compared.similarity)
-    nearest = {row.update_id: float(off[i].max()) for i, row in enumerate(rows)}
-    torn = np.zeros(off.shape, dtype=bool)
+    n, authors = len(rows), [row.contributor for row in rows]
+    latest: dict[str, _Earlier] = {}
     if config.rewards.together_threshold is not None:
-        torn = torn_apart(opened, base)
-    return RoundSimilarity(
-        nearest, [row.update_id for row in rows], compared.cosine, torn
-    ), compared.similarity
+        earlier = _earlier(config, state.database, state.round_store, server_round)
+        for old in (old for of_round in _by_round(earlier) for old in of_round if not old.soup):
+            latest.setdefault(*old.contributors, old)
+    with ExitStack() as stack:
+        files = [_opened(stack, state.base, state.store, row.delta_sha256, _base(row)) for row in rows]
+        previous = stack.enter_context(
+            _all_opened(state.base, state.store, [latest[who] for who in authors if who in latest])
+        )
+        compared = compare([*files, *previous.values()], state.base)
+        torn = np.zeros((n, n), dtype=bool)
+        if config.rewards.together_threshold is not None:
+            torn = torn_apart(files, state.base)
+    across = np.full((n, n), np.nan)
+    for place, old in enumerate(previous):
+        (who,) = old.contributors
+        across[:, authors.index(who)] = compared.cosine[:n, n + place]
+    similarity = compared.similarity[:n, :n]
+    off = np.where(np.eye(n, dtype=bool), -1.0, similarity)
+    nearest = {row.update_id: float(off[i].max()) for i, row in enumerate(rows)}
+    ids = [row.update_id for row in rows]
+    return RoundSimilarity(nearest, ids, compared.cosine[:n, :n], torn, across), similarity
 
 
 def _duplicates(

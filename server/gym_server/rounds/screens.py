@@ -123,7 +123,7 @@ def screens_of(
     if gate.screen_updates and model.has_gate:
         screens.append(HeldOutLoss(config, model))
     if not hidden:
-        screens.append(Duplicates(config, state.base, state.store))
+        screens.append(Duplicates(state, config, current.server_round))
     return screens
 
 
@@ -253,14 +253,13 @@ class Duplicates(Screen):
     An update that an earlier screen rejects has no duplicates, so that a bad copy cannot displace the original.
     """
 
-    def __init__(self, config: ServerConfig, base: BaseSpec, store: ObjectStore) -> None:
-        self._config, self._base = config, base
-        self._store = store
+    def __init__(self, state: HubState, config: ServerConfig, server_round: int) -> None:
+        self._state, self._config = state, config
+        self._server_round = server_round
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
-        findings, similarity = duplicates(
-            self._config, self._base, self._store, [update.row for update in screened.kept]
-        )
+        rows = [update.row for update in screened.kept]
+        findings, similarity = duplicates(self._state, self._config, rows, self._server_round)
         found = screened.each(
             lambda u: u.duplicate(findings[u.row.update_id].reason) if u.row.update_id in findings else u
         )

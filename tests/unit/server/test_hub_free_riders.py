@@ -298,6 +298,35 @@ def test_keys_that_put_noise_on_one_update_are_merged_and_paid_as_one(
     assert here.fed.ledger.verify()["reputations"] == 5
 
 
+def test_keys_that_train_on_the_same_data_are_paid_as_one_from_their_second_round_on(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def direction(size: float) -> Delta:
+        return {n: size * torch.randn(t.shape, generator=generator) for n, t in honest["ann"].items()}
+
+    def update(*parts: Delta) -> Delta:
+        return {name: torch.stack([part[name] for part in parts]).sum(0) for name in parts[0]}
+
+    common, personal = direction(1e-4), {name: direction(1e-4) for name in PEOPLE}
+    data = {**personal, "ann2": personal["ann"]}
+    here = hub(rewards={"participation_ramp": False})
+    rounds = [
+        here.round({who: update(common, own, direction(1.5e-4)) for who, own in data.items()})
+        for _ in range(2)
+    ]
+    assert [one["credit"] for one in rounds[0].values()] == [250] * 4
+    assert {who: one["credit"] for who, one in rounds[1].items() if who not in ("ann", "ann2")} in (
+        {"bob": 333, "cat": 333},
+        {"bob": 334, "cat": 333},
+        {"bob": 333, "cat": 334},
+    )
+    assert rounds[1]["ann"]["credit"] + rounds[1]["ann2"]["credit"] in (333, 334)
+    assert [len(group) for group in here.entries("contribution")[1]["together"]] == [2]
+    assert here.fed.ledger.verify()["reputations"] == 4
+
+
 def test_what_is_claimed_of_examples_buys_neither_weight_nor_credit(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:

@@ -16,7 +16,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.credit import paid_as_one
-from gym_fed.soup.screening import beyond, compare, groups_of, torn_apart
+from gym_fed.soup.screening import Matrix, beyond, compare, groups_of, same_source, torn_apart
 from tests.support.measured import measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -58,6 +58,46 @@ def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
     assert sorted(groups_of(between, 0.3)) == [[0], [1, 2]]
     assert sorted(groups_of(np.full((3, 3), 0.4), 0.3)) == [[0, 1, 2]]
     assert groups_of(np.zeros((0, 0)), 0.3) == []
+
+
+def previous_cosines(people: list[int], personal: float = 1.0, seed: int = 0) -> Matrix:
+    """Cosines of updates of two rounds: a common direction, one for each person, and the chance of each round."""
+    generator = np.random.default_rng(seed)
+    common, own = generator.normal(size=(1, 20_000)), generator.normal(size=(max(people) + 1, 20_000))
+    now, before = (
+        common + personal * own[people] + 1.5 * generator.normal(size=(len(people), 20_000)) for _ in range(2)
+    )
+    norms = np.outer(np.linalg.norm(now, axis=1), np.linalg.norm(before, axis=1))
+    return np.asarray(now @ before.T / norms)
+
+
+def test_keys_that_train_separately_on_the_same_data_have_the_same_source_and_others_do_not() -> None:
+    found = same_source(previous_cosines([0, 0, 0, 1, 2, 3]))
+    expected = np.zeros((6, 6), dtype=bool)
+    expected[:3, :3] = True
+    assert (found == expected).all(where=~np.eye(6, dtype=bool))
+
+
+def test_noise_that_only_one_key_adds_does_not_hide_the_same_source() -> None:
+    cosines = previous_cosines([0, 0, 1, 2])
+    diluted = np.array([0.5, 1.0, 1.0, 1.0])
+    assert same_source(cosines * np.outer(diluted, diluted))[0, 1]
+
+
+def test_updates_without_anything_personal_have_no_same_source() -> None:
+    for seed in range(5):
+        found = same_source(previous_cosines(list(range(8)), personal=0.0, seed=seed))
+        assert np.count_nonzero(found & ~np.eye(8, dtype=bool)) <= 4
+
+
+def test_without_a_previous_update_or_a_third_contributor_nothing_has_the_same_source() -> None:
+    cosines = previous_cosines([0, 0, 1, 2])
+    cosines[:, 1] = np.nan
+    assert not same_source(cosines)[0, 1]
+    assert not same_source(previous_cosines([0, 0])).any()
+    unrelated = previous_cosines([0, 0, 1, 2])
+    unrelated[np.arange(4), np.arange(4)] = [-0.01, 0.001, 0.4, 0.4]
+    assert not same_source(unrelated)[0, 1], "who does not resemble itself resembles nobody"
 
 
 @pytest.mark.parametrize("second", [DENSE, SIGNS], ids=lambda codec: codec.codec)
