@@ -44,13 +44,13 @@ def encode(
         Path, typer.Option("--output", "-o", metavar="FILE", help="The .gymdelta file to write.")
     ],
     codec: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--codec",
             click_type=MemberName(CODECS, ("auto",), checked=False),
-            help="Codec of the matrices; auto fits a budget.",
+            help="Codec of the matrices; auto fits a budget. Default: lora for a LoRA run, otherwise bitdelta.",
         ),
-    ] = "bitdelta",
+    ] = None,
     group_size: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Columns per scale; or row, tensor, auto.")
     ] = None,
@@ -102,7 +102,8 @@ def encode(
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if plot is not None:
         require_matplotlib()
-    words = {"codec": codec, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
+    chosen = codec or _default_codec(tuned, calibrated=data is not None or group_size is not None)
+    words = {"codec": chosen, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
     given = {key: value for key, value in words.items() if value is not None}
     report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
         base,
@@ -118,8 +119,22 @@ def encode(
         console.print_json(report.to_dict())
     else:
         _show(report)
+        if codec is None and chosen == "lora":
+            console.out.print("codec lora: the run's own factors; --codec bitdelta writes one bit per weight")
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
+
+
+def _default_codec(tuned: str, *, calibrated: bool) -> str:
+    """Return ``lora`` for a LoRA run, whose factors are exact; ``bitdelta`` for others and for calibrated scales."""
+    from gym_fed.base.modeling.adapters import CONFIG, read_adapter
+    from gym_fed.base.models import resolve
+
+    folder = Path(resolve(tuned))
+    if calibrated or not (folder / CONFIG).is_file():
+        return "bitdelta"
+    adapter = read_adapter(tuned, folder)
+    return "lora" if adapter.kind == "LORA" and not adapter.config.get("use_dora") else "bitdelta"
 
 
 def _number(group_size: str | None) -> int | str | None:

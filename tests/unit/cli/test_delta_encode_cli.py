@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from click.testing import Result
+from peft import LoraConfig, get_peft_model
 from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model
@@ -49,6 +52,27 @@ def test_bitdelta_is_distilled_on_the_text_and_shown_layer_by_layer(
     assert picture.stat().st_size > 5000
     with DeltaFile.open(out, BaseSpec.of(load_model(str(tiny_base)).model, "tiny")) as delta:
         assert {delta.record(name).codec for name in delta.names} == {"bitdelta", "dense"}
+
+
+def test_a_lora_run_keeps_its_factors_unless_another_codec_is_named(tiny_base: Path, tmp_path: Path) -> None:
+    loaded = load_model(str(tiny_base))
+    tuned: Any = get_peft_model(loaded.model, LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, tensor in tuned.named_parameters():
+            if "lora_B" in name:
+                tensor.normal_(std=1e-2)
+    tuned.save_pretrained(tmp_path / "run")
+    loaded.tokenizer.save_pretrained(tmp_path / "run")
+    kept = {}
+    for codec in ("lora", "bitdelta"):
+        named = () if codec == "lora" else ("--codec", codec)
+        done = gym("encode", tiny_base, tmp_path / "run", "-o", tmp_path / f"{codec}.gymdelta", *named)
+        assert done.exit_code == 0, done.exception
+        assert ("the run's own factors" in done.output) == (codec == "lora")
+        (percent,) = re.findall(r"keeps ([\d.]+)% of the delta", done.output)
+        kept[codec] = float(percent)
+    assert kept["lora"] > 99
+    assert kept["bitdelta"] < 50
 
 
 @pytest.mark.parametrize("method", ["int8", "int4", "int2", "ternary", "binary"])
