@@ -183,9 +183,10 @@ _PRIVACY = Unsupported(
 DELTA_SOUP = [
     KeyAlias(
         "differential_privacy",
-        "",
+        "the accounted rule with the highest tolerance, with printed defaults",
+        _default_privacy,
         meant=lambda value: value is True,
-        refusal=_PRIVACY,
+
         where="Python",
         shown="DeltaSoupConfig(differential_privacy=True)",
     )

@@ -87,8 +87,8 @@ _MIN_BY_CHANCE = 30.0
 _SAME_DATA = 0.8
 """Least correlation, without chance, of updates from the same data. Far above its inverse, a contributor's reliability
 is too small to be known."""
-_BEYOND_SPREAD = 2.5
-"""Median absolute deviations; 1.7 standard deviations of normal values."""
+_BEYOND_SPREAD = 4.0
+"""Median absolute deviations; 2.7 standard deviations of normal values."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,8 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
         return np.zeros(cosines.shape, dtype=bool)
     background = _background(corrected, each=True)
     excess = corrected - background
-    clear = excess > _BEYOND_SPREAD * np.nanmedian(np.abs(_off_diagonal(excess)))
+    pairs = _off_diagonal(corrected)
+    clear = excess > _BEYOND_SPREAD * np.nanmedian(np.abs(pairs - np.nanmedian(pairs)))
     near_one = (corrected >= _SAME_DATA) & (corrected <= 1.0 / _SAME_DATA)
     return np.asarray(clear & near_one & (excess >= (1.0 - background) / 2))
 

@@ -120,7 +120,7 @@ rewards:
   # quality_weight: 0.8         # share of the pool paid by score; the rest goes to all merged contributors
   # credits_per_nat: 10000      # limit on pay by score, per nat of held-out loss; the rest stays in the pool
   similarity_threshold: 0.9     # cosine above which the later of two updates is rejected as a copy
-  together_threshold: 0.3       # excess over the round's typical cosine above which updates are paid as one
+  together_threshold: 0.6       # excess over the round's typical cosine above which updates are paid as one
   stale_threshold: 0.999        # cosine above which an update counts as an earlier one sent again
   min_norm_ratio: 0.01          # below this fraction of the median norm an update counts as zero
   hold_seconds: 604800          # delay before credits can be transferred, and before a transfer settles (docs/keys.md)

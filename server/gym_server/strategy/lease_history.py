@@ -5,8 +5,9 @@ round, it is estimated from the last heartbeat: the seconds so far and the share
 
 A round needs answers from more than half of the active contributors, so accounts that never answer could block every
 round. An account blocks a round if it still holds the task when the round ends at the deadline without a quorum. Each
-blocked round costs an account ``ANSWERS_PER_BLOCKED_ROUND`` answers; accounts with fewer answers share one count of
-blocked rounds, otherwise new accounts could block rounds forever. Being late in a merged round does not count as
+blocked round doubles the number of answers that an account needs, so that answering in between does not pay for the
+next one; accounts with fewer answers share one count of blocked rounds, otherwise new accounts could block rounds
+forever. Being late in a merged round does not count as
 blocking; otherwise fast accounts could remove slow ones from the quorum.
 """
 
@@ -26,12 +27,15 @@ from gym_server.rounds.round_store import ABORTED, COMMITTED
 from gym_server.store.tables import messages, nodes, round_tasks, rounds, updates
 
 LEARNED_ROUNDS = 10
+"""Number of latest rounds from which durations and unanswered tasks are learned."""
+REMEMBERED_ROUNDS = 100
+"""Number of latest rounds in which answers and blocked rounds count."""
 MAX_UNANSWERED = 3
 """Tasks in a row that a contributor may leave unanswered before rounds stop waiting for it."""
 MAX_BLOCKED_ROUNDS = 3
-"""Maximum number of the last ``LEARNED_ROUNDS`` rounds that accounts without established status may block together."""
-ANSWERS_PER_BLOCKED_ROUND = 3
-"""An account is established with this many answers, plus this many for each round that it blocked."""
+"""Number of remembered rounds that accounts without established status may block together."""
+MIN_ANSWERS = 3
+"""An account is established with this many answers, twice as many for each round that it blocked."""
 
 _TRAINING = "train"
 
@@ -79,12 +83,12 @@ class TaskRecord:
     @property
     def is_established(self) -> bool:
         """True if the contributor counts in the quorum by its own record."""
-        return self.num_answers >= ANSWERS_PER_BLOCKED_ROUND * (len(self.blocked) + 1)
+        return self.num_answers >= MIN_ANSWERS << len(self.blocked)
 
 
 @dataclass
 class LeaseHistory:
-    """The tasks of the ``LEARNED_ROUNDS`` rounds before a given one.
+    """The tasks of the rounds before a given one.
 
     Attributes:
         by_contributor: The record of each contributor.
@@ -150,8 +154,9 @@ def open_tasks(tx: Connection, server_round: int, lease_seconds: float) -> list[
 def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> LeaseHistory:
     """Read the tasks of the rounds before ``server_round``."""
     over = rounds.c.state.in_((COMMITTED, ABORTED)) & (rounds.c.server_round < server_round)
-    last = select(rounds).where(over).order_by(rounds.c.server_round.desc()).limit(LEARNED_ROUNDS)
+    last = select(rounds).where(over).order_by(rounds.c.server_round.desc()).limit(REMEMBERED_ROUNDS)
     blocked = {row.server_round: _ended_without_quorum(row) for row in tx.execute(last)}
+    learned = set(list(blocked)[:LEARNED_ROUNDS])
     history = LeaseHistory()
     # Includes late updates, which are refused as stale; updates refused for their content are ignored.
     of_task = and_(
@@ -166,12 +171,13 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
     )
     for row in tx.execute(query):
         record = history.by_contributor.setdefault(row.contributor or str(row.node_id), TaskRecord())
-        is_late = row.state == LATE
+        is_late, is_learned = row.state == LATE, row.server_round in learned
         if row.received_at is not None and row.created_at is not None:
-            record.seconds.append(max(0.0, row.received_at - row.created_at))
+            if is_learned:
+                record.seconds.append(max(0.0, row.received_at - row.created_at))
             record.unanswered = 0
             record.num_answers += not is_late and row.verdict != "rejected"
-        elif is_late:
+        elif is_late and is_learned:
             record.unanswered += 1
             projected = _projected(row, lease_seconds)
             if projected is not None:

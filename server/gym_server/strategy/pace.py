@@ -22,6 +22,7 @@ from gym_server.store.tables import rounds, secure_messages, secure_stages
 from gym_server.strategy.lease_history import (
     LEARNED_ROUNDS,
     MAX_UNANSWERED,
+    REMEMBERED_ROUNDS,
     LeaseHistory,
     LeaseHistoryCache,
     OpenTask,
@@ -207,8 +208,8 @@ class Pace:
         ignored = sum(not history.counts(task) for task in working)
         if ignored:
             note += (
-                f"; {ignored} of them do not count in the quorum, because too many of the last {LEARNED_ROUNDS} rounds "
-                "ended at the deadline without their answers"
+                f"; {ignored} of them do not count in the quorum, because too many of the last "
+                f"{REMEMBERED_ROUNDS} rounds ended at the deadline without their answers"
             )
         handed_out = counted(len(tasks), "task")
         log.info(text, server_round, len(admitted), handed_out, len(working), max(0.0, seconds), note)

@@ -127,7 +127,7 @@ def test_a_second_wave_of_stalling_newcomers_stops_no_round(opened: Open) -> Non
     assert [one.state for one in room.run(3)] == [COMMITTED] * 3
 
 
-def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_only_after_ten(
+def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_only_after_more_answers(
     opened: Open,
 ) -> None:
     room = opened([*fast(4), *(Member(f"turns{i}", 20) for i in range(4))], **SHORT)
@@ -143,8 +143,20 @@ def test_members_that_stall_after_answering_stop_three_rounds_and_count_again_on
     assert [one.state for one in room.run(3)] == [COMMITTED] * 3
 
 
+def test_members_that_answer_three_rounds_and_stall_in_the_fourth_stop_fewer_each_time(opened: Open) -> None:
+    room = opened([*fast(4), *(Member(f"turns{i}", 20) for i in range(4))], **SHORT)
+    states = []
+    for _ in range(6):
+        for seconds, count in ((20.0, 3), (math.inf, 1)):
+            for i in range(4):
+                room.members[f"turns{i}"].seconds = seconds
+            states += [one.state for one in room.run(count)]
+    assert states.count(ABORTED) == 3
+    assert states[12:] == [COMMITTED] * 12
+
+
 @pytest.mark.parametrize("count", [8, 16])
-def test_waves_of_new_accounts_that_answer_one_round_in_four_stop_three_rounds_in_ten(
+def test_waves_of_new_accounts_that_answer_one_round_in_four_stop_three_rounds(
     opened: Open, count: int
 ) -> None:
     room = opened(fast(8), **SHORT)
