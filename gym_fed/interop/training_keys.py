@@ -171,13 +171,20 @@ BITDELTA = [
 ]
 
 
-_PRIVACY = Unsupported(
-    "the noise and the clipping norm must be set; True sets neither",
-    (
-        "from gym_fed.config.hub.privacy import ReleasePrivacy",
-        "differential_privacy=ReleasePrivacy(noise_multiplier=1.0, clipping_norm=1.0),",
-    ),
-)
+def _default_privacy(draft: Draft) -> None:
+    from gym_fed.config.hub.privacy import ReleasePrivacy
+    from gym_fed.privacy.accountant import NoiseEvent, epsilon
+
+    draft.take("differential_privacy")
+    privacy = ReleasePrivacy()
+    event = NoiseEvent(mechanism=privacy.mechanism, noise_multiplier=privacy.noise_multiplier, count=1)
+    draft.put("differential_privacy", privacy.model_dump(), "differential_privacy")
+    rule = "" if draft.get("method") else "method mean, "
+    draft.note(
+        "differential_privacy: true",
+        f"{rule}noise_multiplier {privacy.noise_multiplier:g}, clipping_norm {privacy.clipping_norm:g}: epsilon "
+        f"{epsilon([event], privacy.target_delta):.2f} at delta {privacy.target_delta:g} for one soup",
+    )
 
 
 DELTA_SOUP = [
@@ -186,7 +193,6 @@ DELTA_SOUP = [
         "the accounted rule with the highest tolerance, with printed defaults",
         _default_privacy,
         meant=lambda value: value is True,
-
         where="Python",
         shown="DeltaSoupConfig(differential_privacy=True)",
     )

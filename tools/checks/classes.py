@@ -24,6 +24,4 @@ def repeated_classes(files: dict[str, str]) -> Iterator[Finding]:
                     places[found[1]].append((file, number))
     for name, (first, *others) in places.items():
         for file, number in others:
-            yield Finding(
-                file, number, "classes", f"class {name} is in {first[0]} too: give one another name"
-            )
+            yield Finding(file, number, f"class {name} is in {first[0]} too: give one another name")

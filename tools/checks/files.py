@@ -18,8 +18,6 @@ class Finding:
 
     file: str
     line: int
-    rule: str
-    """``words``, ``sentences``, ``classes``, ``readme`` or ``links``: what the report counts by."""
     message: str
 
     def __str__(self) -> str:
@@ -44,10 +42,3 @@ def text_files(root: Path) -> dict[str, str]:
         if (name.suffix in ENDINGS or name.name in NAMES) and not NOT_OURS & set(name.parts)
     ]
     return {str(n): (root / n).read_text(encoding="utf-8") for n in wanted if (root / n).is_file()}
-
-
-def room(file: str) -> str:
-    """The folder by which counts are reported: two levels of the packages and tests, one of the others."""
-    parts = Path(file).parts[:-1]
-    deep = 3 if parts[:1] in {("server",), ("client",), ("quant",)} or parts[:2] == ("tests", "unit") else 2
-    return "/".join(parts[:deep]) or "."

@@ -1,4 +1,4 @@
-"""Pages that can be read: a short README, short sentences, links that lead somewhere, no page that nothing links to."""
+"""Pages that can be read: a short README, short sentences, links that lead somewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tools.checks.files import Finding
 README_WORDS = 900
 SENTENCE_WORDS = 25
 MEAN_WORDS = 15
-INDEX = "docs/index.md"
 CODE = "```"
 
 Blocks = list[tuple[int, str]]
@@ -71,7 +70,7 @@ def long_sentences(files: dict[str, str]) -> Iterator[Finding]:
             if len(words) > SENTENCE_WORDS:
                 start = " ".join(words[:6])
                 message = f"a sentence of {len(words)} words, {SENTENCE_WORDS} at most: {start} ..."
-                yield Finding(file, number, "sentences", message)
+                yield Finding(file, number, message)
 
 
 def mean_length(text: str) -> float:
@@ -85,14 +84,14 @@ def slow_pages(files: dict[str, str]) -> Iterator[Finding]:
     for file, text in pages(files).items():
         if (length := mean_length(text)) > MEAN_WORDS:
             message = f"sentences of {length:.1f} words on average, {MEAN_WORDS} at most"
-            yield Finding(file, 1, "sentences", message)
+            yield Finding(file, 1, message)
 
 
 def long_readme(files: dict[str, str]) -> Iterator[Finding]:
     """A README of more words than a visitor reads, code and tables counted."""
     count = len(files.get("README.md", "").split())
     for _ in range(count - README_WORDS):
-        yield Finding("README.md", 1, "readme", f"{count} words, {README_WORDS} at most: move some to docs/")
+        yield Finding("README.md", 1, f"{count} words, {README_WORDS} at most: move some to docs/")
 
 
 def anchors(text: str) -> set[str]:
@@ -126,21 +125,6 @@ def dead_links(files: dict[str, str], root: Path) -> Iterator[Finding]:
             name, _, anchor = target.partition("#")
             to = normpath(join(dirname(file), name)) if name else file
             if not (root / to).exists():
-                yield Finding(file, number, "links", f"{target} leads nowhere: there is no {to}")
+                yield Finding(file, number, f"{target} leads nowhere: there is no {to}")
             elif anchor and to in pages and anchor not in anchors(pages[to]):
-                yield Finding(file, number, "links", f"{target} leads nowhere: {to} has no such heading")
-
-
-def unlinked_pages(files: dict[str, str]) -> Iterator[Finding]:
-    """Pages in docs/ that no chain of links reaches from the index, or from the README where there is no index."""
-    pages = {file: text for file, text in files.items() if file.endswith(".md")}
-    start = INDEX if INDEX in pages else "README.md"
-    reached, waiting = set[str](), [start]
-    while waiting:
-        file = waiting.pop()
-        if file in pages and file not in reached:
-            reached.add(file)
-            waiting += [normpath(join(dirname(file), t.partition("#")[0])) for _, t in links(pages[file])]
-    for file in pages:
-        if file.startswith("docs/") and file not in reached:
-            yield Finding(file, 1, "links", f"no path of links leads here from {start}")
+                yield Finding(file, number, f"{target} leads nowhere: {to} has no such heading")

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
 from gym_fed.config.hub.soup import Option
-from gym_fed.config.schema.base import Problem
-from gym_fed.config.schema.base import Problems
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.core.registries import CONTRIBUTIONS
 from gym_fed.core.text import counted
-from pydantic import Field
-from pydantic import model_validator
-from typing import Annotated
-from typing import Any
-from typing import Literal
-
 
 # Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
 MAX_AMOUNT = 10**9

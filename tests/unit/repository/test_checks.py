@@ -11,7 +11,7 @@ import pytest
 from tools.checks.__main__ import ROOT, all_findings
 from tools.checks.__main__ import main as check
 from tools.checks.classes import repeated_classes
-from tools.checks.files import room, text_files
+from tools.checks.files import text_files
 from tools.checks.pages import long_readme, long_sentences, sentences, slow_pages
 from tools.checks.words import ALLOWED, RETIRED, Word, retired_words
 
@@ -27,18 +27,15 @@ def planted(folder: Path, files: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "word"),
     [
-        ("The hub told it.", "told"),
-        ("told_by = 1", "told"),
-        ("class ToldRow:", "Told"),
-        ("it asks twice", "asks"),
-        ("TELLING = 1", "TELLING"),
-        ("isTold()", "Told"),
+        ("The purse of it.", "purse"),
+        ("purse_of = 1", "purse"),
+        ("class PurseRow:", "Purse"),
+        ("PURSES = 1", "PURSES"),
+        ("isPurse()", "Purse"),
         ("the liars of a round", "liars"),
         ("    class Guard(Interceptor):", "class Guard"),
         ("class PieceOfText:", "class PieceOfText"),
-        ("three bits a weight", "bits a weight"),
         ("--allow-untranslated", "allow-untranslated"),
-        ("bytes on their way", "on their way"),
     ],
 )
 def test_a_retired_word_is_found_in_prose_names_and_classes(line: str, word: str, tmp_path: Path) -> None:
@@ -47,10 +44,7 @@ def test_a_retired_word_is_found_in_prose_names_and_classes(line: str, word: str
 
 
 EXAMPLES = {
-    " way": "on its way",
-    "say": "it says what",
     "untranslated": "allow_untranslated",
-    "a contributor and ": "a contributor and round",
     "class mixed": "class MixedModel",
     "operand": "class Operand  # an operand",
 }
@@ -70,8 +64,7 @@ def test_a_file_named_by_a_retired_word_is_found() -> None:
 @pytest.mark.parametrize(
     ("file", "line"),
     [
-        ("gym_fed/new.py", "untold = outstanding = mendel = intelligible = 1"),
-        ("gym_fed/new.py", "early_stopping: {patience: 3}"),
+        ("gym_fed/new.py", "pursed = outstanding = 1"),
         ("gym_fed/new.py", "guard = order = choice = piece"),
         ("gym_fed/new.py", "PRAGMA journal_mode = wal"),
         ("gym_fed/new.py", "both sides"),
@@ -177,31 +170,18 @@ def test_a_link_to_nothing_is_found(target: str, message: str, tmp_path: Path) -
     assert found == ([f"docs/one.md:6: {target} leads nowhere: {message}"] if message else [])
 
 
-def test_a_page_that_no_chain_of_links_reaches_is_found(tmp_path: Path) -> None:
-    files = {
-        "README.md": "[index](docs/index.md) [lost](docs/lost.md)\n",
-        "docs/index.md": "[one](one.md)\n",
-        "docs/one.md": "[two](deep/two.md)\n",
-        "docs/deep/two.md": "# Two\n",
-        "docs/lost.md": "# Lost\n",
-    }
-    assert planted(tmp_path, files) == ["docs/lost.md:1: no path of links leads here from docs/index.md"]
-
-
 def test_the_command_refuses_a_tree_with_a_violation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tools.checks.__main__.ROOT", tmp_path)
     (tmp_path / "fine.py").write_text("fine = 1\n")
-    assert check([]) == 0
-    (tmp_path / "bad.py").write_text("told = 1\n")
-    assert check(["--report"]) == 0
-    assert "1 told" in capsys.readouterr().out
-    assert check([]) == 1
-    assert "bad.py:1: retired word 'told'" in capsys.readouterr().out
+    assert check() == 0
+    (tmp_path / "bad.py").write_text("purse = 1\n")
+    assert check() == 1
+    assert "bad.py:1: retired word 'purse'" in capsys.readouterr().out
 
 
-def test_files_of_the_checkout_are_read_by_rooms() -> None:
+def test_files_of_the_checkout_are_read() -> None:
     files = text_files(ROOT)
     assert {
         "README.md",
@@ -211,9 +191,6 @@ def test_files_of_the_checkout_are_read_by_rooms() -> None:
         "docs/testing.md",
     } <= files.keys()
     assert not any("_generated" in file for file in files)
-    assert room("tests/unit/serving/test_a.py") == "tests/unit/serving"
-    assert room("server/gym_server/rpc/deep/b.py") == "server/gym_server/rpc"
-    assert room("gym_fed/serving/http/c.py") == "gym_fed/serving"
 
 
 def test_classes_of_this_repository_are_counted_at_all() -> None:
