@@ -19,6 +19,15 @@ def quick(names: Iterable[Any], *tried: Any) -> list[Any]:
     ]
 
 
+def first_of_each(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test: of the ``cases`` with the same first value, all but the first are for `make test-all`."""
+    parameters, seen = [], set()
+    for case in cases:
+        parameters.append(pytest.param(*case, marks=[pytest.mark.slow] if case[0] in seen else []))
+        seen.add(case[0])
+    return parameters
+
+
 def _values(name: Any) -> tuple[Any, ...]:
     """Of one parameter of a test, or of several at once."""
     return name if isinstance(name, tuple) else (name,)

@@ -20,6 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.model.adapters import check_adapters
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import ROWS, logits, run, settings, sibling
+from tests.support.quick import quick
 from tests.support.tuning_cases import CASES
 
 _LORA = {"r": 4, "lora_alpha": 12, "target_modules": ["q_proj", "v_proj"]}
@@ -63,7 +64,13 @@ def test_dpo_trains_on_the_adapter_of_sft_and_is_held_against_it(
     assert before.keys() == after.keys()
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if CASES[name]["finetuning"] not in _NOT_TRAINED_ON])
+@pytest.mark.parametrize(
+    "name",
+    quick(
+        [name for name in CASES if CASES[name]["finetuning"] not in _NOT_TRAINED_ON],
+        *("oft", "vera", "ia3", "dora", "pissa", "embeddings"),
+    ),
+)
 def test_every_kind_of_adapter_goes_on_from_where_it_ended(
     tiny_base: Path, tmp_path: Path, name: str
 ) -> None:

@@ -19,8 +19,20 @@ from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.adapters import logits, run, sibling
 from tests.support.peft_adapters import ADAPTERS, made, plain
+from tests.support.quick import quick
 
 DTYPES = (torch.bfloat16, torch.float16)
+QUICKLY = (
+    "ranks and scales by pattern",
+    "dora",
+    "bias",
+    "head saved",
+    "embeddings",
+    "embeddings and head tied",
+    "single tokens",
+    "parameters",
+)
+"""Adapters that the quick suite tries here; tests/contract exports every one."""
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["own-head", "tied-head"])
@@ -35,7 +47,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return sibling("Llama", tmp_path_factory.mktemp("peft") / "base")
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", quick(ADAPTERS, *QUICKLY))
 def test_an_adapter_of_peft_computes_the_same_here_and_merged_and_saved(
     base: Path, tmp_path: Path, name: str
 ) -> None:

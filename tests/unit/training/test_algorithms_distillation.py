@@ -254,7 +254,10 @@ def padded_model(rows: int, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("sizes", [(262, 300), (300, 262), (280, 300), (300, 300)])
+@pytest.mark.parametrize(
+    "sizes",
+    [(262, 300), (300, 262), *(pytest.param(s, marks=pytest.mark.slow) for s in ((280, 300), (300, 300)))],
+)
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_padding_rows_of_embeddings_are_left_out_of_both_distributions(
     sizes: tuple[int, int], beta: float, tmp_path: Path

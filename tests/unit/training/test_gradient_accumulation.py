@@ -15,6 +15,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.training.trainer import Trainer
+from tests.support.quick import first_of_each
 
 LENGTHS = (1, 9, 2, 14, 5, 3, 11, 1, 7, 4)
 """Ten answers of unequal lengths: steps of six rows leave four for the last step of an epoch, in batches of 3 and 1."""
@@ -150,7 +151,7 @@ def test_every_algorithm_has_a_case() -> None:
     assert {name for name, _ in CASES} == set(ALGORITHMS.own())
 
 
-@pytest.mark.parametrize(("algorithm", "changes"), CASES)
+@pytest.mark.parametrize(("algorithm", "changes"), first_of_each(CASES))
 def test_batches_of_a_step_may_be_cut_as_one_likes(
     algorithm: str,
     changes: dict[str, Any],
