@@ -20,8 +20,8 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 ARGS ?=
 # Seconds for each target of make fuzz.
 FUZZ_SECONDS ?= 60
-# Tests that run at once; each has one thread, since most of their time is waiting and small models.
-JOBS ?= 2
+# Test processes; each has one thread. One more than two cores, since a third of their time is waiting.
+JOBS ?= 3
 # In the order of the tree: files of real processes, few tests but long ones, begin first and are not left for the end.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 # A room is a folder of tests/unit.

@@ -83,7 +83,7 @@ def test_a_contributor_in_1970_is_warned_works_and_is_not_stopped_when_its_clock
     clock = ShiftedClock(tmp_path / "clock")
     clock.set_to(2.0 * 24 * HOUR)
     hub = HubProcess(
-        tmp_path / "hub", {**CONFIG, "recipe": {**CONFIG["recipe"], "max_steps": 300}}, str(tiny_base)
+        tmp_path / "hub", {**CONFIG, "recipe": {**CONFIG["recipe"], "max_steps": 100}}, str(tiny_base)
     )
     with running(hub):
         home = tmp_path / "home"

@@ -60,7 +60,9 @@ def files_in(text: str) -> dict[str, str]:
 
 
 SLOW = (
+    "contributions.md",
     "data.md",
+    "doctor.md",
     "export.md",
     "serving.md",
     "content-filter.md",
@@ -68,11 +70,14 @@ SLOW = (
     "dashboard.md",
     "evaluation-gate.md",
     "evaluation.md",
+    "evaluation-suites.md",
     "coordinate.md",
     "hub-on-the-internet.md",
     "keys.md",
     "privacy-local.md",
     "features.md",
+    "graders.md",
+    "kernels.md",
     "llamafactory.md",
     "merging.md",
     "model-card-gym-nano.md",
@@ -82,10 +87,11 @@ SLOW = (
     "recipes.md",
     "registry.md",
     "runs.md",
+    "safety.md",
     "train.md",
     "variants.md",
 )
-"""Pages whose commands, trained or waited for, are tried by `make test-all` only."""
+"""Pages that only `make test-all` tries: their commands train, wait, start cold, or are also on a page tried here."""
 SERVERS = {
     "gym-server run": "listens on",
     "gym api serving.yaml": "from openai import",

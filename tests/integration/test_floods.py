@@ -124,6 +124,7 @@ def test_eleven_hundred_mute_connections_of_one_address_are_cut_to_its_share_and
     assert_served(hub, honest, tmp_path)
 
 
+@pytest.mark.slow  # tests/contract/test_call_limits.py does the same without a process
 def test_a_thousand_work_streams_of_one_account_leave_one(
     hub: HubProcess, honest: HubClient, flooder: HubClient, tmp_path: Path
 ) -> None:
@@ -141,6 +142,7 @@ def test_a_thousand_work_streams_of_one_account_leave_one(
             assert found[0] == 1, "its last stream is let be"
 
 
+@pytest.mark.slow  # tests/contract/test_call_limits.py does the same without a process
 def test_a_thousand_mute_uploads_of_one_account_end_and_hold_up_nobody(
     hub: HubProcess, honest: HubClient, flooder: HubClient, tmp_path: Path
 ) -> None:

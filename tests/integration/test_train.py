@@ -16,6 +16,8 @@ import yaml
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.training.trainer import Trainer
+from tests.support.in_process import run_here
+from tests.support.quick import quick
 from tests.support.wait import SECONDS
 from tests.support.warm import run
 
@@ -25,6 +27,10 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
 
 def gym(*words: object, cwd: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return run(["gym", *map(str, words)], stdin=stdin, cwd=cwd, env=ENVIRONMENT)
+
+
+def here(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return run_here(["gym", *map(str, words)], cwd=cwd, env=ENVIRONMENT)
 
 
 def recipe(folder: Path, **changes: Any) -> Path:
@@ -43,7 +49,7 @@ def recipe(folder: Path, **changes: Any) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", params=[signal.SIGINT, signal.SIGTERM])
+@pytest.fixture(scope="module", params=quick([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
 def interrupted(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, int, str]:
@@ -122,26 +128,26 @@ def test_a_lora_run_is_made_chatted_with_and_overwritten_only_with_the_flag(tmp_
 def test_a_bad_value_a_bad_row_and_a_missing_model_end_before_anything_is_written(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"text": "fine"}\n{"text": 3}\n')
     recipe(tmp_path, data=[{"path": "bad.jsonl"}])
-    row = gym("train", "train.yaml", cwd=tmp_path)
+    row = here("train", "train.yaml", cwd=tmp_path)
     assert (row.returncode, "bad.jsonl:2: 'text' is int" in row.stderr) == (20, True)
-    model = gym(
+    model = here(
         "train", "train.yaml", "--set", "model=nobody/nothing", "--set", "data.0.path=ok.jsonl", cwd=tmp_path
     )
     assert model.returncode == 11
-    value = gym("train", "train.yaml", "--set", "learning_rat=1", cwd=tmp_path)
+    value = here("train", "train.yaml", "--set", "learning_rat=1", cwd=tmp_path)
     assert (value.returncode, "did you mean 'learning_rate'?" in value.stderr) == (10, True)
     assert not (tmp_path / "run").exists()
 
 
 def test_generated_data_is_written_once_and_scored(tmp_path: Path) -> None:
-    made = gym(
+    made = here(
         "data", "generate", "--task", "double", "--num", 30, "--split", "heldout", "d.jsonl", cwd=tmp_path
     )
     assert made.returncode == 0, made.stderr
     assert len((tmp_path / "d.jsonl").read_text().splitlines()) == 30
-    again = gym("data", "generate", "--task", "copy", "d.jsonl", cwd=tmp_path)
+    again = here("data", "generate", "--task", "copy", "d.jsonl", cwd=tmp_path)
     assert (again.returncode, "--overwrite" in again.stderr) == (12, True)
-    scored = gym(
+    scored = here(
         "data",
         "score",
         "gym-nano",
