@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -149,12 +148,3 @@ def test_bars_are_as_many_as_fit() -> None:
     assert sparkline([]) == ""
     assert sparkline([1.0, 1.0]) == "▁▁"
     assert len(sparkline([float(i) for i in range(1000)])) == 60
-
-
-@pytest.mark.parametrize("command", ["runs", "tune"])
-def test_help_imports_no_torch(command: str) -> None:
-    code = (
-        "import sys\nsys.argv = ['gym', sys.argv[1], '--help']\nfrom gym_fed.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\nassert 'torch' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code, command], check=True, capture_output=True)

@@ -252,7 +252,7 @@ def walk(command, context):
         walk(child, click.Context(child, parent=context, info_name=name))
 command = typer.main.get_command(app)
 walk(command, click.Context(command, info_name={name!r}))
-print("heavy:", *sorted({{"torch", "transformers", "flwr", "datasets", "numpy"}} & set(sys.modules)))
+print("heavy:", *sorted({{"torch", "transformers", "flwr", "datasets", "numpy", "grpc"}} & set(sys.modules)))
 """
 
 
