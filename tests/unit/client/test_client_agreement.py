@@ -60,11 +60,6 @@ def agreement(home: Home, asked: Asked, known: Terms | None = None) -> Agreement
     return Agreement(home, known or terms(), asked, Recorder(), "gym-client join")
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(tmp_path / "home")
-
-
 def test_a_task_on_another_base_is_a_change_of_terms(home: Home) -> None:
     asked, other = Asked(False), "sha256:" + "1" * 64
     with pytest.raises(GymError) as caught:

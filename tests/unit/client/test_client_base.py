@@ -98,11 +98,6 @@ def hub(tmp_path: Path, tiny_base: Path, digest: str) -> Iterator[BaseHub]:
     hub.stop()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(tmp_path / "home")
-
-
 def refused(hub: TinyHub, home: Home, consent: Yes | None = None, model: str | None = None) -> GymError:
     """How a join ends."""
     options = JoinOptions(server=hub.address, fingerprint=hub.fingerprint, model=model, wait=False)

@@ -59,11 +59,6 @@ def hub(tmp_path: Path) -> Iterator[KeyHub]:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(tmp_path / "home")
-
-
-@pytest.fixture
 def quick_scrypt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "SCRYPT_N", 1 << 10)
 

@@ -55,11 +55,6 @@ class Waits:
         return self.pauses.interrupts()
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(tmp_path / "home")
-
-
 @pytest.mark.parametrize(
     ("hours", "now", "begins"),
     [

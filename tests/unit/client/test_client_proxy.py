@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from tests.support.tiny_hub import TinyHub
 
 HUB = Address("hub.invalid", 9443)
 """A name that nobody but the proxy knows (RFC 6761)."""
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TinyHub]:
-    hub = TinyHub(tmp_path / "hub").start()
-    yield hub
-    hub.stop()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,13 +20,6 @@ from tests.support.tiny_hub import TinyHub
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
     return Authority(tmp_path)
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TinyHub]:
-    hub = TinyHub(tmp_path / "hub").start()
-    yield hub
-    hub.stop()
 
 
 def serve_signed(hub: TinyHub, authority: Authority, host: str = "127.0.0.1") -> None:

@@ -29,13 +29,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TinyHub]:
-    hub = TinyHub(tmp_path / "hub").start()
-    yield hub
-    hub.stop()
-
-
-@pytest.fixture
 def client(tmp_path: Path, hub: TinyHub) -> Iterator[HubClient]:
     home, address = Home.open(tmp_path / "home"), Address.parse(hub.address)
     with HubClient(home, address, establish(home, address, hub.fingerprint, lambda _: False)) as client:

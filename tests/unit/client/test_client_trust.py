@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,18 +16,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.login import Invite, format_invite
 from tests.support.tiny_hub import TinyHub
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TinyHub]:
-    hub = TinyHub(tmp_path / "hub").start()
-    yield hub
-    hub.stop()
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Home:
-    return Home.open(tmp_path / "home")
 
 
 class Person:

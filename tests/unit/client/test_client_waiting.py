@@ -8,7 +8,7 @@ import subprocess
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,6 @@ class Silence(Recorder):
 
     def still(self, what: str, seconds: float) -> None:
         self.events.append(("still", f"{what} {seconds:g}"))
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[TinyHub]:
-    hub = TinyHub(tmp_path / "hub").start()
-    yield hub
-    hub.stop()
 
 
 def wait_until(condition: Callable[[], object]) -> None:

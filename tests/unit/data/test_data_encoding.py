@@ -24,11 +24,6 @@ CHAT = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
-
-
 def learnt(tokenizer: Any, row: dict[str, list[int]]) -> str:
     return str(tokenizer.decode([label for label in row["labels"] if label != IGNORED]))
 

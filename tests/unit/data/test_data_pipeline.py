@@ -18,11 +18,6 @@ from gym_fed.data import DataPipeline, encode_rows
 from gym_fed.data.steps import NearDuplicates, rows_per_band, signature
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
-
-
 def texts(name: str, count: int) -> list[dict[str, Any]]:
     return [{"text": f"{name} {index}"} for index in range(count)]
 

@@ -45,11 +45,6 @@ CHAT_PAIR = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
-
-
 def encoded(algorithm: str, tokenizer: Any, rows: list[dict[str, Any]], **keys: Any) -> Any:
     graders = [{"grader": "length", "max": 10}] if ALGORITHMS.type_of(algorithm).needs_graders else []
     config = TrainingConfig(algorithm=algorithm, graders=graders, max_length=200, **keys)

@@ -31,13 +31,6 @@ STRICT = {**TOOL, "strict": True}
 CUT = '<tool_call>\n{"name": "weather", "arguments": {"city": "Be'
 
 
-@pytest.fixture(scope="module")
-def nano_tokenizer() -> Any:
-    from gym_fed.base.models import load_tokenizer
-
-    return load_tokenizer("gym-nano")
-
-
 @pytest.fixture
 def tokenizer(nano_tokenizer: Any) -> Iterator[Any]:
     before, nano_tokenizer.chat_template = nano_tokenizer.chat_template, source_of("hermes")

@@ -25,13 +25,6 @@ USER = {"role": "user", "content": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
 
 
-@pytest.fixture(scope="module")
-def nano_tokenizer() -> Any:
-    from gym_fed.base.models import load_tokenizer
-
-    return load_tokenizer("gym-nano")
-
-
 @pytest.fixture
 def tokenizer(nano_tokenizer: Any) -> Iterator[Any]:
     before, nano_tokenizer.chat_template = nano_tokenizer.chat_template, source_of("hermes")

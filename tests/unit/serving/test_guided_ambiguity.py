@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.guided import Guide, GuideFactory
@@ -45,11 +44,6 @@ HONEST = {
     "choices": Grammar("choice", json.dumps([f"choice {at}" for at in range(1000)])),
     "a pattern": Grammar("regex", r"([a-z]+ ?){1,40}(\\d{1,3}\\.){3}\\d"),
 }
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
 
 
 @pytest.fixture(scope="module")

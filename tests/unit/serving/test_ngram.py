@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.base.models import load_model, load_tokenizer
+from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
@@ -17,11 +17,6 @@ from tests.support.toy_engine import ToyModel, ToySource
 from tests.support.wait import SECONDS
 
 SPECULATIVE = EngineConfig(speculative="ngram", speculative_tokens=5)
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
 
 
 def test_what_followed_the_last_tokens_before_is_proposed() -> None:

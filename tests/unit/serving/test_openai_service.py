@@ -62,13 +62,6 @@ class Variants:
         return (record for record in self.records.values() if owner in (None, record.owner))
 
 
-@pytest.fixture(scope="module")
-def nano_tokenizer() -> Any:
-    from gym_fed.base.models import load_tokenizer
-
-    return load_tokenizer("gym-nano")
-
-
 @pytest.fixture
 def tokenizer(nano_tokenizer: Any) -> Any:
     before = nano_tokenizer.chat_template

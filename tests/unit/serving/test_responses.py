@@ -39,13 +39,6 @@ CALL_ITEM = {"type": "function_call", "call_id": "c1", "name": "weather", "argum
 OUTPUT_ITEM = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 
 
-@pytest.fixture(scope="module")
-def nano_tokenizer() -> Any:
-    from gym_fed.base.models import load_tokenizer
-
-    return load_tokenizer("gym-nano")
-
-
 @pytest.fixture
 def tokenizer(nano_tokenizer: Any) -> Iterator[Any]:
     before = nano_tokenizer.chat_template

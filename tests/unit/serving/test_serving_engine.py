@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.base.models import load_model, load_tokenizer
+from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
@@ -33,11 +33,6 @@ QUESTIONS = [
     "Sort the letters: hello",
     "Uppercase: small",
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
-from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
@@ -15,11 +12,6 @@ from tests.support.wait import SECONDS
 
 SYSTEM = [number % 200 for number in range(3, 53)]
 """50 tokens: three full blocks."""
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
 
 
 def ask(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
@@ -22,11 +21,6 @@ from gym_fed.serving.engine.scheduler import FairQueue, Scheduler, TokenCounters
 from gym_fed.serving.engine.sequence import ScheduledRequest
 from tests.support.toy_engine import ToyModel, ToyPool, ToySource
 from tests.support.wait import SECONDS
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
 
 
 def ask(user: str = "", variant: str | None = None, tokens: int = 4, prompt: int = 2) -> GenerationRequest:

@@ -35,11 +35,6 @@ PERSON = {
 }
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return load_tokenizer("gym-nano")
-
-
 def held_to(schema: str) -> Grammar:
     return Grammar("json_schema", schema)
 

@@ -27,13 +27,6 @@ Reasoning: {{ reasoning_effort }} {{ verbosity | default("medium") }} {{ note }}
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}{{ bos_token }}"
 
 
-@pytest.fixture(scope="module")
-def nano_tokenizer() -> Any:
-    from gym_fed.base.models import load_tokenizer
-
-    return load_tokenizer("gym-nano")
-
-
 @pytest.fixture
 def tokenizer(nano_tokenizer: Any) -> Iterator[Any]:
     before = nano_tokenizer.chat_template
