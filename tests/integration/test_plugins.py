@@ -195,7 +195,7 @@ def test_gym_grade_and_gym_train_use_a_grader_of_an_installed_package(site: Path
     values = yaml.safe_load(config.read_text())
     values.pop("example_sft")
     config.write_text(yaml.safe_dump(values))
-    assert json.loads(good(site, "gym", "train", config, "--json"))["steps"] == 1
+    assert json.loads(good(site, "gym", "train", config, "--no-check", "--json"))["steps"] == 1
     assert [r["name"] for r in json.loads((tmp_path / "run" / "run.json").read_text())["plugins"]] == [
         "example_vowels"
     ]

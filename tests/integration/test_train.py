@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
-import pytest
-import yaml
-
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.training.trainer import Trainer
+from pathlib import Path
 from tests.support.in_process import run_here
 from tests.support.quick import quick
 from tests.support.wait import SECONDS
 from tests.support.warm import run
+from typing import Any
+import json
+import os
+import pytest
+import signal
+import subprocess
+import sys
+import yaml
+
 
 GYM = Path(sys.executable).parent / "gym"
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}
@@ -109,7 +108,7 @@ def test_the_resumed_run_equals_one_that_was_never_stopped(
 
 def test_a_lora_run_is_made_chatted_with_and_overwritten_only_with_the_flag(tmp_path: Path) -> None:
     recipe(tmp_path, finetuning="lora", max_steps=2)
-    made = gym("train", "train.yaml", "--set", "lora.r=4", "--json", cwd=tmp_path)
+    made = gym("train", "train.yaml", "--no-check", "--set", "lora.r=4", "--json", cwd=tmp_path)
     assert made.returncode == 0, made.stderr
     assert load_config(tmp_path / "run/config.yaml", TrainingConfig).lora.r == 4
     adapter = json.loads((tmp_path / "run/adapter_config.json").read_text())
@@ -121,7 +120,8 @@ def test_a_lora_run_is_made_chatted_with_and_overwritten_only_with_the_flag(tmp_
     )  # a script ends where it is wrong
     assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
     assert "/nonsense is not a command" in refused.stderr
-    replaced = gym("train", "train.yaml", "--overwrite", "--set", "max_steps=1", "--json", cwd=tmp_path)
+    again = ("train", "train.yaml", "--overwrite", "--no-check", "--set", "max_steps=1", "--json")
+    replaced = gym(*again, cwd=tmp_path)
     assert json.loads(replaced.stdout)["steps"] == 1
 
 

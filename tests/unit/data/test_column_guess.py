@@ -172,17 +172,8 @@ def test_the_refusal_without_a_terminal_is_followed_by_a_command_that_works(
     with pytest.raises(GymError, match=r"q\.csv:2: no format is known with the columns") as caught:
         load_rows(file)
     assert caught.value.code is ErrorCode.DATA_INVALID
-    flags = [
-        "train",
-        "--model",
-        "gym-nano",
-        "--data",
-        str(file),
-        "--max-steps",
-        "1",
-        "--output-dir",
-        str(tmp_path / "run"),
-    ]
+    flags = ["train", "--model", "gym-nano", "--data", str(file), "--max-steps", "1"]
+    flags += ["--output-dir", str(tmp_path / "run")]
     refused = CliRunner().invoke(app, flags)
     assert refused.exit_code != 0
     assert isinstance(refused.exception, GymError)
@@ -197,21 +188,8 @@ def test_the_refusal_without_a_terminal_is_followed_by_a_command_that_works(
 
 def test_yes_accepts_the_guess_and_prints_it(tmp_path: Path) -> None:
     file = table(tmp_path / "q.csv", "Customer question", "Our answer", "category")
-    result = CliRunner().invoke(
-        app,
-        [
-            "train",
-            "--model",
-            "gym-nano",
-            "--data",
-            str(file),
-            "--max-steps",
-            "1",
-            "--yes",
-            "--output-dir",
-            str(tmp_path / "run"),
-        ],
-    )
+    words = ["train", "--no-check", "--model", "gym-nano", "--data", str(file), "--max-steps", "1", "--yes"]
+    result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     for words in (
         'prompt     <- "Customer question": How is item 0 reset?',
@@ -228,7 +206,7 @@ def test_a_table_of_semicolons_is_trained_as_its_columns_and_the_delimiter_is_sa
     file.write_text(
         "\ufeff" + "question;answer\n" + "Hallo, wie geht es?;Gut, danke.\n" * 8, encoding="utf-8"
     )
-    words = ["train", "--model", "gym-nano", "--data", str(file), "--max-steps", "1", "--yes"]
+    words = ["train", "--no-check", "--model", "gym-nano", "--data", str(file), "--max-steps", "1", "--yes"]
     result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "run")])
     assert result.exit_code == 0, result.output
     assert result.stderr.replace("\n", "").count("semi.csv: columns are separated by ';'") == 1

@@ -192,7 +192,8 @@ def test_the_run_says_what_became_of_string_rows(tmp_path: Path, tokenizer: Any)
     file = tmp_path / "questions.csv"
     with file.open("w", newline="", encoding="utf-8") as out:
         csv.writer(out).writerows([["prompt", "completion"], *([QUESTION, ANSWER] for _ in range(3))])
-    flags = ["train", "--model", "gym-nano", "--data", str(file), "--max-steps", "1", "--finetuning", "full"]
+    flags = ["train", "--no-check", "--model", "gym-nano", "--data", str(file)]
+    flags += ["--max-steps", "1", "--finetuning", "full"]
     for extra, words in (
         ([], "data: 3 rows of plain strings, trained as chat turns (chat_template: none keeps them raw)"),
         (["--chat-template", "none"], "data: 3 rows of plain strings, trained raw (without a chat template)"),

@@ -16,6 +16,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import progress
 from gym_fed.core.errors import GymError
 from gym_fed.data import generate
+from gym_fed.evaluation import retention
 from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.training.run.check import LearningCheck, answer_of, prompt_of, reward_warnings
 from gym_fed.training.trainer import Trainer
@@ -34,6 +35,12 @@ def config(folder: Path, **changes: Any) -> TrainingConfig:
         "max_length": 64,
     }
     return TrainingConfig(**{**values, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """General knowledge is measured on 40 items instead of 120, except by ``learned``."""
+    monkeypatch.setattr(retention, "_NANO_ITEMS", 40)
 
 
 @pytest.fixture(scope="module")
