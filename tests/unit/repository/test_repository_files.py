@@ -66,12 +66,6 @@ def test_a_release_is_what_the_check_of_the_package_built_and_needs_no_stored_to
     assert workflow[True]["push"] == {"tags": ["v[0-9]+.[0-9]+.[0-9]+"]}
 
 
-def test_dependabot_watches_the_python_pins_and_the_pinned_actions() -> None:
-    updates = read(".github/dependabot.yml")["updates"]
-    assert {update["package-ecosystem"] for update in updates} == {"pip", "github-actions"}
-    assert all(update["directory"] == "/" for update in updates)
-
-
 def test_the_audit_of_pinned_versions_is_a_scheduled_job_and_no_part_of_the_check_of_a_change() -> None:
     workflow = read(".github/workflows/audit.yml")
     (job,) = workflow["jobs"].values()
@@ -92,18 +86,6 @@ def test_hooks_before_a_commit_download_nothing_and_call_installed_commands() ->
         command = hook["entry"].split()[0]
         assert (ROOT / command).exists() or not (ROOT / ".venv").exists()
         assert f"$(BIN)/{Path(command).name}" in lint, f"make lint does not run {command}"
-
-
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.stem)
-def test_a_form_for_issues_has_the_keys_that_its_host_requires(form: Path) -> None:
-    fields = yaml.safe_load(form.read_text(encoding="utf-8"))
-    if form.stem == "config":
-        assert fields == {"blank_issues_enabled": True}
-        return
-    assert {"name", "description", "body"} <= fields.keys()
-    inputs = [field for field in fields["body"] if field["type"] != "markdown"]
-    assert len({field["id"] for field in inputs}) == len(inputs)
-    assert all(field["attributes"]["label"] for field in inputs)
 
 
 def test_what_templates_and_hooks_name_exists() -> None:

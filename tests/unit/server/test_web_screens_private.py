@@ -19,7 +19,6 @@ from tests.support.hub_pages import HubPages
 from tests.support.private_hub import NAMES, PrivateRounds, private_hub
 
 LISTS = ("overview", "contributors", "model", "model/figures", "privacy", "variants", "health", "rounds")
-LEDGER = ("ledger",)
 
 
 @pytest.fixture

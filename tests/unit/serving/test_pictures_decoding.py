@@ -145,7 +145,7 @@ _SEEDS = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(_SEEDS), st.integers(0, 400), st.binary(min_size=1, max_size=8), st.integers(0, 400))
 def test_damaged_files_are_read_or_refused(data: bytes, at: int, put: bytes, cut: int) -> None:
     damaged = (data[:at] + put + data[at + len(put) :])[: max(4, len(data) - cut)]
