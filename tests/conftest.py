@@ -14,12 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from demo.end_together import end_together
 from tests.support import postgres as _postgres
 from tests.support.rooms import seconds_by_room
 
 end_together()  # a suite that is killed leaves no hub and no contributor behind
+
+# No test measures time: on a busy machine a short example takes longer than Hypothesis expects.
+settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("suite")
 
 # A suite in the background of a script ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -64,7 +64,7 @@ TEXTS = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=60),
     st.text(st.sampled_from('\x00\x07\x1b\x9b\u202e\u200b[]/{}":9\n'), max_size=40),
 )
-SETTINGS = settings(deadline=None, max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=60, derandomize=True, suppress_health_check=list(HealthCheck))
 METHODS = {method.name: method for method in pb.DESCRIPTOR.services_by_name["Hub"].methods}
 
 

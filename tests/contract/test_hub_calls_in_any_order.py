@@ -366,7 +366,6 @@ def test_calls_in_any_order_conserve_credits_and_a_refused_call_changes_nothing(
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=20,
-            deadline=None,
             derandomize="GYM_HUB_CALLS_EXAMPLES" not in os.environ,
             phases=[Phase.generate] if EXAMPLES <= 12 else list(Phase),
             suppress_health_check=list(HealthCheck),

@@ -6,25 +6,8 @@ parts, and by schemathesis of what the schemas of the bodies allow, which passes
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-from urllib.parse import quote
-
-import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from pydantic import BaseModel
-from schemathesis import GenerationMode
-from schemathesis.core import NotSet
-from starlette.testclient import TestClient
-
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http.app import create_app as create_api
@@ -32,13 +15,41 @@ from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.responses_request import ResponsesRequest
-from gym_fed.serving.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
-from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, OpenAIService
-from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
+from gym_fed.serving.openai.schemas import ChatRequest
+from gym_fed.serving.openai.schemas import CompletionRequest
+from gym_fed.serving.openai.schemas import EmbeddingRequest
+from gym_fed.serving.openai.service import CHAT
+from gym_fed.serving.openai.service import COMPLETIONS
+from gym_fed.serving.openai.service import EMBEDDINGS
+from gym_fed.serving.openai.service import OpenAIService
+from gym_fed.serving.openai.service import RESPONSES
+from gym_fed.serving.openai.tokenizing import DETOKENIZE
+from gym_fed.serving.openai.tokenizing import DetokenizeRequest
+from gym_fed.serving.openai.tokenizing import TOKENIZE
+from gym_fed.serving.openai.tokenizing import TokenizeRequest
+from hypothesis import HealthCheck
+from hypothesis import Phase
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from pathlib import Path
+from pydantic import BaseModel
+from schemathesis import GenerationMode
+from schemathesis.core import NotSet
+from starlette.testclient import TestClient
 from tests.support.hub_pages import HubPages
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.webui_client import webui_client
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+import json
+import os
+import pytest
+import schemathesis
+import time
+
 
 SECONDS_A_REQUEST = 20.0
 WORDS = (
@@ -81,9 +92,7 @@ NASTY = (
 )
 TEXTS = st.one_of(st.sampled_from(NASTY), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 NUMBERS = st.one_of(st.integers(-(2**70), 2**70), st.floats(allow_nan=True))
-SETTINGS = settings(
-    deadline=None, max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck)
-)
+SETTINGS = settings(max_examples=300, derandomize=True, suppress_health_check=list(HealthCheck))
 EXAMPLES_BY_SCHEMA = int(os.environ.get("GYM_SCHEMA_EXAMPLES", "60"))
 NOT_FUZZED = {"/events"}
 """A stream has no end; its limits have tests of their own."""

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.training.trainer import Trainer
-from pathlib import Path
 from tests.support.in_process import run_here
 from tests.support.quick import quick
 from tests.support.wait import SECONDS
 from tests.support.warm import run
-from typing import Any
-import json
-import os
-import pytest
-import signal
-import subprocess
-import sys
-import yaml
-
 
 GYM = Path(sys.executable).parent / "gym"
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "0", "OMP_NUM_THREADS": "1"}

@@ -361,7 +361,7 @@ recipes = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(recipe=recipes)
 def test_a_dumped_config_is_read_back_equal(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("dump") / "r.yaml"
@@ -369,7 +369,7 @@ def test_a_dumped_config_is_read_back_equal(recipe: Recipe, tmp_path_factory: py
     assert load_config(file, Recipe) == recipe
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(noise=st.text(max_size=60) | st.text("[]{}&*!|>%@:,-# \n\t'\"ab01<", max_size=40))
 def test_no_text_makes_the_loader_fail_otherwise_than_by_refusing(
     noise: str, tmp_path_factory: pytest.TempPathFactory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from gym_quant import codec_names, get_codec
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -18,12 +18,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 SHAPES = {"norm": (7,), "odd": (3, 43), "wide": (5, 64)}
 SPEC = BaseSpec("fuzzed", "sha256:" + "5" * 64, SHAPES)
 REFUSALS = {ErrorCode.DELTA_INVALID, ErrorCode.BASE_MISMATCH, ErrorCode.TOO_LARGE}
-FUZZ = settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    derandomize=True,
-)
+FUZZ = settings(max_examples=60, derandomize=True)
 
 
 def written(folder: Path, codec: str) -> bytes:

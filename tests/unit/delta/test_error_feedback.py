@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gym_fed.config.delta import CodecPolicy
@@ -45,7 +45,7 @@ POLICIES = [
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: f"{p.codec}-{p.max_bits_per_weight}")
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6)
 def test_what_was_sent_plus_the_residual_is_what_was_meant(
     policy: CodecPolicy, seeds: list[int], tmp_path: Path
 ) -> None:

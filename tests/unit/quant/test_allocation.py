@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from gym_quant.allocation import allocate, hull
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 option = st.tuples(st.integers(0, 60), st.floats(0, 100, allow_nan=False))
@@ -33,7 +33,6 @@ def test_a_budget_below_the_smallest_options_has_no_answer() -> None:
 
 
 @given(tensors, st.integers(0, 200))
-@settings(deadline=None)
 def test_the_choice_fits_and_is_within_one_step_of_the_hull_of_the_best_of_all(
     options: dict[str, list[tuple[int, float]]], budget: int
 ) -> None:
@@ -58,7 +57,6 @@ def test_the_choice_fits_and_is_within_one_step_of_the_hull_of_the_best_of_all(
 
 
 @given(tensors)
-@settings(deadline=None)
 def test_with_bytes_for_everything_every_tensor_gets_its_least_error(
     options: dict[str, list[tuple[int, float]]],
 ) -> None:
@@ -69,7 +67,6 @@ def test_with_bytes_for_everything_every_tensor_gets_its_least_error(
 
 
 @given(tensors, st.integers(0, 200), st.integers(0, 9))
-@settings(deadline=None)
 def test_a_whole_file_keeps_to_its_budget_and_more_tries_never_lose_more(
     options: dict[str, list[tuple[int, float]]], budget: int, header: int
 ) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from gym_quant import CodecError, get_codec
 from gym_quant.packing import pack_signs, unpack_signs
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -43,7 +43,6 @@ def test_a_group_wider_than_the_row_is_the_row() -> None:
 
 
 @given(hnp.arrays("float32", shapes, elements=finite), st.sampled_from([None, 1, 3, 8, 128]))
-@settings(deadline=None)
 def test_any_shape_comes_back_with_its_signs_and_its_scale(array: object, group: int | None) -> None:
     delta = torch.as_tensor(array)
     encoded = BITDELTA.encode(delta, group_size=group)
@@ -60,7 +59,6 @@ def test_any_shape_comes_back_with_its_signs_and_its_scale(array: object, group:
 
 
 @given(hnp.arrays("float32", shapes, elements=st.floats(-1, 1, width=32)))
-@settings(deadline=None)
 def test_the_error_is_what_the_mean_magnitude_leaves(array: object) -> None:
     """|d - s sign(d)|^2 = |d|^2 - n s^2 for s = mean |d| (Liu et al. 2024, eq. 3)."""
     delta = torch.as_tensor(array)
@@ -71,7 +69,6 @@ def test_the_error_is_what_the_mean_magnitude_leaves(array: object) -> None:
 
 
 @given(hnp.arrays("float32", hnp.array_shapes(min_dims=2, max_dims=2, max_side=40), elements=finite))
-@settings(deadline=None)
 def test_padding_bits_are_ignored(array: object) -> None:
     delta = torch.as_tensor(array)
     rows, cols = delta.shape

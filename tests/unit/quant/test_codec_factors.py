@@ -32,7 +32,6 @@ def factors(rank: int = 4, rows: int = 64, cols: int = 172) -> tuple[torch.Tenso
         elements=st.floats(-(2.0**100), 2.0**100, width=32),
     )
 )
-@settings(deadline=None)
 def test_bfloat16_is_off_by_at_most_one_part_in_256_and_float32_by_nothing(array: object) -> None:
     delta = torch.as_tensor(array)
     shape = tuple(delta.shape)
@@ -103,7 +102,7 @@ def test_a_delta_of_low_rank_is_found_again_more_exactly_in_float32() -> None:
 
 
 @given(shape=st.tuples(st.integers(2, 9), st.integers(2, 9)), seed=st.integers(0, 2**32))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_float32_factors_decode_to_finite_values_or_are_refused(
     shape: tuple[int, int], seed: int
 ) -> None:
@@ -269,7 +268,7 @@ def random_payload(spec: dict[str, tuple[torch.dtype, tuple[int, ...]]], seed: i
     seed=st.integers(0, 2**32),
     tame=st.booleans(),
 )
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 def test_any_payload_of_quantised_factors_decodes_to_finite_values_or_is_refused(
     plan: str, group: int, shape: tuple[int, int], seed: int, tame: bool
 ) -> None:

@@ -64,7 +64,7 @@ def formula(name: str, payload: dict[str, torch.Tensor], cols: int, params: dict
 
 @pytest.mark.parametrize("name", NAMES)
 @given(array=deltas, params=settings_of)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_dequantised_values_are_those_of_the_formula_bit_for_bit(
     name: str, array: object, params: dict[str, Any]
 ) -> None:
@@ -81,7 +81,7 @@ def test_dequantised_values_are_those_of_the_formula_bit_for_bit(
 
 @pytest.mark.parametrize("name", NAMES)
 @given(array=deltas, group=st.sampled_from([None, 3, 8, 128]))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_what_a_group_loses_is_never_more_than_its_energy(
     name: str, array: object, group: int | None
 ) -> None:
@@ -92,7 +92,6 @@ def test_what_a_group_loses_is_never_more_than_its_energy(
 
 
 @given(array=deltas, group=st.sampled_from([None, 1, 8, 128]), symmetric=st.booleans())
-@settings(deadline=None)
 def test_int8_is_off_by_at_most_half_a_step(array: object, group: int | None, symmetric: bool) -> None:
     codec, delta = get_codec("int8"), torch.as_tensor(array)
     encoded = codec.encode(delta, group_size=group, symmetric=symmetric)
@@ -106,7 +105,7 @@ def test_int8_is_off_by_at_most_half_a_step(array: object, group: int | None, sy
 
 @pytest.mark.parametrize(("name", "symmetric"), [("int8", True), ("ternary", True), ("binary", True)])
 @given(array=deltas, group=st.sampled_from([None, 1, 8, 128]))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_encoding_what_was_decoded_changes_nothing(
     name: str, symmetric: bool, array: object, group: int | None
 ) -> None:
@@ -123,7 +122,7 @@ def test_encoding_what_was_decoded_changes_nothing(
 
 @pytest.mark.parametrize("name", ["int2", "int4", "int8", "ternary"])
 @given(array=deltas, group=st.sampled_from([None, 3, 128]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_zero_stays_zero_where_levels_are_symmetric(name: str, array: object, group: int | None) -> None:
     codec, delta = get_codec(name), torch.as_tensor(array)
     holes = torch.arange(delta.numel()).reshape(delta.shape) % 3 == 0
@@ -151,7 +150,7 @@ def random_payload(spec: dict[str, tuple[torch.dtype, tuple[int, ...]]], seed: i
     seed=st.integers(0, 2**32),
     tame=st.booleans(),
 )
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_any_payload_decodes_to_finite_values_or_is_refused(
     name: str, shape: tuple[int, ...], params: dict[str, Any], seed: int, tame: bool
 ) -> None:

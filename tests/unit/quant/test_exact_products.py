@@ -31,7 +31,7 @@ def in_fractions(left: torch.Tensor, right: torch.Tensor) -> list[list[Fraction]
 
 
 @given(hnp.arrays("float64", (4, 5), elements=NUMBERS), hnp.arrays("float64", (3, 5), elements=NUMBERS))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_products_are_off_by_no_more_than_float64_sums_are(left: object, right: object) -> None:
     a, b = torch.as_tensor(left), torch.as_tensor(right)
     found = products(Sliced.of(a), Sliced.of(b))

@@ -40,7 +40,7 @@ def test_counts_are_those_of_the_unpacked_bits(path: str, n: int, width: int) ->
 
 
 @given(st.integers(1, 70), st.integers(1, 600), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_every_path_agrees_for_any_number_of_rows(n: int, width: int, seed: int) -> None:
     packed = packed_rows(n, width, seed)
     found = []

@@ -60,7 +60,7 @@ def by_every_path(compute: Callable[[], Tensor], threads: Sequence[int] = (1, 2,
 
 
 @given(st.integers(1, 70), SHAPES, st.sampled_from([None, 8, 64, 128, 5, 172, 10**6]), NUMBERS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_products_are_those_of_the_decoded_deltas(
     n: int, shape: tuple[int, int], group: int | None, seed: int
 ) -> None:
@@ -97,7 +97,7 @@ def test_products_with_scales_that_are_powers_of_two_are_exact() -> None:
 
 
 @given(st.integers(1, 70), SHAPES, st.sampled_from([0, 1, 5, 1000, 30_000_000]), NUMBERS)
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_votes_are_weighted_sums_of_signs_and_combinations_their_multiples(
     n: int, shape: tuple[int, int], most: int, seed: int
 ) -> None:
@@ -138,7 +138,7 @@ def test_hundreds_of_contributors_vote_and_are_trimmed() -> None:
 @given(
     st.integers(1, 70), st.integers(1, 70), SHAPES, st.sampled_from([1, 3, 1000, None]), NUMBERS, st.data()
 )
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_trimmed_sums_are_those_of_the_sorted_mixtures(
     m: int, n: int, shape: tuple[int, int], most: int | None, seed: int, data: st.DataObject
 ) -> None:

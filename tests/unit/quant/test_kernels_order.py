@@ -160,7 +160,7 @@ def test_products_are_as_near_as_promised_and_symmetric(path: str, n: int, d: in
 
 
 @given(st.integers(1, 40), st.integers(1, 3000), st.integers(0, 2**32 - 1))
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 def test_native_products_agree_to_the_last_bit(n: int, d: int, seed: int) -> None:
     x = updates_of(n, d, seed)
     found = []

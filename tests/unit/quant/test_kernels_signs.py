@@ -87,7 +87,7 @@ def test_scales_are_the_mean_magnitude_by_definition(path: str, group: int | Non
 @given(
     st.integers(1, 9), st.integers(1, 70), st.sampled_from(GROUPS), st.integers(0, 2**32 - 1), st.booleans()
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_decoding_agrees_for_any_bits_and_scales(
     height: int, cols: int, group: int | None, seed: int, add: bool
 ) -> None:

@@ -176,7 +176,7 @@ def test_activations_of_extreme_sizes_stay_finite(path: str, format: str, size: 
     assert bool(y.isfinite().all())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     out=st.integers(1, 80),
     cols=st.integers(1, 150),

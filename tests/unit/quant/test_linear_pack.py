@@ -44,7 +44,7 @@ def test_every_path_packs_the_same_bytes_and_decodes_the_same_values(
         assert torch.equal(decoded["torch"], weight.bfloat16().float())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     out=st.integers(1, 40),
     cols=st.integers(1, 80),

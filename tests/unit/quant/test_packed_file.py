@@ -320,7 +320,7 @@ def test_a_unit_that_is_no_power_of_two_is_refused(file: Path, unit: float) -> N
         open_packed(file)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_header_is_refused_or_read_and_never_crashes(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

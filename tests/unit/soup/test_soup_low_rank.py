@@ -263,7 +263,7 @@ def test_with_one_a_a_rule_on_the_coordinates_of_b_has_its_rank() -> None:
 
 
 @given(cuts=st.lists(st.integers(1, ROWS - 1), max_size=5), threads=st.sampled_from([1, 2, 3]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_rows_have_the_same_bits_in_any_block_on_any_threads(cuts: list[int], threads: int) -> None:
     whole = combine(round_of(spread=3.0), torch.linspace(-1, 2, len(RANKS), dtype=torch.float64))
     wanted = rows_of(whole, 0, ROWS)

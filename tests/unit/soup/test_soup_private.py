@@ -93,7 +93,7 @@ def soup(
 # ---- sensitivity ----
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=hnp.arrays(np.int64, (5, 12), elements=st.integers(-(2**17), 2**17)),
     who=st.integers(0, 4),
@@ -129,7 +129,7 @@ def test_an_update_that_overflows_counts_as_zero() -> None:
     assert on_lattice(np.array([[np.inf], [np.nan], [3.0]]), factors[:, 0])[:2].tolist() == [[0], [0]]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rows=hnp.arrays(np.float32, (3, 40), elements=st.floats(-(2.0**100), 2.0**100, width=32)),
     norm=st.floats(1e-3, 1e3),
