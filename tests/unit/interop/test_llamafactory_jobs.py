@@ -177,6 +177,15 @@ def test_each_command_does_its_file(tmp_path: Path, tiny_base: Path, monkeypatch
     assert json.loads(answer)["finish_reason"] in ("length", "stop")
 
 
+def test_the_command_line_overrides_the_sampling_of_a_file_where_both_name_a_key(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    values = {**ANSWERS, "model_name_or_path": str(tiny_base), "max_new_tokens": 2}
+    words = ("chat", str(written(tmp_path, values)), "--prompt", "hi", "--json", "--seed", "1")
+    short, long = (json.loads(run(*words, *more))["answer"] for more in ((), ("--max-tokens", "24")))
+    assert len(short) <= 2 < len(long)
+
+
 def run(*words: str) -> str:
     done = CliRunner().invoke(app, list(words))
     if done.exception is not None and not isinstance(done.exception, SystemExit):

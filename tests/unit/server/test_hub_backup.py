@@ -210,6 +210,15 @@ def test_a_folder_that_was_put_back_and_went_on_is_explained_by_a_statement_abou
     assert list((ann.home.proofs / "superseded").glob("*.json")), "the proof is kept"
 
 
+def test_a_statement_is_no_older_than_the_newest_head_though_the_clock_was_set_back(scene: Scene) -> None:
+    scene.joined("ann")
+    ledger = scene.hub.fed.ledger
+    head = ledger.newest_head()
+    assert head is not None
+    ledger._clock = lambda: 0.0
+    assert ledger.restored("the disk failed").statement.at >= head.head.at
+
+
 @pytest.mark.parametrize("lie", ["another key", "not in the ledger", "signed before the head"])
 def test_a_statement_that_does_not_hold_explains_nothing(scene: Scene, lie: str) -> None:
     ann = scene.joined("ann")

@@ -237,6 +237,12 @@ def test_settings_that_do_not_fit_the_model_are_refused_and_not_bent(
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
+def test_patterns_that_match_no_target_are_refused_with_what_to_name(tiny_base: Path, tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="did not match") as caught:
+        train(tiny_base, tmp_path / "run", finetuning="lora", lora={"alpha_pattern": {"norm": 3}})
+    assert "name modules that target_modules names" in caught.value.hint
+
+
 def test_a_config_is_as_it_was_after_the_model_is_prepared() -> None:
     settings = TrainingConfig(finetuning="lora", lora={"modules_to_save": ["embed_tokens"]})
     before = settings.model_dump()
