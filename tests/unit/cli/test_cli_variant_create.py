@@ -52,6 +52,7 @@ def test_create_then_rebase_with_the_homes_own_key(tiny_base: Path, tmp_path: Pa
     assert "variant mine (revision 2, ada's, signed)" in printed
     for figure in ("old base and variant", "new base alone", "new base and variant"):
         assert figure in printed
+    assert "the same, scaled by 1\n" not in printed
     assert "2 held-out rows (conversations)" in printed
     run("verify", "mine")
 

@@ -190,6 +190,8 @@ def test_images_are_found_beside_the_file_and_counted(tmp_path: Path) -> None:
     row = read(tmp_path, {"messages": [{"role": "user", "content": parts}, GOOD]})
     assert row["images"] == [found]
     assert row["messages"][0]["content"] == [{"type": "text", "text": "what?"}, {"type": "image"}]
+    two = {"messages": [{"role": "user", "content": [*parts, parts[1]]}, GOOD]}
+    assert read(tmp_path, two)["images"] == [found, found]
     assert "no image file" in refusal(tmp_path, {**placeholders, "images": ["dog.png"]}).message
     assert "on the network" in refusal(tmp_path, {**placeholders, "images": ["https://x/y.png"]}).message
     assert (

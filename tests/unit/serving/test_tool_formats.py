@@ -257,10 +257,11 @@ def test_a_form_that_is_not_found_is_looked_for_once(monkeypatch: pytest.MonkeyP
 
 
 def test_arguments_of_texts_get_the_types_of_their_schema() -> None:
-    values = {"city": "7", "days": "7", "only": "True", "more": "[1]"}
+    values = {"city": "7", "days": "7", "only": "True", "more": "[1]", "note": "null"}
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     _, (call,), _ = parsed("qwen3_coder", f"<tool_call>\n<function=weather>\n{body}</function>\n</tool_call>")
-    assert json.loads(call.arguments) == {"city": "7", "days": 7, "only": True, "more": "[1]"}
+    expected = {"city": "7", "days": 7, "only": True, "more": "[1]", "note": "null"}
+    assert json.loads(call.arguments) == expected
 
 
 def test_mistral_ids_have_nine_characters_and_others_are_mapped() -> None:
