@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -16,7 +17,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.quantization import DeltaSoupConfig
 from gym_fed.soup.aggregators.caf import CAF, CAFConfig
-from gym_fed.soup.credit import split_pool
+from gym_fed.soup.credit import RunningScore, split_pool
 from gym_fed.soup.gram import GramMatrix
 from gym_fed.soup.merging import merge
 from gym_fed.soup.pipeline import Pipeline
@@ -95,3 +96,9 @@ def test_a_residual_that_nobody_asked_for_is_refused_whatever_the_codec(tmp_path
     with DeltaFile.open(tmp_path / "u", spec) as update, pytest.raises(GymError, match="residual"):
         merge([update], [1.0], recipe, tmp_path / "s", spec, residual)
     assert not (tmp_path / "s").exists()
+
+
+def test_a_score_counts_as_work_only_above_the_chance_level() -> None:
+    assert not RunningScore(np.zeros(3)).is_work
+    assert not RunningScore(np.ones(3), chance=1e3).is_work
+    assert RunningScore(np.ones(3), chance=1e-3).is_work
