@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.cli.evaluation.records import _outcome
 from gym_fed.cli.main import app
 from gym_fed.core.console import TextConsole
 from gym_fed.core.errors import ErrorCode, GymError
@@ -111,3 +112,9 @@ def test_the_list_of_suites_fits_a_terminal_and_is_whole_in_a_pipe(
     run("eval", "list")
     lines = console.file.getvalue().splitlines()
     assert (max(map(len, lines)) <= 80) is is_terminal
+
+
+def test_a_replay_says_whether_the_answer_is_the_same_and_up_to_where() -> None:
+    assert _outcome("another answer", None, 0.0) == "differs: another answer"
+    assert "the same up to token 3" in _outcome(None, 3, 0.0)
+    assert _outcome(None, None, 0.5) == "the same; log-likelihoods within 0.5 nats"
