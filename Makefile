@@ -72,7 +72,7 @@ rooms: ## The rooms of the unit tests; `make test-ROOM` runs one of them, its sl
 $(addprefix test-,$(ROOMS)): test-%: $(STAMP)
 	$(PYTEST) -m "not slow" tests/unit/$* $(ARGS)
 
-mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About an hour.
+mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About two hours.
 	$(BIN)/python tools/mutations.py $(ARGS)
 
 lint: $(STAMP) ## Style, types, the import contract, words and pages.
