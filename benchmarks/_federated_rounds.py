@@ -39,7 +39,7 @@ from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.trl_glue import restore_after_run
 
 STACKED_APART = 1e-3
 """How far the stacked loop may end from the trainer after a round, as a share (L2) of what the round changed. Where a
@@ -249,7 +249,7 @@ def train(
         model.parameters(), config.learning_rate, betas, weight_decay=config.weight_decay, fused=True
     )
     batches = _batches(config, tokenizer, rows)
-    with unpatched_afterwards(model):
+    with restore_after_run(model):
         add_fused_lm_head(model)
         model.train()
         for _ in range(recipe.max_steps):

@@ -32,7 +32,7 @@ from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 
 _SAMPLE_ROWS = 512
-_SAME = ("model", "algorithm", "data", "eval_data")
+_SAME_KEYS = ("model", "algorithm", "data", "eval_data")
 """Keys that must be equal for the run in the folder to be resumed."""
 
 
@@ -63,7 +63,7 @@ class Defaults:
         is_quantized = config.quantization is not None or (
             config.model is not None and self.is_large and prequantised(config.model) is not None
         )
-        return self._chosen(
+        return self._choose(
             config, METHOD_KEYS, lambda: method_defaults(config, self.num_weights, is_quantized=is_quantized)
         )
 
@@ -74,7 +74,7 @@ class Defaults:
             split = split_default(config, num_rows) if self._check else None
             return [] if split is None else [split]
 
-        return self._chosen(config, ("eval_split",), choose)
+        return self._choose(config, ("eval_split",), choose)
 
     def for_rows(
         self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
@@ -89,20 +89,22 @@ class Defaults:
             rows: The training rows; empty if encoded rows are read.
         """
         if self.is_large and rows:
-            config = self._chosen(config, (*ROW_KEYS, *MEMORY_KEYS), lambda: _of_rows(config, given, rows))
+            config = self._choose(
+                config, (*ROW_KEYS, *MEMORY_KEYS), lambda: _choose_by_rows(config, given, rows)
+            )
         if self.chosen and is_main() and not console.wants_json():
             _report(self.chosen)
         return config
 
-    def _chosen(
+    def _choose(
         self, config: TrainingConfig, keys: Sequence[str], choose: Callable[[], list[Default]]
     ) -> TrainingConfig:
         """Return ``config`` with the values of ``choose`` for ``keys``, or with those of the unfinished run."""
-        defaults = choose() if self._stored is None else self._as_stored(config, keys, self._stored)
+        defaults = choose() if self._stored is None else self._stored_choices(config, keys, self._stored)
         self.chosen += defaults
         return applied(config, defaults)
 
-    def _as_stored(
+    def _stored_choices(
         self, config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]
     ) -> list[Default]:
         fields = type(config).model_fields
@@ -151,7 +153,7 @@ def _report(chosen: Sequence[Default]) -> None:
     )
 
 
-def _of_rows(
+def _choose_by_rows(
     config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
 ) -> list[Default]:
     from gym_fed.base.models import pick_device
@@ -229,8 +231,8 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
         stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError):
         return None  # opening the folder will report it
-    now = config.model_dump(mode="json", include=set(_SAME))
-    if not isinstance(stored, dict) or any(stored.get(key) != now[key] for key in _SAME):
+    now = config.model_dump(mode="json", include=set(_SAME_KEYS))
+    if not isinstance(stored, dict) or any(stored.get(key) != now[key] for key in _SAME_KEYS):
         return None
     return stored
 

@@ -15,13 +15,13 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.training.features.base import apply_features, featured
+from gym_fed.training.features.base import apply_features, features_during_run
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template
 from gym_fed.training.processes.sharding import is_placed
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.job import Job
-from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.trl_glue import restore_after_run
 
 RESULTS = "eval_results.json"
 _TIMED = re.compile(r"runtime|per_second|_time$|num_tokens$")
@@ -60,8 +60,8 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     model = tuning.prepare(model, config).eval()
     with (
         quiet_loading(),
-        unpatched_afterwards(model),
-        featured(model, config),
+        restore_after_run(model),
+        features_during_run(model, config),
         tempfile.TemporaryDirectory() as scratch,
     ):
         trainer = algorithm.build(Job(config, model, tokenizer, encoded, encoded, Path(scratch), []))

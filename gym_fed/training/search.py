@@ -78,7 +78,9 @@ class Search:
         reason = "privacy: every trial of a search costs privacy, and the search is not accounted for"
         remedy = "search on rows that are not private, and train with what was found"
         refuse_first((config.privacy is not None, reason, remedy))
-        for values in _tried_alone(config.search.parameters):  # refuse invalid values before the first trial
+        for values in _settings_to_check(
+            config.search.parameters
+        ):  # refuse invalid values before the first trial
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
@@ -167,10 +169,10 @@ class Search:
         name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
         trial.set_user_attr(_FOLDER, name)
 
-        def hear(report: StepReport) -> None:
+        def on_report(report: StepReport) -> None:
             if self._on_report is not None:
                 self._on_report(trial.number, report)
-            value = self._figure(report)
+            value = self._reported_metric(report)
             if value is None:
                 return
             trial.report(value, report.step)
@@ -179,7 +181,7 @@ class Search:
                 raise optuna.TrialPruned
 
         try:
-            result = self._train(self._trial_config(values, self.folder / "trials" / name), hear)
+            result = self._train(self._trial_config(values, self.folder / "trials" / name), on_report)
         except GymError as error:
             if error.code is ErrorCode.INTERRUPTED:
                 raise _Stopped(f"stopped in trial {trial.number}") from error
@@ -187,28 +189,28 @@ class Search:
                 raise
             trial.set_user_attr(_ENDED, error.message)
             raise optuna.TrialPruned from error
-        value = self._final(result)
+        value = self._final_metric(result)
         if not math.isfinite(value):
             trial.set_user_attr(_ENDED, f"{self.config.search.metric} is {value}")
             raise optuna.TrialPruned
         return value
 
-    def _train(self, config: TrainingConfig, hear: Callable[[StepReport], None]) -> Any:
+    def _train(self, config: TrainingConfig, on_report: Callable[[StepReport], None]) -> Any:
         """Return the metrics of a trial's run; a finished run is read instead of repeated."""
         from gym_fed.tracking.trackers.base import read_lines
         from gym_fed.training.trainer import Trainer
 
         if not (config.output_dir / "result.json").exists():
-            Trainer(config, on_report=hear, should_stop=self._should_stop).train()
+            Trainer(config, on_report=on_report, should_stop=self._should_stop).train()
         return read_lines(config.output_dir / "metrics.jsonl")
 
-    def _figure(self, report: StepReport) -> float | None:
+    def _reported_metric(self, report: StepReport) -> float | None:
         metric = self.config.search.metric
         if report.evaluation is not None:
             return report.evaluation.get(metric)
         return report.loss if metric == "loss" else report.reward if metric == "reward" else None
 
-    def _final(self, lines: list[dict[str, Any]]) -> float:
+    def _final_metric(self, lines: list[dict[str, Any]]) -> float:
         metric = self.config.search.metric
         values = [float(line[metric]) for line in lines if metric in line]
         if not values:
@@ -241,7 +243,7 @@ class Search:
         file = self.folder / "search.yaml"
         if file.exists():
             stored = yaml.safe_load(file.read_text(encoding="utf-8"))
-            if _question(with_schema_defaults(stored, self.config)) != _question(
+            if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
                 with_schema_defaults(yaml.safe_load(text), self.config)
             ):
                 raise GymError(
@@ -307,7 +309,7 @@ def _result(trial: optuna.trial.FrozenTrial) -> TrialResult:
     return TrialResult(trial.number, parameters, state, trial.value, folder, why)
 
 
-def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
+def _settings_to_check(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
     """Yield settings that cover every choice and both ends of every range, with the first value of the others."""
     values = {
         key: r.choices or [int(v or 0) if r.integer else v for v in (r.low, r.high)]
@@ -319,7 +321,7 @@ def _tried_alone(ranges: dict[str, SearchRange]) -> Iterator[dict[str, Any]]:
         yield from ({**first, key: option} for option in options[1:])
 
 
-def _question(values: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{
             key: value

@@ -25,8 +25,8 @@ from gym_fed.data.row_counts import RowCounts
 from gym_fed.tracking.experiment import Experiment
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.defaults import Defaults
-from gym_fed.training.features.base import apply_features, featured
-from gym_fed.training.model.adapters import require_none_merged, resolve_adapters, trained_on
+from gym_fed.training.features.base import apply_features, features_during_run
+from gym_fed.training.model.adapters import continued_adapter, require_none_merged, resolve_adapters
 from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.model.peft_models import require_head_without_adapter, resume_adapter
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
@@ -40,11 +40,11 @@ from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.hooks import KeptRandomState, OnReport, OnRows, OnStep, RunHooks, ShouldStop
 from gym_fed.training.run.job import Job
-from gym_fed.training.run.loop import checked, make_result, run_to_end, save_result, settle_model
+from gym_fed.training.run.loop import finish_model, make_result, run_to_end, save_result, with_check
 from gym_fed.training.run.reproducibility import RunWarning, deterministic, record_environment
 from gym_fed.training.run.result import TrainResult
 from gym_fed.training.run.spikes import Rollbacks, SpikeWatch
-from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.trl_glue import restore_after_run
 from gym_fed.training.vision.conversations import is_processor, require_image_model
 from gym_fed.training.vision.parts import freeze_parts, frozen_parts
 
@@ -159,7 +159,7 @@ class Trainer(ExpectedElsewhere):
         """
         from gym_fed.training.run.afterwards import soup_with
 
-        result = self._trained()
+        result = self._require_result()
         model, soup = soup_with(result.model, self.config, others, settings)
         self.result = replace(result, model=model)
         return soup
@@ -180,11 +180,11 @@ class Trainer(ExpectedElsewhere):
         """
         from gym_fed.training.run.afterwards import export
 
-        done = self._trained()
+        done = self._require_result()
         arguments = (done.model, done.tokenizer, self.config)
         return export(*arguments, Path(path), format, codec, quantization, check=check)
 
-    def _trained(self) -> TrainResult:
+    def _require_result(self) -> TrainResult:
         if self.result is None:
             raise GymError(ErrorCode.USAGE, "nothing is trained yet", "call train() first")
         return self.result
@@ -226,11 +226,11 @@ class Trainer(ExpectedElsewhere):
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )
             del splitting
-            settle_model(model, trainer, hooks, folder)
+            finish_model(model, trainer, hooks, folder)
             result = make_result(config, trainer, hooks, rows, model, tokenizer, folder, best_step)
             if config.save_final:
                 return save_result(config, trainer, algorithm, hooks, folder, result, check)
-            return checked(result, check)
+            return with_check(result, check)
 
     def _start_processes(self, config: TrainingConfig) -> tuple[Any, RunFolder, str]:
         """Return the device, the run folder, and when the run first began."""
@@ -307,8 +307,8 @@ class Trainer(ExpectedElsewhere):
             deterministic(config.reproducibility),
             tuning.finishing(model, config),
             quiet_loading(),
-            unpatched_afterwards(model),
-            featured(model, config),
+            restore_after_run(model),
+            features_during_run(model, config),
             self._ready_graders(),
             warnings.catch_warnings(),
         ):
@@ -379,7 +379,7 @@ def _prepare_model(
     model = algorithm.adapt(model, tokenizer, config)
     frozen = frozen_parts(model, config)
     model = model if is_placed(model, config) else model.to(device)
-    adapter = trained_on(config)
+    adapter = continued_adapter(config)
     model = tuning.prepare(model, config) if adapter is None else resume_adapter(model, adapter, config)
     if algorithm.multiplies_by_head:
         require_head_without_adapter(model, config)

@@ -28,7 +28,7 @@ from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.training.model.output_head import own_heads
+from gym_fed.training.model.output_head import patched_output_heads
 from gym_fed.training.processes.group import is_main
 
 _ROUNDING = 1e-3
@@ -51,7 +51,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
     """Set on an instance, ``Callable[[DataLoader], DataLoader]``: wraps the training dataloader."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        with own_heads(type(self)):
+        with patched_output_heads(type(self)):
             super().__init__(*args, **named)
 
     def _send_telemetry(self) -> None:
@@ -220,7 +220,7 @@ def _require_adapter(model: Any, folder: Path) -> None:
 
 
 @contextmanager
-def unpatched_afterwards(model: Any) -> Iterator[None]:
+def restore_after_run(model: Any) -> Iterator[None]:
     """Restore ``forward``, ``use_cache``, dropout and tags of ``model`` on exit, which TRL changes."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     missing = object()

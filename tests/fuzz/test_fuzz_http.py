@@ -6,8 +6,25 @@ parts, and by schemathesis of what the schemas of the bodies allow, which passes
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+from schemathesis import GenerationMode
+from schemathesis.core import NotSet
+from starlette.testclient import TestClient
+
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http.app import create_app as create_api
@@ -15,41 +32,13 @@ from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.responses_request import ResponsesRequest
-from gym_fed.serving.openai.schemas import ChatRequest
-from gym_fed.serving.openai.schemas import CompletionRequest
-from gym_fed.serving.openai.schemas import EmbeddingRequest
-from gym_fed.serving.openai.service import CHAT
-from gym_fed.serving.openai.service import COMPLETIONS
-from gym_fed.serving.openai.service import EMBEDDINGS
-from gym_fed.serving.openai.service import OpenAIService
-from gym_fed.serving.openai.service import RESPONSES
-from gym_fed.serving.openai.tokenizing import DETOKENIZE
-from gym_fed.serving.openai.tokenizing import DetokenizeRequest
-from gym_fed.serving.openai.tokenizing import TOKENIZE
-from gym_fed.serving.openai.tokenizing import TokenizeRequest
-from hypothesis import HealthCheck
-from hypothesis import Phase
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from pathlib import Path
-from pydantic import BaseModel
-from schemathesis import GenerationMode
-from schemathesis.core import NotSet
-from starlette.testclient import TestClient
+from gym_fed.serving.openai.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
+from gym_fed.serving.openai.service import CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, OpenAIService
+from gym_fed.serving.openai.tokenizing import DETOKENIZE, TOKENIZE, DetokenizeRequest, TokenizeRequest
 from tests.support.hub_pages import HubPages
 from tests.support.loopback_hub import LoopbackHub
 from tests.support.scripted_engine import ScriptedEngine
 from tests.support.webui_client import webui_client
-from types import SimpleNamespace
-from typing import Any
-from urllib.parse import quote
-import json
-import os
-import pytest
-import schemathesis
-import time
-
 
 SECONDS_A_REQUEST = 20.0
 WORDS = (

@@ -54,7 +54,7 @@ class Sft(Algorithm):
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
-        return (int(is_anchored(config)), 0)
+        return (int(uses_anchor(config)), 0)
 
     @classmethod
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
@@ -109,17 +109,17 @@ class Sft(Algorithm):
             dataset_kwargs={"skip_prepare_dataset": True},
         )
         if job.config.privacy is not None:
-            from gym_fed.training.private.loop import prepared, private
+            from gym_fed.training.private.loop import attach_plan, private
 
-            return prepared(self._made(local(private(SFTTrainer)), job, arguments), job)
-        if not is_anchored(job.config):
-            return self._made(local(routed(SFTTrainer)), job, arguments, compute_loss_func=loss)
+            return attach_plan(self._create(local(private(SFTTrainer)), job, arguments), job)
+        if not uses_anchor(job.config):
+            return self._create(local(routed(SFTTrainer)), job, arguments, compute_loss_func=loss)
         anchor = named_reference(job.config, job.model) or copy_at_start(job.model)
-        trainer = self._made(local(anchored(routed(SFTTrainer))), job, arguments, compute_loss_func=loss)
+        trainer = self._create(local(anchored(routed(SFTTrainer))), job, arguments, compute_loss_func=loss)
         trainer.anchor = anchor
         return trainer
 
-    def _made(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
+    def _create(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
         return trainer(
             model=job.model,
             args=arguments,
@@ -177,11 +177,11 @@ def check_token_loss(config: TrainingConfig) -> None:
     own_loss = f"sft.{changed}: {conflict} has a loss of its own"
     refuse_first(
         (
-            has_named_reference(config) and not is_anchored(config),
+            has_named_reference(config) and not uses_anchor(config),
             unused,
             f"set sft.loss_type: asft, or remove {named}",
         ),
-        (is_anchored(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
+        (uses_anchor(config) and strategy != "ddp", split, "use distributed.strategy: ddp, or dft"),
         (changed and conflict, own_loss, f"remove sft.{changed}, or {conflict}"),
     )
 
@@ -263,7 +263,7 @@ def anchored_loss(
     return loss
 
 
-def is_anchored(config: TrainingConfig) -> bool:
+def uses_anchor(config: TrainingConfig) -> bool:
     """Return True if the loss compares the model with a frozen one."""
     return config.sft is not None and config.sft.loss_type == "asft"
 

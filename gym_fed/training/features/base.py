@@ -95,7 +95,7 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
 
 @contextmanager
-def featured(model: Any, config: TrainingConfig) -> Iterator[None]:
+def features_during_run(model: Any, config: TrainingConfig) -> Iterator[None]:
     """Apply the features' temporary changes within a context."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     with ExitStack() as stack:

@@ -38,7 +38,7 @@ def starting_adapters(config: TrainingConfig) -> list[Adapter]:
     return in_order([read_adapter(name, Path(resolve(name))) for name in config.adapter])
 
 
-def trained_on(config: TrainingConfig) -> Adapter | None:
+def continued_adapter(config: TrainingConfig) -> Adapter | None:
     """Return the adapter that the run resumes training; None if it trains a new one. See ``starting_adapters``."""
     if not config.adapter or config.new_adapter or not TUNING.type_of(config.finetuning).is_adapter:
         return None
@@ -48,10 +48,10 @@ def trained_on(config: TrainingConfig) -> Adapter | None:
 def merged_first(config: TrainingConfig) -> list[Adapter]:
     """Return the adapters that are merged into the base before the first step. See ``starting_adapters``."""
     adapters = starting_adapters(config)
-    return adapters[:-1] if trained_on(config) is not None else adapters
+    return adapters[:-1] if continued_adapter(config) is not None else adapters
 
 
-def on_its_adapters(model: Any, config: TrainingConfig) -> Any:
+def merge_starting_adapters(model: Any, config: TrainingConfig) -> Any:
     """Merge the adapters of ``merged_first`` into the loaded base."""
     return merge_adapters(model, merged_first(config))
 
@@ -84,7 +84,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
     Raises:
         GymError: ``CONFIG_INVALID`` naming both values if the section contradicts the adapter.
     """
-    adapter = trained_on(config)
+    adapter = continued_adapter(config)
     if adapter is None:
         return config
     require_of_weights(adapter)
@@ -144,7 +144,7 @@ def check_adapters(config: TrainingConfig) -> None:
         for adapter in adapters:
             require_base(adapter, config.model, (folder_here(adapter.base), folder_here(config.model)))
     task: str = ALGORITHMS.type_of(config.algorithm).task_type
-    continued = trained_on(config)
+    continued = continued_adapter(config)
     for adapter in adapters:
         saved = adapter.config.get("task_type")
         expected = task if adapter is adapters[-1] and continued is not None else "CAUSAL_LM"

@@ -11,7 +11,7 @@ from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.core.text import counted
-from gym_fed.training.model.adapters import on_its_adapters
+from gym_fed.training.model.adapters import merge_starting_adapters
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import require_model_of_text
@@ -36,16 +36,16 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
         model, processor = load_vision_model(
             config.model, dtype=config.loaded_dtype, arguments=loading_arguments(config)
         )
-        return on_its_adapters(model, config), processor
+        return merge_starting_adapters(model, config), processor
     require_model_of_text(config)
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
-        return on_its_adapters(loaded.model, config), loaded.tokenizer
+        return merge_starting_adapters(loaded.model, config), loaded.tokenizer
     reason = f"model: {config.model} is itself an adapter"
     remedy = f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full"
     refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
-    return on_its_adapters(merged(loaded.model, config.model), config), loaded.tokenizer
+    return merge_starting_adapters(merged(loaded.model, config.model), config), loaded.tokenizer
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:

@@ -104,7 +104,7 @@ def add_output_head(
             assert labels is not None  # what is scored
             logits, shift_labels = logits[:, :-1], labels[:, 1:]
         text = self.config.get_text_config()
-        return _scored(
+        return _fused_output(
             logits,
             shift_labels,
             temperature,
@@ -117,7 +117,7 @@ def add_output_head(
 
 
 @contextmanager
-def own_heads(trainer: type) -> Iterator[None]:
+def patched_output_heads(trainer: type) -> Iterator[None]:
     """Make TRL trainers that are created in this context use ``add_output_head``."""
     name = "add_fused_lm_head"
     modules = {sys.modules[base.__module__] for base in trainer.__mro__ if base.__module__.startswith("trl.")}
@@ -140,7 +140,7 @@ def _router_loss(found: Any, text_config: Any, named: dict[str, Any]) -> tuple[T
     return loss, float(getattr(text_config, "router_aux_loss_coef", 0.0))
 
 
-def _scored(
+def _fused_output(
     logits: Tensor,
     labels: Tensor,
     temperature: float,

@@ -108,7 +108,7 @@ def settle(model: Any) -> None:
 
 
 @contextmanager
-def adapters_keep_their_type(model: Any) -> Iterator[None]:
+def uncast_adapters(model: Any) -> Iterator[None]:
     """Keep TRL from casting adapters on quantised bases to bfloat16, as ``dtype`` alone decides their type."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
-from typing import Any
-
-from gym_fed.base.modeling.adapter_base import cast_adapter, name_base
+from gym_fed.base.modeling.adapter_base import cast_adapter
+from gym_fed.base.modeling.adapter_base import name_base
 from gym_fed.base.modeling.adapters import write_base_adapters
-from gym_fed.base.modeling.rope import BASE_CHANGES, write_base_changes
+from gym_fed.base.modeling.rope import BASE_CHANGES
+from gym_fed.base.modeling.rope import write_base_changes
 from gym_fed.base.models import NANO
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.files import full_disk_named
 from gym_fed.core.registries import TUNING
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.model.adapters import merged_first, starting_adapters
-from gym_fed.training.processes.group import is_main, on_main
+from gym_fed.training.model.adapters import merged_first
+from gym_fed.training.model.adapters import starting_adapters
+from gym_fed.training.processes.group import is_main
+from gym_fed.training.processes.group import on_main
 from gym_fed.training.processes.sharding import is_split
+from pathlib import Path
+from typing import Any
+import json
+import shutil
 
 
 def save_final(
@@ -49,7 +52,7 @@ def save_final(
 def _save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, part: Path
 ) -> None:
-    on_main(lambda: _fresh(part))
+    on_main(lambda: _recreate(part))
     if is_split(config):
         _gather(trainer, config, part)
     if not is_main():
@@ -100,7 +103,7 @@ def _scaled_before(config: TrainingConfig) -> bool:
     return any((adapter.folder / BASE_CHANGES).is_file() for adapter in starting_adapters(config))
 
 
-def _fresh(part: Path) -> None:
+def _recreate(part: Path) -> None:
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
 
@@ -122,12 +125,12 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
         name_base(part, portable_name(config.model))
         return
     tied = dict(getattr(trainer.model, "_tied_weights_keys", None) or {})
-    _rewrite(
+    _drop_duplicates(
         part, tied if trainer.model.config.tie_word_embeddings else {}, config.save_dtype or config.dtype
     )
 
 
-def _rewrite(part: Path, tied: dict[str, str], dtype: str) -> None:
+def _drop_duplicates(part: Path, tied: dict[str, str], dtype: str) -> None:
     """Drop gathered duplicates of weights that share memory, and convert all weights to the saved type."""
     import torch
     from safetensors.torch import load_file, save_file

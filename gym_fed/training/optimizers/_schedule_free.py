@@ -11,11 +11,11 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
-from gym_fed.training.optimizers.base import MadeOptimizer
+from gym_fed.training.optimizers.base import LibraryOptimizer
 
 
 @dataclass(frozen=True)
-class ScheduleFree(MadeOptimizer):
+class ScheduleFree(LibraryOptimizer):
     """An optimiser of the package ``schedulefree``.
 
     Attributes:

@@ -11,11 +11,11 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
 from gym_fed.training.optimizers._schedule_free import ScheduleFree
 from gym_fed.training.optimizers.base import (
-    MadeOptimizer,
+    LibraryOptimizer,
     TrainedWeight,
     factored_bytes,
     hidden_matrices,
-    imported,
+    import_class,
     refuse_adapters,
     refuse_loraplus,
     split,
@@ -36,14 +36,14 @@ _CHOICES = {
 }
 
 
-class Factored(MadeOptimizer):
+class Factored(LibraryOptimizer):
     """An optimiser whose second moments are a row and a column per matrix; Shazeer and Stern 2018, algorithm 4."""
 
     def state_bytes(self, weight: TrainedWeight, config: TrainingConfig) -> float:
         return factored_bytes(weight)
 
 
-class Soap(MadeOptimizer):
+class Soap(LibraryOptimizer):
     """An optimiser with Adam's moments, and a preconditioner and eigenvectors per side of a matrix; Vyas et al.
     2024."""
 
@@ -55,7 +55,7 @@ class Soap(MadeOptimizer):
 
 
 @dataclass(frozen=True)
-class ProjectedOptimizer(MadeOptimizer):
+class ProjectedOptimizer(LibraryOptimizer):
     """An optimiser that projects the gradients of linear layers, and so their state, to a low rank.
 
     Attributes:
@@ -114,7 +114,7 @@ class ProjectedOptimizer(MadeOptimizer):
         return super().construct(groups, config.model_copy(update={"optimizer_args": rest}))
 
     def type(self) -> Any:
-        return _resumable(imported(self.source), self.projectors)
+        return _resumable(import_class(self.source), self.projectors)
 
     def _group(self, config: TrainingConfig) -> dict[str, Any]:
         return {name: config.optimizer_args.get(name, value) for name, value in self.projection.items()}
@@ -138,7 +138,7 @@ def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
 
     The libraries store projector objects, which ``weights_only`` does not load from a checkpoint.
     """
-    kinds = {source: imported(source) for source in projectors}
+    kinds = {source: import_class(source) for source in projectors}
 
     class Resumable(optimizer):  # type: ignore[misc]
         def state_dict(self) -> dict[str, Any]:
@@ -159,14 +159,14 @@ def _resumable(optimizer: Any, projectors: tuple[str, ...]) -> Any:
             for key, plain in state_dict["projectors"].items():
                 kind = kinds[plain["source"]]
                 projector = kind.__new__(kind)
-                vars(projector).update(_moved(plain["fields"], weights[key].device))
+                vars(projector).update(_to_device(plain["fields"], weights[key].device))
                 self.state[weights[key]]["projector"] = projector
 
     Resumable.__name__ = optimizer.__name__
     return Resumable
 
 
-def _moved(fields: dict[str, Any], device: Any) -> dict[str, Any]:
+def _to_device(fields: dict[str, Any], device: Any) -> dict[str, Any]:
     """Move tensors of a projector, alone or in a list, to the device of its weight."""
 
     def on_device(value: Any) -> Any:
@@ -179,9 +179,9 @@ def _moved(fields: dict[str, Any], device: Any) -> dict[str, Any]:
 
 def _bnb(
     name: str, *, bits: int, values: float = 2.0, gpu: str = "", rate_scale: float = 1.0
-) -> MadeOptimizer:
+) -> LibraryOptimizer:
     fixed = {"optim_bits": bits}
-    return MadeOptimizer(
+    return LibraryOptimizer(
         f"{_BNB}:{name}",
         package="bitsandbytes",
         extra="quant",
@@ -213,9 +213,9 @@ def _galore(
     )
 
 
-TABLE: dict[str, MadeOptimizer] = {
+TABLE: dict[str, LibraryOptimizer] = {
     # Of torch and transformers.
-    "sgd": MadeOptimizer(
+    "sgd": LibraryOptimizer(
         "torch.optim:SGD",
         betas=False,
         shards=True,
@@ -223,10 +223,10 @@ TABLE: dict[str, MadeOptimizer] = {
         learning_rate_scale=None,
         state_values=0.0,
     ),
-    "adagrad": MadeOptimizer(
+    "adagrad": LibraryOptimizer(
         "torch.optim:Adagrad", betas=False, per_example=True, learning_rate_scale=None, state_values=1.0
     ),
-    "rmsprop": MadeOptimizer("torch.optim:RMSprop", betas=False, per_example=True, state_values=1.0),
+    "rmsprop": LibraryOptimizer("torch.optim:RMSprop", betas=False, per_example=True, state_values=1.0),
     "adafactor": Factored(  # Shazeer and Stern 2018, with the learning rate that is given
         "transformers:Adafactor",
         betas=False,
@@ -243,7 +243,7 @@ TABLE: dict[str, MadeOptimizer] = {
     "paged_lion": _bnb("Lion", bits=32, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
     "paged_lion_8bit": _bnb("Lion", bits=8, values=1.0, gpu=_PAGED, rate_scale=_LION_RATE),
     # Of pytorch-optimizer.
-    "lion": MadeOptimizer(
+    "lion": LibraryOptimizer(
         "pytorch_optimizer:Lion",
         package="pytorch_optimizer",
         learning_rate_scale=_LION_RATE,

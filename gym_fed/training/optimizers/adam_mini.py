@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.optimizers.base import MadeOptimizer, TrainedWeight, called, refuse_loraplus
+from gym_fed.training.optimizers.base import LibraryOptimizer, TrainedWeight, create_checked, refuse_loraplus
 
 
-class AdamMini(MadeOptimizer):
+class AdamMini(LibraryOptimizer):
     """``pytorch_optimizer.AdamMini`` with the numbers of the model's heads."""
 
     of_one_model = "groups the weights by the heads of one model"
@@ -32,12 +32,12 @@ class AdamMini(MadeOptimizer):
     def try_arguments(self, config: TrainingConfig) -> None:
         import torch
 
-        self._made(torch.nn.Linear(4, 4), config, hidden=4, heads=1, key_heads=1)
+        self._create(torch.nn.Linear(4, 4), config, hidden=4, heads=1, key_heads=1)
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
         shape = model.config.get_text_config()
         hidden, heads = shape.hidden_size, shape.num_attention_heads
-        optimizer = self._made(
+        optimizer = self._create(
             model, config, hidden=hidden, heads=heads, key_heads=getattr(shape, "num_key_value_heads", heads)
         )
         head_dim = getattr(shape, "head_dim", None) or hidden // heads
@@ -46,7 +46,7 @@ class AdamMini(MadeOptimizer):
                 group["parameter_per_head"] = head_dim * hidden
         return optimizer
 
-    def _made(self, model: Any, config: TrainingConfig, *, hidden: int, heads: int, key_heads: int) -> Any:
+    def _create(self, model: Any, config: TrainingConfig, *, hidden: int, heads: int, key_heads: int) -> Any:
         def make() -> Any:
             return self.type()(
                 model,
@@ -59,4 +59,4 @@ class AdamMini(MadeOptimizer):
                 **config.optimizer_args,
             )
 
-        return called(config, make)
+        return create_checked(config, make)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.training.optimizers.base import OptimizerChoice, called, check_known, grouped
+from gym_fed.training.optimizers.base import OptimizerChoice, check_known, create_checked, parameter_groups
 
 
 class AdamW(OptimizerChoice):
@@ -20,7 +20,7 @@ class AdamW(OptimizerChoice):
 
         check_known(config, [] if config.lora is not None and config.lora.lora_fa else ["eps"])
         dummy = [torch.nn.Parameter(torch.zeros(1))]
-        called(config, lambda: torch.optim.AdamW(dummy, **config.optimizer_args))
+        create_checked(config, lambda: torch.optim.AdamW(dummy, **config.optimizer_args))
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
         return {"adam_epsilon": config.optimizer_args["eps"]} if config.optimizer_args else {}
@@ -36,7 +36,7 @@ class AdamW(OptimizerChoice):
             return None
         betas = (config.adam_beta1, config.adam_beta2)
         return torch.optim.AdamW(
-            grouped(model, config), lr=config.learning_rate, betas=betas, **config.optimizer_args
+            parameter_groups(model, config), lr=config.learning_rate, betas=betas, **config.optimizer_args
         )
 
 

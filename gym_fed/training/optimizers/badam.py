@@ -14,10 +14,10 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.requirements import require_package
 from gym_fed.training.optimizers.base import (
-    MadeOptimizer,
-    called,
+    LibraryOptimizer,
     check_known,
-    imported,
+    create_checked,
+    import_class,
     refuse_adapters,
     split,
 )
@@ -32,7 +32,7 @@ _OWN = {
 }
 
 
-class BAdam(MadeOptimizer):
+class BAdam(LibraryOptimizer):
     """``badam.BlockOptimizer`` around torch's AdamW. Its other variant, by ratio, fails on CPU and is not offered."""
 
     whole_weights = True
@@ -76,7 +76,7 @@ class BAdam(MadeOptimizer):
         import torch
 
         rest = {name: value for name, value in config.optimizer_args.items() if name not in _OWN}
-        return called(
+        return create_checked(
             config,
             lambda: torch.optim.AdamW(
                 groups,
@@ -94,9 +94,9 @@ class BAdam(MadeOptimizer):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="BAdam expect")  # float32 weights cost only memory
             try:
-                return called(
+                return create_checked(
                     config,
-                    lambda: _resumable(imported(self.source))(
+                    lambda: _resumable(import_class(self.source))(
                         base_optimizer=adam,
                         named_parameters_list=[(name, value) for name, value, _ in weights],
                         verbose=0,

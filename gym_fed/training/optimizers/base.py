@@ -84,7 +84,7 @@ class OptimizerChoice:
 
 
 @dataclass(frozen=True)
-class MadeOptimizer(OptimizerChoice):
+class LibraryOptimizer(OptimizerChoice):
     """An optimiser that is created by calling its class on groups of weights, with and without decay.
 
     Attributes:
@@ -149,7 +149,7 @@ class MadeOptimizer(OptimizerChoice):
         self.construct([{"params": [torch.nn.Parameter(torch.zeros(2, 2))]}], config)
 
     def make(self, model: Any, config: TrainingConfig) -> Any:
-        return self.construct(grouped(model, config), config)
+        return self.construct(parameter_groups(model, config), config)
 
     def construct(self, groups: Any, config: TrainingConfig) -> Any:
         """Create the optimiser of ``groups``.
@@ -160,11 +160,11 @@ class MadeOptimizer(OptimizerChoice):
         taken: dict[str, Any] = {"lr": config.learning_rate, **self.fixed, **config.optimizer_args}
         if self.betas:
             taken["betas"] = (config.adam_beta1, config.adam_beta2)
-        return called(config, lambda: self.type()(groups, **taken))
+        return create_checked(config, lambda: self.type()(groups, **taken))
 
     def type(self) -> Any:
         """Return the optimiser's class."""
-        return imported(self.source)
+        return import_class(self.source)
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def refuse_loraplus(config: TrainingConfig) -> None:
     )
 
 
-def imported(source: str) -> Any:
+def import_class(source: str) -> Any:
     """Import ``module:name`` without its library's warnings."""
     module, _, name = source.partition(":")
     with warnings.catch_warnings():
@@ -230,7 +230,7 @@ def imported(source: str) -> Any:
         return getattr(importlib.import_module(module), name)
 
 
-def called(config: TrainingConfig, make: Any) -> Any:
+def create_checked(config: TrainingConfig, make: Any) -> Any:
     """Return ``make()``; errors about values become a ``GymError``.
 
     Raises:
@@ -284,7 +284,7 @@ def hidden_matrices(model: Any) -> set[int]:
     return {id(module.weight) for module in linear if module is not head}
 
 
-def grouped(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
+def parameter_groups(model: Any, config: TrainingConfig) -> list[dict[str, Any]]:
     """Group trainable weights by decay, and under LoRA+ by learning rate."""
     if config.lora is not None and config.lora.loraplus_lr_ratio is not None:
         return _loraplus(model, config, config.lora.loraplus_lr_ratio)

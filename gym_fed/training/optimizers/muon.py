@@ -9,16 +9,16 @@ from typing import Any
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.training.optimizers.base import (
-    MadeOptimizer,
+    LibraryOptimizer,
     TrainedWeight,
-    called,
+    create_checked,
     hidden_matrices,
     refuse_loraplus,
     split,
 )
 
 
-class Muon(MadeOptimizer):
+class Muon(LibraryOptimizer):
     """Linear layers but the output head by Muon at ``learning_rate``; embeddings, norms, biases and head by AdamW at
     ``adamw_lr`` (by default ``learning_rate``, too) with ``adam_beta1`` and ``adam_beta2``."""
 
@@ -64,6 +64,6 @@ class Muon(MadeOptimizer):
             group["lr"] = rates[group["use_muon"]]
             if not group["use_muon"]:
                 group["betas"] = betas
-        return called(
+        return create_checked(
             config, lambda: self.type()(groups, lr=config.learning_rate, adamw_betas=betas, **taken)
         )

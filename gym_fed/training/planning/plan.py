@@ -34,7 +34,7 @@ _MAX_WEIGHTS = 3e8
 _FEWEST_TOKENS = 32
 _REPETITIONS = 3
 
-_MOVED = 6
+_VALUES_PER_UPDATE = 6
 """Values per trained weight that an update reads or writes in addition to its state: the gradient four times (norm,
 clipping, use) and the weight twice."""
 
@@ -195,7 +195,7 @@ class BlockTiming:
 
 def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
     """Floating-point operations of one optimiser step on one device."""
-    return _operations_a_token(config, sizes) * tokens_of_batch(config) * config.gradient_accumulation_steps
+    return _operations_per_token(config, sizes) * tokens_of_batch(config) * config.gradient_accumulation_steps
 
 
 def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
@@ -203,7 +203,7 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
     whole = sizes.shape.layers * measured.block + measured.rest
     timed = _trained_operations(config, sizes, measured.length)
-    seconds = tokens * whole * _operations_a_token(config, sizes) / timed
+    seconds = tokens * whole * _operations_per_token(config, sizes) / timed
     return seconds + measured.update * _moved_bytes(config, sizes)
 
 
@@ -228,14 +228,14 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
     rows = max(tokens // length, 1)
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(0, shape.vocabulary, (rows, length), generator=generator).to(device)
-    seconds = {layers: _timed(config, layers, ids) for layers in (1, 3)}
+    seconds = {layers: _time_blocks(config, layers, ids) for layers in (1, 3)}
     (single, _, _), (triple, update, moved) = seconds[1], seconds[3]
     measured = max(triple - single, 0.0) / 2
     each = rows * length
     return BlockTiming(measured / each, max(single - measured, 0.0) / each, update / moved, length)
 
 
-def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
+def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
     """Median seconds of forward, backward and update for ``layers`` blocks, and the bytes that the update moves."""
     import torch
 
@@ -256,7 +256,9 @@ def _timed(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float,
         timings.append((passed - begun, _now(ids.device) - passed))
     passes, updates = (statistics.median(values) for values in zip(*timings[1:], strict=True))
     state = 2  # of AdamW
-    moved = sum(weight.numel() * weight.element_size() for weight in trained) * (_MOVED + 2 * state)
+    moved = sum(weight.numel() * weight.element_size() for weight in trained) * (
+        _VALUES_PER_UPDATE + 2 * state
+    )
     return passes, updates, float(moved)
 
 
@@ -268,7 +270,7 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
 
     kind = ALGORITHMS.type_of(config.algorithm).logits(config)
     with quiet_loading():
-        body = model_of(_shortened(empty_config(config), layers))
+        body = model_of(_truncate(empty_config(config), layers))
     body = body.to(device=ids.device, dtype=getattr(torch, config.loaded_dtype)).train()
     if config.gradient_checkpointing:
         body.gradient_checkpointing_enable({"use_reentrant": False})
@@ -276,14 +278,14 @@ def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Ca
         from trl.trainer.utils import add_fused_lm_head
 
         add_fused_lm_head(body, outputs=("log_probs", "entropy", "is_top1"))
-    model = _tuned(config, body)
+    model = _tune(config, body)
     if kind == "none":
         return model, lambda: model(input_ids=ids, logits_to_keep=1, use_cache=False).logits.float().sum()
     given = {"fused_lm_head": True} if kind == "tiled" else {"use_cache": False}
     return model, lambda: model(input_ids=ids, labels=ids, **given).loss
 
 
-def _tuned(config: TrainingConfig, model: Any) -> Any:
+def _tune(config: TrainingConfig, model: Any) -> Any:
     """Add LoRA to ``model``, or freeze it as other adapters do; unchanged for full tuning."""
     if not TUNING.type_of(config.finetuning).is_adapter:
         return model
@@ -312,12 +314,12 @@ def _now(device: torch.device) -> float:
 def _moved_bytes(config: TrainingConfig, sizes: Sizes) -> float:
     optimizer = OPTIMIZERS.new(config.optimizer)
     return math.fsum(
-        _MOVED * weight.numel * weight.itemsize + 2 * optimizer.state_bytes(weight, config)
+        _VALUES_PER_UPDATE * weight.numel * weight.itemsize + 2 * optimizer.state_bytes(weight, config)
         for weight in sizes.trained
     )
 
 
-def _shortened(config: Any, layers: int) -> Any:
+def _truncate(config: Any, layers: int) -> Any:
     text = config.get_text_config()
     text.num_hidden_layers = layers
     if getattr(text, "layer_types", None):
@@ -338,7 +340,7 @@ def _trained_operations(config: TrainingConfig, sizes: Sizes, length: int) -> fl
     return (passes + config.gradient_checkpointing) * _forward(sizes, length) + adapter + again
 
 
-def _operations_a_token(config: TrainingConfig, sizes: Sizes) -> float:
+def _operations_per_token(config: TrainingConfig, sizes: Sizes) -> float:
     algorithm = ALGORITHMS.type_of(config.algorithm)
     length = row_length(config)
     learned = _trained_operations(config, sizes, length)

@@ -72,7 +72,7 @@ class ClippedGradients:
             torch.autograd.backward(losses.sum(), retain_graph=True)
             shares = self.hooks.get_clipping_coef().detach()
             counted = torch.isfinite(self.hooks.get_norm_sample())
-            _forget_gradients(optimizer.params)
+            _clear_gradients(optimizer.params)
             self.hooks.disable_hooks()
             weighed = shares * losses
             if not counted.all():  # times 0 they would still leave NaN in the sum
@@ -85,7 +85,7 @@ class ClippedGradients:
         else:
             torch.autograd.backward(losses.sum())
             optimizer.clip_and_accumulate()
-        _forget_gradients(optimizer.params)
+        _clear_gradients(optimizer.params)
         return losses.detach()
 
     def close(self) -> None:
@@ -221,8 +221,8 @@ def require_exact(gradients: ClippedGradients) -> None:
     """
     model, ghost = gradients.model, gradients.mode == "ghost"
     weights = {name: w for name, w in model.named_parameters() if w.requires_grad}
-    batch = _made_up(model)
-    with _without_chance(model):
+    batch = _synthetic_batch(model)
+    with _without_dropout(model):
         try:
             torch.autograd.backward(example_losses(model, batch).sum())
             if ghost:
@@ -230,9 +230,9 @@ def require_exact(gradients: ClippedGradients) -> None:
             else:
                 computed = {name: _grad_sample(weight) for name, weight in weights.items()}
         except Exception as error:  # any failure of an Opacus hook rules the model out
-            raise _refused(gradients.mode, f"{type(error).__name__}: {error}") from error
+            raise _not_exact(gradients.mode, f"{type(error).__name__}: {error}") from error
         finally:
-            _forget_gradients(weights.values())
+            _clear_gradients(weights.values())
         gradients.hooks.disable_hooks()
         for row in range(_ROWS):
             example = {key: value[row : row + 1] for key, value in batch.items()}
@@ -249,12 +249,12 @@ def require_exact(gradients: ClippedGradients) -> None:
             norm = torch.stack(flat).norm() if flat else torch.zeros(())
             if ghost:
                 if abs(computed[""][row].double() - norm) > _TOLERANCE * norm + 1e-8:
-                    raise _refused(gradients.mode, "norms of gradients of single examples are not exact")
+                    raise _not_exact(gradients.mode, "norms of gradients of single examples are not exact")
                 continue
             for name, gradient in expected.items():
                 exact = torch.zeros_like(weights[name]) if gradient is None else gradient
                 if (computed[name][row] - exact).double().norm() > _TOLERANCE * norm + 1e-8:
-                    raise _refused(gradients.mode, f"{name}: gradients of single examples are not exact")
+                    raise _not_exact(gradients.mode, f"{name}: gradients of single examples are not exact")
         gradients.hooks.enable_hooks()
 
 
@@ -264,7 +264,7 @@ def _grad_sample(weight: Any) -> torch.Tensor:
     return weight.grad_sample.clone()
 
 
-def _refused(mode: str, why: str) -> GymError:
+def _not_exact(mode: str, why: str) -> GymError:
     remedy = "set privacy.grad_sample_mode: hooks" if mode == "ghost" else "use finetuning: lora"
     return GymError(
         ErrorCode.CONFIG_INVALID,
@@ -273,7 +273,7 @@ def _refused(mode: str, why: str) -> GymError:
     )
 
 
-def _made_up(model: Any) -> Batch:
+def _synthetic_batch(model: Any) -> Batch:
     """Return synthetic rows of different lengths; no data is used."""
     device = next(model.parameters()).device
     vocabulary = int(model.get_input_embeddings().num_embeddings)
@@ -287,7 +287,7 @@ def _made_up(model: Any) -> Batch:
 
 
 @contextmanager
-def _without_chance(model: Any) -> Iterator[None]:
+def _without_dropout(model: Any) -> Iterator[None]:
     """Disable dropout but keep hooks: modules with trained weights of their own count as in training."""
     before = {module: module.training for module in model.modules()}
     model.eval()
@@ -301,7 +301,7 @@ def _without_chance(model: Any) -> Iterator[None]:
             module.training = training
 
 
-def _forget_gradients(weights: Any) -> None:
+def _clear_gradients(weights: Any) -> None:
     """Clear autograd's gradients, which are sums of unclipped examples and never used."""
     for weight in weights:
         weight.grad = None

@@ -165,11 +165,11 @@ def _require_finite(weights: list[torch.Tensor], step: int) -> None:
 
 @cache
 def private(trainer: type) -> type:
-    """Return a TRL trainer class that trains by ``DpSgd``; pass its instances to ``prepared``."""
+    """Return a TRL trainer class that trains by ``DpSgd``; pass its instances to ``attach_plan``."""
     return type(f"Private{trainer.__name__}", (DpSgd, trainer), {"__doc__": f"{trainer.__name__} by DP-SGD."})
 
 
-def prepared(trainer: Any, job: Job) -> Any:
+def attach_plan(trainer: Any, job: Job) -> Any:
     """Return the trainer with its plan and its rows."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))

@@ -34,7 +34,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.rows.run_rows import RunRows
 from gym_fed.training.run.job import Job
-from gym_fed.training.trl_glue import unpatched_afterwards
+from gym_fed.training.trl_glue import restore_after_run
 
 _GIB = 1 << 30
 _FILE = "batch_size.json"
@@ -99,12 +99,12 @@ def choose_batch_size(
     if config.auto_batch_size is None or known_sizes(config) is not None:
         return config
     with quiet_loading():
-        config = find_batch_size(config, model, _builder(algorithm, model, tokenizer), rows.encoded)
+        config = find_batch_size(config, model, _trainer_builder(algorithm, model, tokenizer), rows.encoded)
     remember_sizes(config)
     return config
 
 
-def _builder(
+def _trainer_builder(
     algorithm: Algorithm, model: Any, tokenizer: Any
 ) -> Callable[[TrainingConfig, list[dict[str, Any]]], Any]:
     """Return a function that builds trainers for trials: no callbacks, and nothing is saved."""
@@ -138,14 +138,14 @@ def find_batch_size(
     def step(size: int) -> None:
         changes = {_SIZES[0]: size, _SIZES[1]: rest // size}
         tried = (longest * (size // len(longest) + 1))[:size]
-        with unpatched_afterwards(model):
+        with restore_after_run(model):
             trainer = build(config.model_copy(update=changes), tried)
             trainer.current_gradient_accumulation_steps = 1  # the loop would set it
             batch = next(iter(trainer.get_train_dataloader()))
             trainer.training_step(model, batch)
         model.zero_grad(set_to_none=True)
 
-    with _unchanged(model):
+    with _restored(model):
         on_cuda = next(model.parameters()).device.type == "cuda"
         fits = largest_on_cuda if on_cuda else largest_on_cpu
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -234,7 +234,7 @@ def _doubling(most: int) -> Iterator[int]:
 
 
 @contextmanager
-def _unchanged(model: Any) -> Iterator[None]:
+def _restored(model: Any) -> Iterator[None]:
     """Restore random states and the model's mode on exit."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []

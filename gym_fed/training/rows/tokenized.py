@@ -134,7 +134,7 @@ class TokenizedRows:
                 rows; ``STATE_CORRUPT`` when files were changed.
         """
         index = self.index()
-        now = _made_by(config, tokenizer)
+        now = _encoding_facts(config, tokenizer)
         for key in now:
             if (then := index["made_by"].get(key)) != now[key]:
                 raise GymError(
@@ -164,7 +164,7 @@ class TokenizedRows:
         written = {name: self._write(name, part) for name, part in files.items() if part is not None}
         index = {
             "format": FORMAT_VERSION,
-            "made_by": _made_by(config, tokenizer),
+            "made_by": _encoding_facts(config, tokenizer),
             "digests": list(rows.digests),
             "counts": rows.counts.as_dict(),
             "eval_counts": None if rows.eval_counts is None else rows.eval_counts.as_dict(),
@@ -235,7 +235,7 @@ def check_tokenized(config: TrainingConfig) -> None:
     )
 
 
-def _made_by(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
+def _encoding_facts(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
     """Return everything that decides how rows are encoded, as JSON."""
     if is_processor(tokenizer):
         raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")

@@ -99,7 +99,7 @@ def answer_of(row: dict[str, Any]) -> str:
     return str(messages[-1].get("content") or "") if messages else ""
 
 
-def shown_prompt(prompt: str | list[dict[str, Any]] | None) -> str:
+def prompt_text(prompt: str | list[dict[str, Any]] | None) -> str:
     """Return the last message of a prompt, as it is printed."""
     if isinstance(prompt, list):
         return str(prompt[-1].get("content") or "")
@@ -111,7 +111,7 @@ _PROMPTS = 3
 _LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
 _SKIP_HINT = "--no-check skips it"
-_LOOKED_AT = 32
+_SEARCHED_ROWS = 32
 """Number of training and of held-out rows that are searched for prompts."""
 
 
@@ -166,17 +166,17 @@ class LearningCheck:
         self._config, self._algorithm, self._tokenizer, self._folder = config, algorithm, tokenizer, folder
         self._before = Measurement()
         self.skipped: list[str] = []
-        self._why_not = self._reason_to_skip()
-        self._held_out = _measurable(encoded or ()) if measures_rows(config) else []
-        self._asked = [row for row in rows if prompt_of(row) is not None]
+        self._skip_reason = self._reason_to_skip()
+        self._held_out = _labelled_rows(encoded or ()) if measures_rows(config) else []
+        self._prompted_rows = [row for row in rows if prompt_of(row) is not None]
         self._prompts: list[list[int]] = []
         self._num_tokens, self._must_end = _LEAST_ANSWER_TOKENS, False
         self._items: list[dict[str, Any]] = []
 
     def measure_before(self, model: Any, activity: Activity, *, is_new: bool) -> None:
         """Measure the model before its first step; a resumed run reads the stored measurement."""
-        if self._why_not is not None:
-            self.skipped.append(self._why_not)
+        if self._skip_reason is not None:
+            self.skipped.append(self._skip_reason)
             return
         self._choose_prompts(context_of(model))
         file = self._folder / FILE
@@ -189,7 +189,7 @@ class LearningCheck:
             scores = self._scores(model, activity)
             if scores.losses and not knows_items(model, self._tokenizer, self._items, scores.losses):
                 scores = RetentionScores([], [])
-            self._before = self._measured(model, scores, activity)
+            self._before = self._measure(model, scores, activity)
             write_atomically(file, f"{json.dumps(asdict(self._before))}\n".encode())
         if not self._before.retention:
             self._items = []
@@ -209,30 +209,30 @@ class LearningCheck:
         """
         self._has_trained = True
         warnings = reward_warnings(self._config, history)
-        logged = _from_history(history, best_step)
-        if self._why_not is not None:
+        logged = _logged_losses(history, best_step)
+        if self._skip_reason is not None:
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         try:
             with quiet_loading(), spinner("measuring the trained model", _SKIP_HINT) as activity:
                 activity.report(0, self._num_parts())
-                after = self._measured(model, self._scores(model, activity), activity)
+                after = self._measure(model, self._scores(model, activity), activity)
         except (RuntimeError, MemoryError, IndexError, ValueError, KeyboardInterrupt, GymError) as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             self.skipped.append(f"the trained model: {first}")
             return CheckResult(logged, None, [], [], [], warnings, self.skipped)
         before = self._before
-        held_out = _compared(before.held_out, after.held_out) or logged
+        held_out = _compare(before.held_out, after.held_out) or logged
         retention = compare_retention(before.scores, after.scores) if after.retention else None
         warnings += self._outcome_warnings(held_out, retention, after)
         return CheckResult(
             held_out,
             retention,
-            prompts=[shown_prompt(prompt_of(row)) for row in self._asked],
+            prompts=[prompt_text(prompt_of(row)) for row in self._prompted_rows],
             before=before.answers,
             after=after.answers,
             warnings=warnings,
             skipped=self.skipped,
-            expected=[answer_of(row) for row in self._asked],
+            expected=[answer_of(row) for row in self._prompted_rows],
         )
 
     def _num_parts(self) -> int:
@@ -244,20 +244,20 @@ class LearningCheck:
             return RetentionScores([], [])
         return retention_scores(model, self._tokenizer, self._items, activity.add)
 
-    def _measured(self, model: Any, scores: RetentionScores, activity: Activity) -> Measurement:
+    def _measure(self, model: Any, scores: RetentionScores, activity: Activity) -> Measurement:
         longest = self._config.max_length
-        self._stop_if_wanted()
+        self._raise_if_stopped()
         held_out = (
             row_losses(model, self._tokenizer, self._held_out, max_length=longest, on_done=activity.add)
             if self._held_out
             else []
         )
-        self._stop_if_wanted()
+        self._raise_if_stopped()
         answers, ended = self._answers(model)
         activity.add(len(self._prompts))
         return Measurement(held_out, scores.losses, scores.right, answers, ended)
 
-    def _stop_if_wanted(self) -> None:
+    def _raise_if_stopped(self) -> None:
         """Abort a measurement of the trained model if a stop is requested. Before training, a signal ends the
         process."""
         if self._has_trained and self._should_stop is not None and self._should_stop():
@@ -266,14 +266,16 @@ class LearningCheck:
     def _choose_prompts(self, context: int | None) -> None:
         """Choose the first prompts that leave room for an answer of twice the longest reference answer."""
         chosen = []
-        for row in self._asked:
+        for row in self._prompted_rows:
             ids = prompt_ids(self._tokenizer, prompt_of(row) or "")
             if context is None or len(ids) + _LEAST_ANSWER_TOKENS <= context:
                 chosen.append((row, ids))
             if len(chosen) == _PROMPTS:
                 break
-        self._asked, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
-        own = max((len(self._tokenizer(answer_of(row))["input_ids"]) for row in self._asked), default=0)
+        self._prompted_rows, self._prompts = [row for row, _ in chosen], [ids for _, ids in chosen]
+        own = max(
+            (len(self._tokenizer(answer_of(row))["input_ids"]) for row in self._prompted_rows), default=0
+        )
         room = math.inf if context is None else context - max(map(len, self._prompts), default=0)
         length = max(_LEAST_ANSWER_TOKENS, 2 * own)
         self._num_tokens = int(min(_MOST_ANSWER_TOKENS, length, room))
@@ -350,7 +352,7 @@ def begin_check(
         should_stop: See ``LearningCheck``.
     """
     data, eval_data = given
-    rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_LOOKED_AT], *data[:_LOOKED_AT]])
+    rows = rows_to_encode(config, tokenizer, [*(eval_data or ())[:_SEARCHED_ROWS], *data[:_SEARCHED_ROWS]])
     check = LearningCheck(config, algorithm, tokenizer, rows, encoded, folder, should_stop)
     with quiet_loading(), spinner("measuring the model before its first step", _SKIP_HINT) as activity:
         check.measure_before(model, activity, is_new=is_new)
@@ -372,12 +374,12 @@ def evaluates_first(config: TrainingConfig) -> bool:
     )
 
 
-def _measurable(encoded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _labelled_rows(encoded: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = itertools.islice((row for row in encoded if "input_ids" in row and "labels" in row), _MAX_HELD_OUT)
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
 
 
-def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
+def _compare(before: Sequence[float], after: Sequence[float]) -> HeldOut | None:
     pairs = [(b, a) for b, a in zip(before, after, strict=True) if not math.isnan(b)]
     if not pairs:
         return None
@@ -386,7 +388,7 @@ def _compared(before: Sequence[float], after: Sequence[float]) -> HeldOut | None
     return HeldOut(len(pairs), sum(before) / len(before), sum(after) / len(after), difference.stderr)
 
 
-def _from_history(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
+def _logged_losses(history: Sequence[dict[str, float]], best_step: int | None) -> HeldOut | None:
     """Return the algorithm's held-out loss before the first step and with the final weights."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     after = losses.get(max(losses, default=0) if best_step is None else best_step)

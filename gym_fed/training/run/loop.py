@@ -48,10 +48,10 @@ def run_to_end(
                 trainer.train(resume_from_checkpoint=str(checkpoint))
         if hooks.spike is None or rollbacks is None:
             return
-        checkpoint = _go_back(trainer, hooks, folder, rollbacks)
+        checkpoint = _roll_back(trainer, hooks, folder, rollbacks)
 
 
-def _go_back(trainer: Any, hooks: RunHooks, folder: RunFolder, rollbacks: Rollbacks) -> Path:
+def _roll_back(trainer: Any, hooks: RunHooks, folder: RunFolder, rollbacks: Rollbacks) -> Path:
     assert hooks.spike is not None
     last = processes.on_main(lambda: _text(folder.last_checkpoint()))
     to_step = None if last is None else int(last.rpartition("-")[2])
@@ -77,7 +77,7 @@ def _is_at_end(checkpoint: Path, trainer: Any, hooks: RunHooks, early_stop: Earl
     return True
 
 
-def settle_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
+def finish_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -> None:
     """Clear gradients, switch the model to eval mode, and check that its weights are finite.
 
     Raises:
@@ -144,14 +144,14 @@ def save_result(
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
     if config.save_delta is not None:
         processes.on_main(lambda: _save_delta(config, result, folder))
-    done = checked(result, check)
+    done = with_check(result, check)
     processes.on_main(lambda: folder.finish(done.summary()))
     assert hooks.experiment is not None  # set when training began
     hooks.experiment.log_artifacts(folder.artifacts())
     return done
 
 
-def checked(result: TrainResult, check: LearningCheck | None) -> TrainResult:
+def with_check(result: TrainResult, check: LearningCheck | None) -> TrainResult:
     """Add the measurements of the learning check to ``result``; without a check, return it unchanged."""
     if check is None:
         return result

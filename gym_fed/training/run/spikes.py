@@ -77,17 +77,17 @@ class SpikeWatch:
         grad_norms: Sequence[float],
     ) -> Spike | None:
         """Return the spike at ``step``, if any; ``losses`` and ``grad_norms`` are those of the steps before."""
-        spike = self._jump(step, "loss", loss, losses, self.settings.factor)
+        spike = self._detect(step, "loss", loss, losses, self.settings.factor)
         if spike is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
             factor = self.settings.grad_norm_factor
-            spike = self._jump(step, "grad_norm", float(grad_norm), grad_norms, factor)
+            spike = self._detect(step, "grad_norm", float(grad_norm), grad_norms, factor)
         if spike is not None and not self.settings.rollback and is_main():
             known = json.loads(self._file.read_text(encoding="utf-8")) if self._file.exists() else []
             earlier = [old for old in known if old["step"] < step]
             write_atomically(self._file, f"{json.dumps([*earlier, asdict(spike)], indent=2)}\n".encode())
         return spike
 
-    def _jump(
+    def _detect(
         self, step: int, metric: str, value: float, before: Sequence[float], factor: float
     ) -> Spike | None:
         if not math.isfinite(value):
@@ -133,7 +133,7 @@ class Rollbacks:
                 f"{event}, after {len(self.entries)} rollbacks (at steps {steps}) already",
                 "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks",
             )
-        skipped = _batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
+        skipped = _skipped_batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
         self.entries.append({**asdict(spike), "to_step": to_step, "skipped": skipped})
         if is_main():
             write_atomically(self._file, f"{json.dumps(self.entries, indent=2)}\n".encode())
@@ -179,11 +179,11 @@ class SkippingSampler:
         order = [int(index) for index in self._inner]
         for epoch, start, end in self._ranges:
             if epoch == self.epoch:
-                order = _without(order, start * self._batch_size, end * self._batch_size)
+                order = _remove_range(order, start * self._batch_size, end * self._batch_size)
         return iter(order)
 
 
-def _without(order: list[int], start: int, end: int) -> list[int]:
+def _remove_range(order: list[int], start: int, end: int) -> list[int]:
     remaining = order[:start] + order[end:]
     if not remaining:
         raise Diverged(
@@ -195,7 +195,7 @@ def _without(order: list[int], start: int, end: int) -> list[int]:
     return remaining + (remaining * math.ceil(missing / len(remaining)))[:missing]
 
 
-def _batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:
+def _skipped_batches(after: int, until: int, per_epoch: int, args: Any) -> list[dict[str, int]]:
     """Return the batches of the steps ``after + 1 .. until``, one range per epoch."""
     group = args.gradient_accumulation_steps
     steps = max(math.ceil(per_epoch / group), 1)

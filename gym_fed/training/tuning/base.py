@@ -82,10 +82,10 @@ class Tuning(ABC):
     @contextmanager
     def finishing(self, model: Any, config: TrainingConfig) -> Iterator[None]:
         """Call ``finish`` on exit, also after an error."""
-        from gym_fed.training.model.quantization import adapters_keep_their_type
+        from gym_fed.training.model.quantization import uncast_adapters
 
         try:
-            with adapters_keep_their_type(model):
+            with uncast_adapters(model):
                 yield
         finally:
             self.finish(model, config)

@@ -96,12 +96,12 @@ def test_other_algorithms_with_a_reference_take_the_adapter_as_it_was(
 
 
 def test_the_copy_of_a_policy_shares_the_weights_that_are_not_trained(tiny_base: Path, sft: Path) -> None:
-    from gym_fed.training.model.adapters import resolve_adapters, trained_on
+    from gym_fed.training.model.adapters import continued_adapter, resolve_adapters
     from gym_fed.training.model.peft_models import resume_adapter
     from gym_fed.training.model.reference import copy_at_start
 
     config = resolve_adapters(settings(Path("unused"), model=str(tiny_base), adapter=str(sft)))
-    adapter = trained_on(config)
+    adapter = continued_adapter(config)
     assert adapter is not None
     policy = resume_adapter(load_model(str(tiny_base)).model, adapter, config)
     copied = dict(copy_at_start(policy).named_parameters())

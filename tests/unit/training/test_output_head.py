@@ -17,7 +17,7 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.training.model.output_head import FUSED, add_output_head, own_heads
+from gym_fed.training.model.output_head import FUSED, add_output_head, patched_output_heads
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import ROWS as PAIRS
 from tests.support.quick import quick
@@ -181,7 +181,7 @@ def test_labels_that_are_all_ignored_give_a_loss_of_zero_with_a_gradient() -> No
 
 def test_trl_has_its_own_head_back_after_a_trainer_is_made() -> None:
     before = sft_trainer.add_fused_lm_head
-    with own_heads(type("Ours", (SFTTrainer,), {})):
+    with patched_output_heads(type("Ours", (SFTTrainer,), {})):
         assert sft_trainer.add_fused_lm_head is add_output_head
     assert sft_trainer.add_fused_lm_head is before
 

@@ -54,7 +54,9 @@ class SequenceDistillation(Algorithm):
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         answers = TeacherAnswers(config).of(rows)
-        taught = [_taught(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]]
+        taught = [
+            _with_answer(row, a["answer"]) for row, a in zip(rows, answers, strict=True) if a["finished"]
+        ]
         if unfinished := len(rows) - len(taught):
             limit = self.settings(config).max_completion_length
             place = f"sequence_distillation.max_completion_length: {counted(limit, 'token')}"
@@ -76,7 +78,7 @@ class SequenceDistillation(Algorithm):
         return _Sft().build(job)
 
 
-def _taught(row: Row, answer: str) -> Row:
+def _with_answer(row: Row, answer: str) -> Row:
     """Return the row with the teacher's answer in place of its own."""
     others = {key: value for key, value in row.items() if key not in ("prompt", "answer")}
     if isinstance(row["prompt"], str):

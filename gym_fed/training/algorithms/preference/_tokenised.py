@@ -310,6 +310,6 @@ class Margins(_Tokenised):
 
 
 @cache
-def whole_pairs(trainer: type, losses: type) -> type:
+def with_pair_loss(trainer: type, losses: type) -> type:
     """Return ``trainer`` for rows of ``WholePairs``, with the mix-in ``losses`` before it."""
     return type(trainer.__name__, (losses, trainer), {"__doc__": trainer.__doc__})

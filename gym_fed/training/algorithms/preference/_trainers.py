@@ -146,7 +146,7 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
         ratios, kls = log_ratio.chunk(2), sequential_kl.chunk(2)  # chosen answers, rejected answers
         loss = self.pair_loss((ratios[0], kls[0]), (ratios[1], kls[1])).mean()
         rewards = self.beta * log_ratio.detach()
-        self._note(inputs, {"rewards": rewards.chunk(2), "kl": kls, "logps": log_prob.chunk(2)})
+        self._log_pairs(inputs, {"rewards": rewards.chunk(2), "kl": kls, "logps": log_prob.chunk(2)})
         return (loss, outputs) if return_outputs else loss
 
     def _reference_logits(self, batch: dict[str, Any]) -> torch.Tensor:
@@ -158,7 +158,7 @@ class TdpoTrainer(RowMeans, _Dpo):  # type: ignore[misc]
             logits = model(**batch, use_cache=False).logits
         return logits
 
-    def _note(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
+    def _log_pairs(self, inputs: dict[str, Any], pairs: dict[str, tuple[torch.Tensor, ...]]) -> None:
         """Store metrics under TRL's names, averaged over processes; ``pairs`` are chosen and rejected ``[n]`` each."""
         model: Any = self.model
         metrics = self._metrics["train" if model.training else "eval"]

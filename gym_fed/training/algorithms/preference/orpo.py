@@ -13,7 +13,7 @@ from gym_fed.training.algorithms.preference._tokenised import (
     OddsRatios,
     WholePairs,
     build_on_ids,
-    whole_pairs,
+    with_pair_loss,
 )
 from gym_fed.training.run.job import Job
 
@@ -38,7 +38,7 @@ class Orpo(WholePairs):
             max_length=job.config.max_length,
             remove_unused_columns=False,
         )
-        trainer = build_on_ids(job, whole_pairs(ORPOTrainer, OddsRatios), arguments, reference=False)
+        trainer = build_on_ids(job, with_pair_loss(ORPOTrainer, OddsRatios), arguments, reference=False)
         trainer.pair_loss = odds_ratio_loss
         trainer.answer_nll = settings.nll == "answer"
         return trainer

@@ -8,7 +8,12 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.algorithms.preference._tokenised import Margins, WholePairs, build_on_ids, whole_pairs
+from gym_fed.training.algorithms.preference._tokenised import (
+    Margins,
+    WholePairs,
+    build_on_ids,
+    with_pair_loss,
+)
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
@@ -34,7 +39,7 @@ class Simpo(WholePairs):
             max_length=job.config.max_length,
             remove_unused_columns=False,
         )
-        trainer = build_on_ids(job, whole_pairs(CPOTrainer, Margins), arguments, reference=False)
+        trainer = build_on_ids(job, with_pair_loss(CPOTrainer, Margins), arguments, reference=False)
         trainer.pair_loss = partial(
             simpo_loss, beta=settings.beta, gamma=settings.gamma, label_smoothing=settings.label_smoothing
         )

@@ -120,7 +120,7 @@ class PpoTrainer(GrpoRollouts):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Return log-probabilities and entropies of the answers' tokens, each ``[B, T]``, and the load loss of
         experts."""
-        ids, mask = _whole(batch)
+        ids, mask = _prompts_with_answers(batch)
         statistics: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None] = (
             self._get_per_token_logps_and_entropies(
                 model,
@@ -164,14 +164,14 @@ class PpoTrainer(GrpoRollouts):
         self._log("clip_ratio/high_max", nanmax(by_answer[1]))
 
     def _values(self, batch: dict[str, Any]) -> torch.Tensor:
-        ids, mask = _whole(batch)
+        ids, mask = _prompts_with_answers(batch)
         values: torch.Tensor = self.critic(ids, mask, batch["completion_ids"].shape[1])
         return values
 
     def _old_log_probs(self, batch: dict[str, Any]) -> torch.Tensor:
         """Return the policy's log-probabilities at generation; TRL omits them if its loss does not need them."""
         if "old_per_token_logps" not in batch:
-            ids, mask = _whole(batch)
+            ids, mask = _prompts_with_answers(batch)
             with torch.no_grad(), disable_gradient_checkpointing(self.model):
                 batch["old_per_token_logps"], _, _ = self._get_per_token_logps_and_entropies(
                     self.model,
@@ -213,7 +213,7 @@ class PpoTrainer(GrpoRollouts):
         load_model(self.accelerator.unwrap_model(self.critic), str(Path(resume_from_checkpoint) / _FILE))
 
 
-def _whole(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def _prompts_with_answers(batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ids of prompts with their answers, and the mask of both."""
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     return ids, torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)

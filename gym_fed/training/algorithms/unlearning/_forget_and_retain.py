@@ -60,7 +60,7 @@ class Unlearning(Algorithm):
             )
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]
         counts = counts_of(groups[0], len(forget)) + counts_of(groups[1], len(retain))
-        return EncodedRows(_paired(*groups, seed=config.seed), counts)
+        return EncodedRows(_pair(*groups, seed=config.seed), counts)
 
     def build(self, job: Job) -> Any:
         from trl import SFTConfig
@@ -84,19 +84,19 @@ class Unlearning(Algorithm):
         )
 
 
-def _paired(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
+def _pair(forget: list[Encoded], retain: list[Encoded], *, seed: int) -> list[Encoded]:
     """Return ``{"forget": row, "retain": row}``; only ``forget`` if no row is kept."""
     if not retain:
         return [{"forget": row, "length": row["length"]} for row in forget]
     number = max(len(forget), len(retain))
-    left, right = (_stretched(group, number, seed) for group in (forget, retain))
+    left, right = (_repeat_to(group, number, seed) for group in (forget, retain))
     return [
         {"forget": f, "retain": r, "length": max(f["length"], r["length"])}
         for f, r in zip(left, right, strict=True)
     ]
 
 
-def _stretched(rows: list[Encoded], number: int, seed: int) -> list[Encoded]:
+def _repeat_to(rows: list[Encoded], number: int, seed: int) -> list[Encoded]:
     """Return ``number`` rows: all of them, then all in another order, and so on."""
     drawn, order = list(rows), random.Random(seed)
     while len(drawn) < number:
