@@ -47,11 +47,7 @@ def begin(listener: Listener, what: str) -> None:
 
 
 def require_wanted(listener: Listener, where: str) -> None:
-    """Raise an error if the listener requests a stop.
-
-    Raises:
-        GymError: ``INTERRUPTED``.
-    """
+    """Raise an error if the listener requests a stop."""
     if listener.should_stop():
         raise GymError(ErrorCode.INTERRUPTED, f"stopped {where}; the variants are as they were", AGAIN)
 

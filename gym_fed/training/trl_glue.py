@@ -81,11 +81,7 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
         return loader if self.wrap_dataloader is None else self.wrap_dataloader(loader)
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse a checkpoint that does not fit the model; transformers would only warn.
-
-        Raises:
-            GymError: ``MODEL_INVALID`` naming missing or unexpected weights.
-        """
+        """Refuse a checkpoint that does not fit the model; transformers would only warn."""
         model = self.model
         spared = {
             *(getattr(model, "all_tied_weights_keys", None) or ()),

@@ -25,6 +25,7 @@ _OF_THE_RUN = (
 )
 """Settings of how an adapter is trained, which each run chooses for itself."""
 _HEADS = ("score", "classifier")
+_NEW_ADAPTER = "set new_adapter: true to merge it and train another"
 """Names that PEFT adds to every adapter of a model with a score."""
 
 
@@ -63,17 +64,10 @@ def adapter_digests(config: TrainingConfig) -> list[str]:
 
 
 def require_none_merged(config: TrainingConfig) -> None:
-    """Refuse to merge an adapter into a model in memory, which belongs to the caller.
-
-    Raises:
-        GymError: ``USAGE``.
-    """
-    if merged := merged_first(config):
-        raise GymError(
-            ErrorCode.USAGE,
-            f"adapter: {merged[0].name} would be merged into the model in memory",
-            "merge it first, or give model: NAME in the config instead of a model",
-        )
+    """Refuse to merge an adapter into a model in memory, which belongs to the caller."""
+    for adapter in merged_first(config):
+        reason = f"adapter: {adapter.name} would be merged into the model in memory"
+        raise GymError(ErrorCode.USAGE, reason, "merge it first, or give model: NAME instead of a model")
 
 
 def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
@@ -122,11 +116,7 @@ def _plain(value: Any, like: Any) -> Any:
 
 
 def check_adapters(config: TrainingConfig) -> None:
-    """Refuse adapters that do not fit the base, the tuning method or each other, before anything is loaded.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``.
-    """
+    """Refuse adapters that do not fit the base, the tuning method or each other, before anything is loaded."""
     if not config.adapter:
         return
     from gym_fed.base.modeling.weight_count import prequantised
@@ -149,9 +139,7 @@ def check_adapters(config: TrainingConfig) -> None:
         saved = adapter.config.get("task_type")
         expected = task if adapter is adapters[-1] and continued is not None else "CAUSAL_LM"
         reason = f"{adapter.name} is of a model for {saved}, and {config.algorithm} needs one for {expected}"
-        is_scorer = saved == "SEQ_CLS"
-        remedy = "set new_adapter: true to merge it and train another"
-        remedy = "give a reward model's adapter to reward_model alone" if is_scorer else remedy
+        remedy = "give it to reward_model alone" if saved == "SEQ_CLS" else _NEW_ADAPTER
         refuse_first((saved not in (None, expected), reason, remedy), prefix="adapter: ")
     if merged:
         quantised = "quantization is set" if config.quantization is not None else prequantised(config.model)
@@ -164,15 +152,7 @@ def check_adapters(config: TrainingConfig) -> None:
 def _require_kind(adapter: Adapter, config: TrainingConfig) -> None:
     kinds = {name.upper(): name for name in TUNING.own() if TUNING.type_of(name).is_adapter}
     kind = kinds.get(adapter.kind)
-    refuse_first(
-        (
-            kind != config.finetuning,
-            f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}",
-            f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true",
-        ),
-        (
-            kind == "adalora",
-            f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run",
-            "set new_adapter: true to merge it and train another",
-        ),
-    )
+    other = f"finetuning: is {config.finetuning}, but the adapter {adapter.name} is {kind or adapter.kind}"
+    fixed = f"adapter: {adapter.name} is adalora, whose ranks were settled at the end of its run"
+    remedy = f"set finetuning: {kind}, or new_adapter: true" if kind else "set new_adapter: true"
+    refuse_first((kind != config.finetuning, other, remedy), (kind == "adalora", fixed, _NEW_ADAPTER))

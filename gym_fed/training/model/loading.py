@@ -49,11 +49,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose type is not the config's ``dtype``; it would be trained unconverted.
-
-    Raises:
-        GymError: ``USAGE``.
-    """
+    """Refuse a model in memory whose type is not the config's ``dtype``; it would be trained unconverted."""
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if (

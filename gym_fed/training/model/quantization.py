@@ -32,11 +32,7 @@ _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
 
 
 def check_quantization(config: TrainingConfig) -> None:
-    """Refuse a quantised base that this machine or installation cannot train on.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the method and what is missing.
-    """
+    """Refuse a quantised base that this machine or installation cannot train on."""
     method = prequantised(config.model)
     if config.quantization is not None:
         key = f"quantization.method: {config.quantization.method}"
@@ -84,11 +80,7 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def require_quantised(model: Any, config: TrainingConfig) -> None:
-    """Refuse an unquantised model in memory although the config has ``quantization``.
-
-    Raises:
-        GymError: ``USAGE``.
-    """
+    """Refuse an unquantised model in memory although the config has ``quantization``."""
     if config.quantization is not None and not getattr(model, "is_quantized", False):
         raise GymError(
             ErrorCode.USAGE,

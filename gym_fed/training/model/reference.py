@@ -17,11 +17,7 @@ from gym_fed.training.model.quantization import quantization_arguments
 
 
 def check_reference(config: TrainingConfig) -> None:
-    """Refuse ``reference_model`` and ``reference_adapter`` if no loss would use them.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``; ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` if the model is missing or invalid.
-    """
+    """Refuse ``reference_model`` and ``reference_adapter`` if no loss would use them."""
     if not has_named_reference(config):
         return
     key = "reference_model" if config.reference_model else "reference_adapter"
@@ -33,11 +29,7 @@ def check_reference(config: TrainingConfig) -> None:
             f"{algorithm} compares with no other model",
             lambda: f"remove it; {', '.join(ALGORITHMS.own_with('takes_reference'))} do",
         ),
-        (
-            has_no_weight,
-            f"{algorithm}.beta is 0, so it is not used",
-            f"set {algorithm}.beta, or remove {key}",
-        ),
+        (has_no_weight, f"{algorithm}.beta is 0, so it is not used", f"set it, or remove {key}"),
         (strategy != "ddp", f"distributed.strategy {strategy} splits one model", "use ddp, or remove it"),
         prefix=f"{key}: ",
     )

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from gym_fed.base.modeling.adapter_base import cast_adapter
-from gym_fed.base.modeling.adapter_base import name_base
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base.modeling.adapter_base import cast_adapter, name_base
 from gym_fed.base.modeling.adapters import write_base_adapters
-from gym_fed.base.modeling.rope import BASE_CHANGES
-from gym_fed.base.modeling.rope import write_base_changes
+from gym_fed.base.modeling.rope import BASE_CHANGES, write_base_changes
 from gym_fed.base.models import NANO
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.files import full_disk_named
 from gym_fed.core.registries import TUNING
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.model.adapters import merged_first
-from gym_fed.training.model.adapters import starting_adapters
-from gym_fed.training.processes.group import is_main
-from gym_fed.training.processes.group import on_main
+from gym_fed.training.model.adapters import merged_first, starting_adapters
+from gym_fed.training.processes.group import is_main, on_main
 from gym_fed.training.processes.sharding import is_split
-from pathlib import Path
-from typing import Any
-import json
-import shutil
 
 
 def save_final(

@@ -14,7 +14,7 @@ from typing import Any
 from gym_fed.base.modeling.processors import is_processor, is_vision_model
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import end_and_marks, is_token, suggested_templates, use_chat_template
@@ -67,16 +67,13 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
     if not missing or not (adds or end in missing):
         return templated
     if not adds:
+        names = suggested_templates(tokenizer)
+        reason = f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of "
+        remedy = f", or choose a template that it can end: {names}" if names else ""
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of the "
-            "tokenizer, so the model would never stop",
-            "set chat_template_tokens: add (full fine-tuning)"
-            + (
-                f", or choose a template that it can end: {names}"
-                if (names := suggested_templates(tokenizer))
-                else ""
-            ),
+            f"{reason}the tokenizer, so the model would never stop",
+            f"set chat_template_tokens: add (full fine-tuning){remedy}",
         )
     _require_trained_embeddings(config)
     wider = copy.deepcopy(tokenizer)
@@ -128,23 +125,15 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
     Args:
         model: The loaded model.
         encoded: Encoded training and held-out rows.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` naming the row and the token.
     """
     size = _num_embeddings(model)
     for rows in encoded:
         for number, row in enumerate(rows or (), start=1):
             columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
             largest = max((max(ids, default=-1) for ids in columns), default=-1)
-            if largest >= size:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"row {number} holds token {largest} of the tokenizer, and the model's embeddings have rows 0 to "
-                    f"{size - 1}",
-                    "use the tokenizer that the model was trained with, or set chat_template_tokens: add, which gives "
-                    "each token a row (full fine-tuning)",
-                )
+            reason = f"row {number} holds token {largest} of the tokenizer, and the embeddings rows 0 to {size - 1}"
+            remedy = "use the model's own tokenizer, or set chat_template_tokens: add (full fine-tuning)"
+            refuse_first((largest >= size, reason, remedy))
 
 
 def _grow(model: Any, known: int, size: int) -> None:
@@ -175,10 +164,7 @@ def _largest_id(tokenizer: Any) -> int:
 
 
 def _require_trained_embeddings(config: TrainingConfig) -> None:
-    if not TUNING.type_of(config.finetuning).trains_all:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"chat_template_tokens: add gives the embeddings new rows, which finetuning: {config.finetuning} does not "
-            "train or save",
-            "set finetuning: full, or choose a template whose tokens the tokenizer has",
-        )
+    method = f"finetuning: {config.finetuning}"
+    reason = f"chat_template_tokens: add gives the embeddings new rows, which {method} does not train or save"
+    remedy = "set finetuning: full, or choose a template whose tokens the tokenizer has"
+    refuse_first((not TUNING.type_of(config.finetuning).trains_all, reason, remedy))

@@ -11,22 +11,24 @@ other: the noise is raised by as much, and the noise multiplier is kept. Opacus'
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-import torch.nn.functional as F
-from opacus.optimizers import DPOptimizer
-from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
-from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import IGNORED
-from gym_fed.privacy.noise import SEED_BYTES, NoiseSource
+from gym_fed.privacy.noise import NoiseSource
+from gym_fed.privacy.noise import SEED_BYTES
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer import _check_processed_flag
+from opacus.optimizers.optimizer import _mark_as_processed
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
+from typing import Any
+import math
+import os
+import torch
+import torch.nn.functional as F
+
 
 _ROWS, _LENGTH = 3, 6
 _TOLERANCE = 1e-3
@@ -134,13 +136,10 @@ class LatticeNoise:
         # std = z (C + sqrt(d) std / 2^20), solved for std.
         share = noise_multiplier * math.sqrt(num_values) / _STEPS_PER_STD
         if share >= 0.5:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"privacy: {counted(num_values, 'trained weight')} with noise_multiplier {noise_multiplier:g} "
-                "are too many for a "
-                "lattice of 2^20 steps a standard deviation",
-                "train fewer weights, as with finetuning: lora, or lower noise_multiplier",
-            )
+            weights = counted(num_values, "trained weight", "are")
+            reason = f"privacy: {weights} too many for exact noise of multiplier {noise_multiplier:g}"
+            remedy = "train fewer weights, as with finetuning: lora, or lower noise_multiplier"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         self.std = noise_multiplier * max_grad_norm / (1.0 - share)
         self._step = self.std / _STEPS_PER_STD
         # Secret: with the seed anybody could subtract the noise.

@@ -74,11 +74,7 @@ def count() -> int:
 
 
 def require_all(found: int) -> None:
-    """Refuse to train if the library sees another number of processes: it would train N separate models.
-
-    Raises:
-        GymError: ``INTERNAL``.
-    """
+    """Refuse to train if the library sees another number of processes: it would train N separate models."""
     if found != world_size():
         raise GymError(
             ErrorCode.INTERNAL,

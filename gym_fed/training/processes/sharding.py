@@ -25,27 +25,18 @@ def is_sharded_at_loading(config: TrainingConfig) -> bool:
 
 
 def check_distributed(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse a strategy that does not work on this machine or with this config.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
-    """
+    """Refuse a strategy that does not work on this machine or with this config."""
     settings = settings_of(config)
     optimizer = OPTIMIZERS.new(config.optimizer)
     key = f"distributed.strategy: {settings.strategy}"
     wrong_size = settings.world_size not in (None, num_processes)
-    size = (
-        f"distributed.world_size: the run is for {settings.world_size} processes, and here is {num_processes}"
-    )
+    size = f"distributed.world_size: is {settings.world_size}, and the number of processes {num_processes}"
+    several = num_processes > 1 and optimizer.of_one_process
     one_process = f"optimizer: {config.optimizer} {optimizer.of_one_process}"
     alone = num_processes == 1 and settings.strategy != "ddp"
     refuse_first(
         (wrong_size, size, f"gym train --nproc {settings.world_size} ..., or torchrun on several machines"),
-        (
-            num_processes > 1 and optimizer.of_one_process,
-            one_process,
-            "use one process, or another optimizer",
-        ),
+        (several, one_process, "use one process, or another optimizer"),
         (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),
     )
     if settings.strategy == "ddp":
@@ -58,7 +49,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     refuse_first(
         (
             by_deepspeed and rolls_back,
-            ": DeepSpeed cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
+            " cannot go back to a checkpoint within a run, as loss_spikes.rollback does",
             "set loss_spikes.rollback: false, or use ddp or fsdp2",
         ),
         (

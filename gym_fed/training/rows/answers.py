@@ -81,11 +81,7 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
 
 
 def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:
-    """Refuse an empty set of rows.
-
-    Raises:
-        GymError: ``DATA_INVALID`` when none of the rows in ``counts`` is left.
-    """
+    """Refuse an empty set of rows."""
     if not kept:
         raise counts.nothing_learned(max_length)
 

@@ -34,11 +34,7 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
 
 
 def check_packing(config: TrainingConfig) -> None:
-    """Refuse packing for a model that does not support it, before the model is loaded.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
-    """
+    """Refuse packing for a model that does not support it, before the model is loaded."""
     if _packing(config) and (architecture := known_architecture(config)) is not None:
         require_packable(architecture, config)
 
@@ -52,9 +48,6 @@ def require_packable(model_config: Any, config: TrainingConfig) -> None:
     Args:
         model_config: The model's ``transformers`` config.
         config: The run's.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` naming the architecture and the remedy.
     """
     if not (packing := _packing(config)):
         return

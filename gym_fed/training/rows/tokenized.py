@@ -69,9 +69,7 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
         store.require_free()
     name = config.model if config.model_init is None else config.model_init.tokenizer
     if name is None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID, "model: not given", "name the model whose tokenizer encodes the rows"
-        )
+        raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name the model of the tokenizer")
     tokenizer = template_tokenizer(load_tokenizer(name), config)
     with present_time_set(datetime.now().isoformat(timespec="seconds")):
         rows = encode_run(config, algorithm, tokenizer, *rows_of_run(config, None, None))
@@ -112,11 +110,7 @@ class TokenizedRows:
             for key in ("digests", "counts", "eval_counts"):
                 index[key]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT,
-                f"tokenized_path: {self.path / _INDEX} cannot be used: {error}",
-                f"delete {self.path}; the rows are encoded again",
-            ) from error
+            raise self._unusable(_INDEX, error) from error
         return dict(index)
 
     def read(
@@ -137,17 +131,12 @@ class TokenizedRows:
         now = _encoding_facts(config, tokenizer)
         for key in now:
             if (then := index["made_by"].get(key)) != now[key]:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"tokenized_path: {self._difference(key, then, now[key])}",
-                    _REMEDY,
-                )
-        if digests is not None and list(digests) != index["digests"]:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"tokenized_path: the rows that data and eval_data name are not those in {self.path}",
-                f"delete {self.path}, or remove data and eval_data: the encoded rows are enough",
-            )
+                reason = f"tokenized_path: {self._difference(key, then, now[key])}"
+                raise GymError(ErrorCode.CONFIG_INVALID, reason, _REMEDY)
+        reason = f"tokenized_path: the rows that data and eval_data name are not those in {self.path}"
+        remedy = f"delete {self.path}, or remove data and eval_data: the encoded rows are enough"
+        others = digests is not None and list(digests) != index["digests"]
+        refuse_first((others, reason, remedy), code=ErrorCode.DATA_INVALID)
         size = len(tokenizer)
         held_out = None if index["eval_counts"] is None else list(self._rows("eval.jsonl", index, size))
         return list(self._rows("train.jsonl", index, size)), held_out, index
@@ -175,19 +164,12 @@ class TokenizedRows:
         return index
 
     def require_free(self) -> None:
-        """Refuse a folder that holds other files.
-
-        Raises:
-            GymError: ``FILE_EXISTS``.
-        """
+        """Refuse a folder that holds other files."""
         own = {"train.jsonl", "eval.jsonl", _INDEX}
         other_files = sorted(file.name for file in self.path.glob("*") if file.name not in own)
         if other_files:
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"tokenized_path: {self.path} is not empty ({other_files[0]}) and holds no encoded rows",
-                "choose an empty or new folder",
-            )
+            reason = f"tokenized_path: {self.path} is not empty ({other_files[0]}) and holds no encoded rows"
+            raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new folder")
 
     def _write(self, name: str, rows: Any) -> str:
         data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
@@ -205,11 +187,11 @@ class TokenizedRows:
                 _require_tokens(row, size, number)
                 yield row
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT,
-                f"tokenized_path: {file} cannot be used: {error}",
-                f"delete {self.path}; the rows are encoded again",
-            ) from error
+            raise self._unusable(name, error) from error
+
+    def _unusable(self, name: str, error: Exception) -> GymError:
+        reason = f"tokenized_path: {self.path / name} cannot be used: {error}"
+        return GymError(ErrorCode.STATE_CORRUPT, reason, f"delete {self.path}; the rows are encoded again")
 
     def _difference(self, key: str, then: Any, now: Any) -> str:
         if key in ("tokenizer", "chat_template"):
@@ -224,11 +206,9 @@ def check_tokenized(config: TrainingConfig) -> None:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
     reads_images = algorithm.keeps_encoded and algorithm.reads_images and config.model is not None
+    varies = f"the rows of {config.algorithm} are made with a second model, or answered while training"
     refuse_first(
-        (
-            not algorithm.keeps_encoded,
-            f"the rows of {config.algorithm} are made with a second model, or answered while training",
-        ),
+        (not algorithm.keeps_encoded, varies),
         (reads_images and is_vision_model(str(config.model)), _IMAGES),
         prefix="tokenized_path: ",
         remedy="remove the key",

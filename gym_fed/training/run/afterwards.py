@@ -165,11 +165,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 
 
 def _require_weights_alone(config: TrainingConfig, what: str) -> None:
-    """Refuse a run that changed more of its base than weights.
-
-    Raises:
-        GymError: ``USAGE``.
-    """
+    """Refuse a run that changed more of its base than weights."""
     if config.rope_scaling is not None:
         raise GymError(
             ErrorCode.USAGE,

@@ -70,11 +70,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def require_intact(checkpoint: Path) -> None:
-    """Refuse a named checkpoint that is incomplete or damaged.
-
-    Raises:
-        GymError: ``STATE_CORRUPT`` naming the checkpoint and the file.
-    """
+    """Refuse a named checkpoint that is incomplete or damaged."""
     problem = (
         damage(checkpoint) if (checkpoint / SEAL).exists() else f"it has no {SEAL}: saving it was cut off"
     )

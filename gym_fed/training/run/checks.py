@@ -39,9 +39,6 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     Args:
         config: The config to check.
         num_processes: Number of processes of the run; by default the current number.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``, ``MISSING_DEPENDENCY`` or ``USAGE`` naming the key and the remedy.
     """
     from gym_fed.training.model.adapters import check_adapters
     from gym_fed.training.model.quantization import check_quantization
@@ -87,9 +84,6 @@ def check_inputs(config: TrainingConfig) -> None:
     """Refuse a config whose model, rows or graders are missing, or whose chat template does not accept the rows.
 
     The first thousand rows of every source are read, but none from the Hub.
-
-    Raises:
-        GymError: ``CONFIG_INVALID``, ``MODEL_NOT_FOUND``, ``FILE_NOT_FOUND`` or ``DATA_INVALID`` naming it.
     """
     from gym_fed.data.sources import source_rows
     from gym_fed.evaluation.graders.base import build_graders
@@ -101,11 +95,8 @@ def check_inputs(config: TrainingConfig) -> None:
     refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
     for source in (*config.data, *config.eval_data):
         if source.hub is None and source.name is None and not check_template(config, source_rows(source)):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"data: {source.path or source.dataset} holds no rows",
-                "give at least one",
-            )
+            name = source.path or source.dataset
+            raise GymError(ErrorCode.DATA_INVALID, f"data: {name} holds no rows", "give at least one")
     check_graders(config, build_graders(config.graders))
 
 
@@ -150,101 +141,64 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
+    reason = f"{config.algorithm} learns from rewards, and nothing gives any"
     refuse_first(
-        (
-            no_rewards,
-            f"{config.algorithm} learns from rewards, and nothing gives any",
-            "list at least one grader, such as: graders: [{grader: exact}]",
-        ),
+        (no_rewards, reason, "list at least one, such as: graders: [{grader: exact}]"),
         (duplicate is not None, f"two graders are called {duplicate!r}", "name them differently"),
         prefix="graders: ",
     )
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train with a config that is for preprocessing or evaluation only.
-
-    Raises:
-        GymError: ``USAGE`` naming the key.
-    """
-    others = {
-        "preprocess_only": "gym_fed.training.rows.tokenized.preprocess",
-        "evaluate_only": "gym_fed.training.evaluating.evaluate",
-    }
+    """Refuse to train with a config that is for preprocessing or evaluation only."""
+    others = {"preprocess_only": "rows.tokenized.preprocess", "evaluate_only": "evaluating.evaluate"}
     for key, function in others.items():
-        if getattr(config, key):
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{key}: is set, so there is nothing to train",
-                f"call {function}(config), or set it to false",
-            )
+        remedy = f"call gym_fed.training.{function}(config), or set it to false"
+        reason = f"{key}: is set, so there is nothing to train"
+        refuse_first((getattr(config, key), reason, remedy), code=ErrorCode.USAGE)
 
 
 def check_privacy(config: TrainingConfig, num_processes: int) -> None:
-    """Refuse settings that would make epsilon wrong, before anything is loaded. Without ``privacy`` do nothing.
-
-    Raises:
-        GymError: ``CONFIG_INVALID`` with the reason and the remedy; ``MISSING_DEPENDENCY``.
-    """
+    """Refuse settings that would make epsilon wrong, before anything is loaded. Without ``privacy`` do nothing."""
     if config.privacy is None:
         return
     require_package("opacus", "privacy", "privacy")
     require_package("dp_accounting", "privacy", "privacy")
-    algorithm = ALGORITHMS.type_of(config.algorithm)
+    algorithm, tuning = ALGORITHMS.type_of(config.algorithm), TUNING.type_of(config.finetuning)
     features = [name for name, feature in active_features(config).items() if not feature.per_example]
     joins = config.packing or (config.packing is None and algorithm.packing_default)
-    uses_dora = config.lora is not None and config.lora.use_dora
     samples = any(source.dataset or (source.num_examples and not source.tasks) for source in config.data)
+    weighs = any(source.weight != 1 for source in config.data)
+    clips = config.max_grad_norm != TrainingConfig.model_fields["max_grad_norm"].default
+    noised = OPTIMIZERS.new(config.optimizer).per_example
     untried = "not tried with gradients of single examples"
-    not_accounted = (
-        f"algorithm: {config.algorithm} is not accounted for (its losses may look at several rows at once)"
-    )
     refuse_first(
-        (not algorithm.per_example, not_accounted, "use sft or pretrain"),
         (
-            not TUNING.type_of(config.finetuning).per_example,
-            f"finetuning: {config.finetuning} is {untried}",
-            "use full, freeze or lora",
+            not algorithm.per_example,
+            f"algorithm: {config.algorithm} is not accounted for",
+            "use sft or pretrain",
         ),
-        (uses_dora, f"lora.use_dora: its magnitudes are {untried}", "set it to false"),
+        (not tuning.per_example, f"finetuning: {config.finetuning} is {untried}", "use full, freeze or lora"),
+        (config.lora and config.lora.use_dora, f"lora.use_dora: its magnitudes are {untried}"),
         (
-            not OPTIMIZERS.new(config.optimizer).per_example,
+            not noised,
             f"optimizer: {config.optimizer} may need more than noised gradients",
-            "use one such as adamw or sgd",
+            "use adamw or sgd",
         ),
         (joins, "packing: clipping does not bound a row that is joined to others", "set packing: false"),
-        (
-            any(source.weight != 1 for source in config.data),
-            "data.weight: a repeated row is several examples, and a sampled share depends on all rows",
-            "give every source weight 1",
-        ),
-        (
-            samples,
-            "data.num_examples, data.dataset: the rows that are taken depend on the others",
-            "put the rows into a file, and name it in path",
-        ),
-        (
-            config.eval_split,
-            "eval_split: the rows that are held out depend on the others",
-            "hold rows out in a file of their own, eval_data",
-        ),
-        (config.group_by_length, "group_by_length: batches would depend on the rows", "remove it"),
-        (
-            config.max_grad_norm != TrainingConfig.model_fields["max_grad_norm"].default,
-            "max_grad_norm: clips whole batches, which bounds no single example",
-            "set privacy.max_grad_norm",
-        ),
-        (
-            config.loss_spikes,
-            "loss_spikes: reads the training loss, which is not noised",
-            "remove it; early_stopping on eval_data is allowed",
-        ),
+        (weighs, "data.weight: a row may be taken several times, or depend on the others", "set it to 1"),
+        (samples, "data.num_examples, data.dataset: the rows depend on each other", "name a file in path"),
+        (config.eval_split, "eval_split: the held-out rows depend on the others", "give eval_data"),
+        (config.group_by_length, "group_by_length: batches would depend on the rows"),
+        (clips, "max_grad_norm: clips batches, not single examples", "set privacy.max_grad_norm"),
+        (config.loss_spikes, "loss_spikes: reads the training loss, which is not noised"),
         (config.auto_batch_size, "auto_batch_size: tries rows out", "give per_device_train_batch_size"),
-        (features, f"{', '.join(features)}: {untried}", "remove it"),
-        (config.quantization, f"quantization: {untried}", "remove it"),
+        (features, f"{', '.join(features)}: {untried}"),
+        (config.quantization, f"quantization: {untried}"),
         (config.dtype != "float32", f"dtype: {config.dtype} makes clipping inexact", "set dtype: float32"),
         (num_processes > 1, f"{num_processes} processes: each would add its own noise", "set --nproc 1"),
         suffix=", and privacy is set",
+        remedy="remove it",
     )
 
 

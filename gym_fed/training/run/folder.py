@@ -107,6 +107,8 @@ _FREE_KEYS = {
 _FOUND_KEYS = {"per_device_train_batch_size", "gradient_accumulation_steps"}
 """Keys that ``auto_batch_size`` sets; only their product is compared, see ``batch_size.known_sizes``."""
 
+_OTHERWISE = "choose another output_dir, or pass --overwrite to delete it first"
+
 
 class RunFolder:
     """The folder ``config.output_dir`` of one run."""
@@ -145,19 +147,12 @@ class RunFolder:
             if not self._has_begun():
                 return
             if not resume:
-                raise GymError(
-                    ErrorCode.FILE_EXISTS,
-                    f"{self.path}: holds an unfinished run",
-                    "resume it, choose another output_dir, or pass --overwrite to delete it first",
-                )
+                raise self._occupied("holds an unfinished run", f"resume it, {_OTHERWISE}")
             require_run_plugins(self.path)
             self._require_same(config, data_digest, eval_digest)
         elif other_files := sorted(p.name for p in self.path.glob("*") if p.name != LOCK_FILE):
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: is not empty ({other_files[0]}) and holds no run",
-                "choose an empty or new output_dir",
-            )
+            reason = f"is not empty ({other_files[0]}) and holds no run"
+            raise self._occupied(reason, "choose an empty or new output_dir")
 
     def open(
         self,
@@ -229,10 +224,8 @@ class RunFolder:
         if file.exists() and self._has_begun():
             begun = json.loads(file.read_text(encoding="utf-8")).get("begun")
             if begun is None:
-                raise GymError(
-                    ErrorCode.FILE_EXISTS,
-                    f"{self.path}: holds an unfinished run of an older release, which this one cannot go on with",
-                    "choose another output_dir, or pass --overwrite to delete the unfinished run",
+                raise self._occupied(
+                    "holds an unfinished run of an older release, which this one cannot resume"
                 )
             return str(datetime.fromisoformat(begun).isoformat())
         if config is not None and (named := named_checkpoint(config, self.checkpoints)) is not None:
@@ -245,17 +238,9 @@ class RunFolder:
             self._lock.release()
 
     def require_unfinished(self) -> None:
-        """Refuse a finished run, before a model is loaded.
-
-        Raises:
-            GymError: ``FILE_EXISTS``.
-        """
+        """Refuse a finished run, before a model is loaded."""
         if self.result.exists():
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds a finished run",
-                "choose another output_dir, or pass --overwrite to delete it first",
-            )
+            raise self._occupied("holds a finished run")
 
     def is_unfinished(self) -> bool:
         """True if the folder holds a run that has learned something and may be continued."""
@@ -270,11 +255,7 @@ class RunFolder:
         if not self.path.exists() or not any(self.path.iterdir()):
             return
         if not (self.path / "run.json").exists():
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.path}: holds no run, so it is not deleted",
-                "choose another output_dir",
-            )
+            raise self._occupied("holds no run, so it is not deleted", "choose another output_dir")
         lock = FolderLock(self.path)
         shutil.rmtree(self.path)
         lock.release()
@@ -298,6 +279,9 @@ class RunFolder:
     def finish(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
         write_atomically(self.result, f"{json.dumps(summary, indent=2, sort_keys=True)}\n".encode())
+
+    def _occupied(self, reason: str, remedy: str = _OTHERWISE) -> GymError:
+        return GymError(ErrorCode.FILE_EXISTS, f"{self.path}: {reason}", remedy)
 
     def _has_begun(self) -> bool:
         """Return True if the run has left a checkpoint (even an incomplete one), metrics, or a batch size."""
@@ -327,8 +311,7 @@ class RunFolder:
         differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
         begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         before = begun.get("num_processes", 1)
-        remedy = "choose another output_dir, or pass --overwrite to delete the unfinished run"
-        same_number = f"resume with --nproc {before}, since batches depend on it; or {remedy}"
+        same_number = f"resume with --nproc {before}, since batches depend on it; or {_OTHERWISE}"
         refuse_first(
             (changed, f"of another config: {differences}"),
             (
@@ -344,7 +327,7 @@ class RunFolder:
             (begun.get("eval_data_sha256") != eval_digest, "with other held-out rows"),
             code=ErrorCode.FILE_EXISTS,
             prefix=f"{self.path}: holds an unfinished run ",
-            remedy=remedy,
+            remedy=_OTHERWISE,
         )
 
 

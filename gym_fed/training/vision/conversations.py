@@ -51,12 +51,10 @@ def require_model_of_text(config: TrainingConfig) -> None:
     """
     if config.model is None or ALGORITHMS.type_of(config.algorithm).reads_images:
         return
-    if (kind := images_type(Path(resolve(config.model)))) is not None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} trains only on text",
-            "train it with sft, the only algorithm that takes images, or give a text-only model",
-        )
+    kind = images_type(Path(resolve(config.model)))
+    reason = f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} trains only on text"
+    remedy = "train it with sft, the only algorithm that takes images, or give a text-only model"
+    refuse_first((kind is not None, reason, remedy))
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
@@ -67,19 +65,14 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
 
 
 def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
-    """Refuse rows with images, which a text-only model or the given ``algorithm`` would ignore.
-
-    Raises:
-        GymError: ``DATA_INVALID`` naming the first such row.
-    """
+    """Refuse rows with images, which a text-only model or the given ``algorithm`` would ignore."""
+    remedy = "use sft, the only algorithm that takes images" if algorithm else "use a vision-language model"
     for number, row in enumerate(rows, start=1):
         if row.get("images"):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number} has images, and {algorithm or 'the model'} reads only text",
-                "drop the images, or use sft, the only algorithm that takes images"
-                if algorithm
-                else "use a vision-language model, or drop the images",
+            raise _bad(
+                number,
+                f"has images, and {algorithm or 'the model'} reads only text",
+                f"{remedy}, or drop them",
             )
 
 
@@ -102,9 +95,7 @@ def encode_image_rows(
     counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
-            raise _bad(
-                number, "is not a conversation", "models that read images train on conversations (messages)"
-            )
+            raise _bad(number, "is not a conversation", "models that read images train on messages")
         _require_whole_answers(config, row, number)
         images = [_source(image, number) for image in row.get("images") or ()]
         messages = place_images(row["messages"], len(images), number)
@@ -241,11 +232,7 @@ def _source(image: Any, number: int) -> str:
     if not isinstance(image, str):
         raise _bad(number, f"has an image that is {type(image).__name__}", "give paths of image files")
     if "://" in image.split(",")[0]:
-        raise _bad(
-            number,
-            f"has an image on the network: {image}",
-            "gym-fed does not fetch images; save it and give its path",
-        )
+        raise _bad(number, f"has an image on the network: {image}", "save it, and give its path")
     return image if image.startswith("data:") else str(Path(image).expanduser())
 
 
@@ -331,9 +318,8 @@ def _size(source: str, number: int) -> tuple[int, int]:
                 width, height = image.size
     except (OSError, ValueError, UnidentifiedImageError) as error:
         shown = source if len(source) < 200 else source[:60] + "..."
-        raise _bad(
-            number, f"has an image that cannot be read: {shown}", "give a PNG, JPEG or WebP file"
-        ) from error
+        reason = f"has an image that cannot be read: {shown}"
+        raise _bad(number, reason, "give a PNG, JPEG or WebP file") from error
     return width, height
 
 
