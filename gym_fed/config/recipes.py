@@ -45,11 +45,8 @@ def recipes() -> list[Recipe]:
     folders = (package / "assets" / "configs", package.parent / "configs")
     folder = next((f for f in folders if f.is_dir()), None)
     if folder is None:
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND,
-            f"no recipes in {folders[0]}",
-            "install gym-fed again; its wheel has them",
-        )
+        reason = f"no recipes in {folders[0]}"
+        raise GymError(ErrorCode.FILE_NOT_FOUND, reason, "install gym-fed again; its wheel has them")
     files = [*folder.glob("*.yaml"), *folder.glob("models/*.yaml")]
     return [
         Recipe(file.stem, file, _summary(file), tuple(sizes_for(file)))
@@ -141,11 +138,9 @@ def _sized(text: str, file: Path, size: str) -> str:
     sizes = sizes_for(file)
     size_name = next((name for name in sizes if name.lower() == size.lower()), None)
     if size_name is None:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--size {size}: {file.stem} has no such size",
-            f"one of {', '.join(sizes)}" if sizes else "its model has one size; leave --size out",
-        )
+        reason = f"--size {size}: {file.stem} has no such size"
+        remedy = f"one of {', '.join(sizes)}" if sizes else "its model has one size; leave --size out"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
     chosen = sizes[size_name]
     text = _with(text, "model", chosen["model"], chosen["licence"])
     recipe = yaml.safe_load(text)
@@ -163,11 +158,10 @@ def _placed(text: str, file: Path, machine: str) -> str:
         )
     recipe = yaml.safe_load(text)
     if machine == "mps" and "quantization" in recipe:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--on mps: {file.stem} holds its base in 4 bits, which bitsandbytes does on CUDA and CPU alone",
-            "copy the recipe of LoRA instead",
+        reason = (
+            f"--on mps: {file.stem} holds its base in 4 bits, which bitsandbytes does on CUDA and CPU alone"
         )
+        raise GymError(ErrorCode.USAGE, reason, "copy the recipe of LoRA instead")
     values = dict(machines[machine])
     rows = values.pop("per_device_train_batch_size", None)
     if rows is not None:

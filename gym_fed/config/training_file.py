@@ -52,11 +52,8 @@ def load_training_config(
         return _from_overrides(overrides, ignore_unsupported=ignore_unsupported, processes=processes)
     parsed = ParsedConfig.read(source)
     if "search" in parsed.values:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{parsed.place('search')}: search: describes many runs, not one",
-            f"search with: gym tune {parsed.file}",
-        )
+        reason = f"{parsed.place('search')}: search: describes many runs, not one"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, f"search with: gym tune {parsed.file}")
     if parsed.dialect is None:
         return load_config(parsed, TrainingConfig, overrides), []
     job = parsed.dialect.job_of(parsed.values)
@@ -122,11 +119,10 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{parsed.file}: not a {_titles()} file: no model_name_or_path with a stage or finetuning_type",
-            "ours need no import; check one with: gym configs validate",
+        reason = (
+            f"{parsed.file}: not a {_titles()} file: no model_name_or_path with a stage or finetuning_type"
         )
+        raise GymError(ErrorCode.USAGE, reason, "ours need no import; check one with: gym configs validate")
     load_training_config(parsed, ignore_unsupported=ignore_unsupported)  # what is written can be loaded
     translation = parsed.dialect.translate(parsed.values, "train")
     comments = [f"# {key}: {text}" for key, text in {**translation.lost, **translation.notes}.items()]
@@ -190,11 +186,9 @@ def _notes(parsed: ParsedConfig, translation: Translation, *, ignore_unsupported
     lost = [f"{parsed.place(key)}: {key}: no counterpart: {why}" for key, why in translation.lost.items()]
     notes = [f"{parsed.place(key)}: {key}: {text}" for key, text in translation.notes.items()]
     if lost and not ignore_unsupported:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            "\n".join(lost),
-            "remove these keys, or pass --ignore-unsupported to go on without them",
-        )
+        reason = "\n".join(lost)
+        remedy = "remove these keys, or pass --ignore-unsupported to go on without them"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     return [*lost, *notes]
 
 

@@ -51,11 +51,9 @@ class Base:
         """
         loaded = load_model(source, device=device)
         if hasattr(loaded.model, "peft_config"):
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"{source}: is an adapter, and variants are of whole models",
-                "give its base model, or merge it: Trainer.export(format='huggingface')",
-            )
+            reason = f"{source}: is an adapter, and variants are of whole models"
+            remedy = "give its base model, or merge it: Trainer.export(format='huggingface')"
+            raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
         return cls(source, loaded.model, loaded.tokenizer, BaseSpec.of(loaded.model, model_name(source)))
 
     @property

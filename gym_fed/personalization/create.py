@@ -235,18 +235,15 @@ def _claim(job: VariantJob, base: Base, rows: PersonalRows) -> None:
             recorded["training"] = {key: value for key, value in training.items() if key != "output_dir"}
         changed = [key for key, value in job_facts.items() if recorded.get(key) != value]
         if changed:
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{job.folder}: holds the unfinished work of a variant with other {' and '.join(changed)}",
-                "use the same settings, pass --overwrite to start over, or choose another output",
+            reason = (
+                f"{job.folder}: holds the unfinished work of a variant with other {' and '.join(changed)}"
             )
+            remedy = "use the same settings, pass --overwrite to start over, or choose another output"
+            raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         return
     if job.folder.exists() and any(job.folder.iterdir()):
-        raise GymError(
-            ErrorCode.FILE_EXISTS,
-            f"{job.folder}: is not empty, and does not hold unfinished work of a variant",
-            "name a new folder",
-        )
+        reason = f"{job.folder}: is not empty, and does not hold unfinished work of a variant"
+        raise GymError(ErrorCode.FILE_EXISTS, reason, "name a new folder")
     make_folder(job.folder, 0o700)
     write_atomically(path, json.dumps(job_facts, indent=2, sort_keys=True).encode())
 
@@ -310,11 +307,8 @@ def _forget(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / "order.json").exists() and any(folder.iterdir()):
-        raise GymError(
-            ErrorCode.FILE_EXISTS,
-            f"{folder}: does not hold unfinished work of a variant, so it is not deleted",
-            "name another",
-        )
+        reason = f"{folder}: does not hold unfinished work of a variant, so it is not deleted"
+        raise GymError(ErrorCode.FILE_EXISTS, reason, "name another")
     shutil.rmtree(folder)
 
 

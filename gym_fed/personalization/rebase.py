@@ -93,11 +93,10 @@ def rebase(
     begin(listener, f"loading {request.onto}")
     base = Base.load(request.onto, device)
     if base.spec.digest == record.base_digest:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"variant {request.name!r} is of {base.spec.model_name!r} ({base.spec.digest[:19]}...) already",
-            "give the new global version",
+        reason = (
+            f"variant {request.name!r} is of {base.spec.model_name!r} ({base.spec.digest[:19]}...) already"
         )
+        raise GymError(ErrorCode.USAGE, reason, "give the new global version")
     with DeltaFile.open(path) as delta:
         require_shapes(delta, base.spec)
         if request.rows is not None:
@@ -372,11 +371,9 @@ def require_shapes(delta: DeltaFile, onto: BaseSpec) -> None:
         shape = onto.shapes.get(record.name)
         if shape != record.shape:
             has = "no such tensor" if shape is None else f"it in shape {list(shape)}"
-            raise GymError(
-                ErrorCode.BASE_MISMATCH,
-                f"tensor {record.name!r} {list(record.shape)}: the base {onto.model_name!r} has {has}",
-                "a variant can be carried to a base of the same architecture only",
-            )
+            reason = f"tensor {record.name!r} {list(record.shape)}: the base {onto.model_name!r} has {has}"
+            remedy = "a variant can be carried to a base of the same architecture only"
+            raise GymError(ErrorCode.BASE_MISMATCH, reason, remedy)
 
 
 def _alone(record: TensorRecord, scale: float) -> Params | None:

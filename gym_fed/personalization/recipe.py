@@ -102,11 +102,9 @@ def training_config(
     default = _DEFAULT_ALGORITHM[rows.kind]
     algorithm = given.get("algorithm", default)
     if not _learns_from(algorithm, rows.kind):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"training: algorithm {algorithm} does not learn from {rows.kind} rows",
-            f"one of {', '.join(name for name in ALGORITHMS.own() if _learns_from(name, rows.kind))}",
-        )
+        reason = f"training: algorithm {algorithm} does not learn from {rows.kind} rows"
+        remedy = f"one of {', '.join(name for name in ALGORITHMS.own() if _learns_from(name, rows.kind))}"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     batch = int(given.get("per_device_train_batch_size", _BATCH))
     steps = default_steps(len(rows.train), batch)
     values: dict[str, Any] = {
@@ -213,20 +211,14 @@ def encoding_of(
         raise GymError(ErrorCode.CONFIG_INVALID, f"codec {codec!r} is unknown", f"one of {known}")
     low_rank = codec != "auto" and CODECS.type_of(codec).low_rank
     if low_rank and not sends_factors(method):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"codec {codec}: a full fine-tune has no factors",
-            f"use method lora, or codec {_SIGNS}",
-        )
+        reason = f"codec {codec}: a full fine-tune has no factors"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, f"use method lora, or codec {_SIGNS}")
     given = set_keys(overrides)
     values: dict[str, Any] = {"error_feedback": False}
     keeps_factors = sends_factors(method) and (low_rank or codec == "auto")
     if given.get("error_feedback"):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            "codec: error_feedback needs a next round, and a variant has none",
-            "remove it",
-        )
+        reason = "codec: error_feedback needs a next round, and a variant has none"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, "remove it")
     if keeps_factors:
         values |= {"factors": _FACTORS}
         why = "LoRA factors of 4 bits: smaller than the sign bits of their product"
@@ -259,11 +251,10 @@ def require_fitting(training: TrainingConfig, encoding: Encoding) -> None:
         ("use_dora", lora.use_dora),
     ):
         if given:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"training: lora.{key} changes more than factors, and factors are all that the file keeps",
-                f"remove it, or take codec {_SIGNS}",
+            reason = (
+                f"training: lora.{key} changes more than factors, and factors are all that the file keeps"
             )
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove it, or take codec {_SIGNS}")
 
 
 def _finest_scales(spec: BaseSpec) -> tuple[dict[str, Any], str]:

@@ -208,11 +208,8 @@ def require_better(losses: Losses, refitted: bool) -> None:
         GymError: ``UPDATE_REFUSED`` with the losses.
     """
     if losses.helps is None:
-        raise GymError(
-            ErrorCode.USAGE,
-            "without rows it is unknown whether the variant still fits the new base",
-            "give --data, or --force to carry it unseen",
-        )
+        reason = "without rows it is unknown whether the variant still fits the new base"
+        raise GymError(ErrorCode.USAGE, reason, "give --data, or --force to carry it unseen")
     if not losses.helps:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,

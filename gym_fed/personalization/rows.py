@@ -80,20 +80,15 @@ class PersonalRows:
         """
         templated = bool(tokenizer.chat_template)
         if as_chat and not templated:
-            raise GymError(
-                ErrorCode.USAGE,
-                "rows are trained as chat turns, but the base has no chat template",
-                "train them as plain text: --plain, as_chat=False",
-            )
+            reason = "rows are trained as chat turns, but the base has no chat template"
+            raise GymError(ErrorCode.USAGE, reason, "train them as plain text: --plain, as_chat=False")
         if not any(is_string_row(row) for row in (*self.train, *self.held_out)):
             return replace(self, learnt_as="conversations" if self.form == "chat" else "texts")
         if as_chat is False or not templated:
             if templated and self.form == "chat":
-                raise GymError(
-                    ErrorCode.USAGE,
-                    "some rows are conversations, but plain rows were requested",
-                    "leave out --plain (as_chat=False), or give rows of one form",
-                )
+                reason = "some rows are conversations, but plain rows were requested"
+                remedy = "leave out --plain (as_chat=False), or give rows of one form"
+                raise GymError(ErrorCode.USAGE, reason, remedy)
             why = "as given" if templated else "the base has no chat template"
             return replace(self, learnt_as=f"prompts continued as bare text ({why})", raw=templated)
         train, held = as_turns(tokenizer, self.train), as_turns(tokenizer, self.held_out)
@@ -154,20 +149,14 @@ def read_rows(
     for place, row in _placed(source, format, renaming(columns or {})):
         actual = kind_of(row)
         if actual not in _KINDS or "input_ids" in row:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: is {_called(actual)}, which variants cannot learn from",
-                _REMEDY,
-            )
+            reason = f"{place}: is {_called(actual)}, which variants cannot learn from"
+            raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         if kind is None:
             kind = actual
         if actual != kind:
             asked = "asked for" if not rows and wanted is not None else "before it"
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place}: is {_called(actual)}, and {_called(kind)} is {asked}",
-                _REMEDY,
-            )
+            reason = f"{place}: is {_called(actual)}, and {_called(kind)} is {asked}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         rows.append(PlacedDict.of(row, place, getattr(row, "unread", ())))
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "there are no rows", "give at least one")

@@ -252,11 +252,8 @@ class PersonalizedTrainer:
             if source is not None:
                 given.append((source, kind))  # type: ignore[arg-type]  # the words of PersonalKind
         if len(given) != 1:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{counted(len(given), 'source')} of rows are given",
-                "give exactly one of preferences, examples and data",
-            )
+            reason = f"{counted(len(given), 'source')} of rows are given"
+            raise GymError(ErrorCode.USAGE, reason, "give exactly one of preferences, examples and data")
         return read_rows(given[0][0], wanted=given[0][1], held_out=held_out, columns=columns)
 
 

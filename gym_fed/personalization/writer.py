@@ -77,17 +77,11 @@ class VariantWriter:
                     raise
             owned = [record.name for record in store.list(user_id)]
         if not owned:
-            raise GymError(
-                ErrorCode.NOT_FOUND,
-                f"{user_id!r} has no variant in {self.folder}",
-                "create_variant makes one",
-            )
+            reason = f"{user_id!r} has no variant in {self.folder}"
+            raise GymError(ErrorCode.NOT_FOUND, reason, "create_variant makes one")
         if len(owned) > 1:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{user_id!r} has {counted(len(owned), 'variant')}",
-                f"name one of {', '.join(owned)}",
-            )
+            reason = f"{user_id!r} has {counted(len(owned), 'variant')}"
+            raise GymError(ErrorCode.USAGE, reason, f"name one of {', '.join(owned)}")
         return owned[0]
 
     def planned_revision(self, name: str, user_id: str, *, replace: bool) -> int:
@@ -119,17 +113,12 @@ class VariantWriter:
                 raise
             return 1
         if variant.owner != user_id:
-            raise GymError(
-                ErrorCode.PERMISSION_DENIED,
-                f"variant {name!r} is owned by {variant.owner}, and this would be {user_id}'s",
-                "choose another name",
-            )
+            reason = f"variant {name!r} is owned by {variant.owner}, and this would be {user_id}'s"
+            raise GymError(ErrorCode.PERMISSION_DENIED, reason, "choose another name")
         if not replace:
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"variant {name!r} exists (revision {variant.revision})",
-                "pass replace (--replace) for its next revision, or choose another name",
-            )
+            reason = f"variant {name!r} exists (revision {variant.revision})"
+            remedy = "pass replace (--replace) for its next revision, or choose another name"
+            raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         return variant.revision + 1
 
     def put(
@@ -225,11 +214,9 @@ def _pulls(folder: Path, digests: tuple[str, ...]) -> list[Path]:
 def _entries(folder: Path) -> Iterable[Path]:
     """List a folder of the store, rejecting links, since they lead outside the store."""
     if folder.is_symlink():
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{folder} is a link, and nothing behind it is deleted",
-            "delete what is there by hand, and the link; then repeat the command",
-        )
+        reason = f"{folder} is a link, and nothing behind it is deleted"
+        remedy = "delete what is there by hand, and the link; then repeat the command"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
     return folder.iterdir() if folder.is_dir() else ()
 
 

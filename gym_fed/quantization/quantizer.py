@@ -232,18 +232,13 @@ class Quantizer:
     def _require(self, calibration: CalibrationText | None, unaligned: Model | None) -> None:
         policy = self.policy
         if policy.distill_steps and calibration is None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"distill_steps is {policy.distill_steps}, but there is no calibration text",
-                "pass calibration=..., or set distill_steps=0",
-            )
+            reason = f"distill_steps is {policy.distill_steps}, but there is no calibration text"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, "pass calibration=..., or set distill_steps=0")
         weighs = policy.codec == "auto" or get_codec(policy.codec).weighs_inputs
         if policy.calibration_samples and calibration is None and weighs:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"calibration_samples is {policy.calibration_samples}, but there is no calibration text",
-                "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike",
-            )
+            reason = f"calibration_samples is {policy.calibration_samples}, but there is no calibration text"
+            remedy = "pass calibration=..., or set calibration_samples=0 to weigh all inputs alike"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         if policy.safety_threshold is not None and unaligned is None:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
@@ -277,11 +272,8 @@ class Quantizer:
             )
         factors = factors_on(tuned.model, base)
         if not factors:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"codec {policy.codec!r}: no change of {tuned.name} is one product of LoRA factors on this base",
-                "set lora_rank, or choose codec dense",
-            )
+            reason = f"codec {policy.codec!r}: no change of {tuned.name} is one product of LoRA factors on this base"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, "set lora_rank, or choose codec dense")
         return factors
 
     def _project(

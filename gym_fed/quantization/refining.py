@@ -62,20 +62,16 @@ def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) ->
             or calibration.shape[0] < 1
             or calibration.shape[1] < 2
         ):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"calibration is a tensor {list(calibration.shape)} {calibration.dtype}",
-                "give token ids as [sequences, tokens] int64, or texts, or rows",
-            )
+            reason = f"calibration is a tensor {list(calibration.shape)} {calibration.dtype}"
+            remedy = "give token ids as [sequences, tokens] int64, or texts, or rows"
+            raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         cut = calibration[:, :max_length]
         return [(row, row) for row in cut]
     rows = [{"text": row} if isinstance(row, str) else row for row in calibration]
     if tokenizer is None:
-        raise GymError(
-            ErrorCode.USAGE,
-            "calibration is text, but there is no tokenizer",
-            "pass tokenizer=..., give the base by name, or give calibration as token ids",
-        )
+        reason = "calibration is text, but there is no tokenizer"
+        remedy = "pass tokenizer=..., give the base by name, or give calibration as token ids"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, "calibration has no rows", "give at least one text")
     rows = as_turns(tokenizer, rows)

@@ -119,11 +119,11 @@ class RecipeContext:
             GymError: ``USAGE`` for another ``tp``; see ``spawn``.
         """
         if tp != 1:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"spawn_train: tp is {tp}, and the models of a recipe are whole (world_size is {self.world_size})",
-                "use gym train --nproc with distributed: {strategy: tensor_parallel}, which splits the layers",
+            reason = f"spawn_train: tp is {tp}, and the models of a recipe are whole (world_size is {self.world_size})"
+            remedy = (
+                "use gym train --nproc with distributed: {strategy: tensor_parallel}, which splits the layers"
             )
+            raise GymError(ErrorCode.USAGE, reason, remedy)
         return self.spawn("policy", model, device=device, dtype=dtype)
 
     def spawn(
@@ -218,11 +218,9 @@ class RecipeContext:
             GymError: ``USAGE`` for an object that is not a spawned model.
         """
         if not isinstance(model, LoadedModel):
-            raise GymError(
-                ErrorCode.USAGE,
-                f"save_model_safely: {type(model).__name__} is not a model that was spawned",
-                "give what spawn returned, or write other things with save_safely",
-            )
+            reason = f"save_model_safely: {type(model).__name__} is not a model that was spawned"
+            remedy = "give what spawn returned, or write other things with save_safely"
+            raise GymError(ErrorCode.USAGE, reason, remedy)
         return self.save_safely(name, model)
 
 
@@ -261,11 +259,8 @@ def _writer(what: Any) -> Callable[[Path], Any]:
         return lambda path: save_file({key: value.contiguous() for key, value in what.items()}, path)
     parts = [what.model, what.tokenizer] if isinstance(what, LoadedModel) else [what]
     if not all(hasattr(part, "save_pretrained") for part in parts):
-        raise GymError(
-            ErrorCode.USAGE,
-            f"save_safely: does not know how to write {type(what).__name__}",
-            "give bytes, text, a mapping of tensors, or a model",
-        )
+        reason = f"save_safely: does not know how to write {type(what).__name__}"
+        raise GymError(ErrorCode.USAGE, reason, "give bytes, text, a mapping of tensors, or a model")
 
     def write(path: Path) -> None:
         path.mkdir()

@@ -246,17 +246,12 @@ class Search:
             if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
                 with_schema_defaults(yaml.safe_load(text), self.config)
             ):
-                raise GymError(
-                    ErrorCode.FILE_EXISTS,
-                    f"{self.folder}: holds another search",
-                    "choose another output_dir, or delete the folder",
-                )
+                reason = f"{self.folder}: holds another search"
+                remedy = "choose another output_dir, or delete the folder"
+                raise GymError(ErrorCode.FILE_EXISTS, reason, remedy)
         elif self.folder.exists() and any(self.folder.iterdir()):
-            raise GymError(
-                ErrorCode.FILE_EXISTS,
-                f"{self.folder}: is not empty and holds no search",
-                "choose an empty or new output_dir",
-            )
+            reason = f"{self.folder}: is not empty and holds no search"
+            raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new output_dir")
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(file, text.encode())
 

@@ -96,11 +96,9 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
                 else ""
             )
             more = f"has {len(unexpected)} that it has not, such as {unexpected[0]}" if unexpected else ""
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"the checkpoint {' and '.join(filter(None, (lack, more)))}",
-                "delete the checkpoint, or start again in another output_dir",
-            )
+            reason = f"the checkpoint {' and '.join(filter(None, (lack, more)))}"
+            remedy = "delete the checkpoint, or start again in another output_dir"
+            raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
         if load_result.missing_keys:
             model.tie_weights()
 
@@ -208,11 +206,9 @@ def _require_adapter(model: Any, folder: Path) -> None:
         held = set(weights.keys())
     missing = sorted(get_peft_model_state_dict(model, save_embedding_layers=False).keys() - held)
     if missing:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{folder}: lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}",
-            "delete the checkpoint, or start again in another output_dir",
-        )
+        reason = f"{folder}: lacks {counted(len(missing), 'weight')} of the adapter, such as {missing[0]}"
+        remedy = "delete the checkpoint, or start again in another output_dir"
+        raise GymError(ErrorCode.MODEL_INVALID, reason, remedy)
 
 
 @contextmanager

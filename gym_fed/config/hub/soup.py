@@ -167,11 +167,8 @@ class SoupRecipe(StrictModel):
             GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub knows.
         """
         if self.reputation_floor is not None:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                "weighting: reputation needs a hub, which keeps reputations",
-                "use weighting: uniform, or weigh by --weight",
-            )
+            reason = "weighting: reputation needs a hub, which keeps reputations"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, "use weighting: uniform, or weigh by --weight")
         if self.num_examples_cap is None:
             return [1.0] * len(num_examples)
         return [float(max(1, min(count, self.num_examples_cap))) for count in num_examples]

@@ -92,11 +92,8 @@ class OpenModel(ReadsOtherWords):
             settings_types.append(cls.features.type_of(name).Settings or bool)
         settings_types = [settings for settings in settings_types if settings is not None]
         if len(settings_types) > 1:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"{name}: two members of that name have a section",
-                "remove one of the packages that bring them",
-            )
+            reason = f"{name}: two members of that name have a section"
+            raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, "remove one of the packages that bring them")
         return settings_types[0] if settings_types else None
 
     def chosen_sections(self) -> dict[str, Any]:

@@ -198,11 +198,8 @@ def _require(record: PluginRecord, where: str) -> None:
             "use the release of gym-fed that it was recorded with",
         )
     if (origin.distribution, origin.version) != (record.distribution, record.version):
-        raise GymError(
-            ErrorCode.MISSING_DEPENDENCY,
-            f"{need}, and here it is of {origin.distribution} {origin.version}",
-            remedy,
-        )
+        reason = f"{need}, and here it is of {origin.distribution} {origin.version}"
+        raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, remedy)
     if origin.digest != record.digest:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,

@@ -113,9 +113,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     by_name = entries | {other: entry for entry in entries.values() for other in entry.also}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=3) or list(entries)[:8]
-        raise GymError(
-            ErrorCode.NOT_FOUND,
-            f"the catalogue has no data set {name!r}",
-            f"such as {', '.join(close)}; `gym data catalogue` lists them",
-        )
+        reason = f"the catalogue has no data set {name!r}"
+        remedy = f"such as {', '.join(close)}; `gym data catalogue` lists them"
+        raise GymError(ErrorCode.NOT_FOUND, reason, remedy)
     return by_name[name]

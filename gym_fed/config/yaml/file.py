@@ -221,11 +221,11 @@ def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
         if child is None:
             child = values[key] = {}
         if not isinstance(child, dict | list):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"--set {dotted(path)}: {dotted(place)} is a value",
-                "in the file, write it as a section, or as a list of sections such as [{path: rows.jsonl}]",
+            reason = f"--set {dotted(path)}: {dotted(place)} is a value"
+            remedy = (
+                "in the file, write it as a section, or as a list of sections such as [{path: rows.jsonl}]"
             )
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         values = child
     last = _key_for(values, path[-1], path)
     values[last] = value

@@ -49,11 +49,8 @@ class Tracker(ABC):
             GymError: ``MISSING_DEPENDENCY`` naming the extra.
         """
         if self.package is not None and importlib.util.find_spec(self.package) is None:
-            raise GymError(
-                ErrorCode.MISSING_DEPENDENCY,
-                f"tracking: {self.package} is not installed",
-                "pip install 'gym-fed[track]'",
-            )
+            reason = f"tracking: {self.package} is not installed"
+            raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, "pip install 'gym-fed[track]'")
 
     @abstractmethod
     def open(self, run: RunInfo) -> None:

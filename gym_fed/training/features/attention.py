@@ -48,11 +48,8 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
     before = model.config._attn_implementation
     model.set_attn_implementation(name)
     if model.config._attn_implementation != name:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{type(model).__name__} cannot be given another attention ({name})",
-            "leave attention at auto, and remove shift_attention",
-        )
+        reason = f"{type(model).__name__} cannot be given another attention ({name})"
+        raise GymError(ErrorCode.MODEL_INVALID, reason, "leave attention at auto, and remove shift_attention")
     try:
         yield
     finally:

@@ -46,11 +46,9 @@ class StringThread:
     def __post_init__(self) -> None:
         for number, turn in enumerate(self.turns, 1):
             if len(turn) != 2 or turn[0] not in ROLES or not isinstance(turn[1], str):
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    f"turn {number} of a StringThread is {str(turn)[:60]!r}",
-                    f"write (role, text), where role is one of {', '.join(ROLES)}",
-                )
+                reason = f"turn {number} of a StringThread is {str(turn)[:60]!r}"
+                remedy = f"write (role, text), where role is one of {', '.join(ROLES)}"
+                raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         object.__setattr__(self, "turns", tuple((role, text) for role, text in self.turns))
 
     @classmethod
@@ -160,11 +158,10 @@ class Loop(ABC):
         self._should_stop = should_stop
         self._mini = samples_per_batch if samples_per_mini_batch is None else samples_per_mini_batch
         if self._mini < 1 or samples_per_batch % self._mini:
-            raise GymError(
-                ErrorCode.USAGE,
-                f"samples_per_mini_batch: {self._mini} does not divide samples_per_batch {samples_per_batch}",
-                "make one a multiple of the other",
+            reason = (
+                f"samples_per_mini_batch: {self._mini} does not divide samples_per_batch {samples_per_batch}"
             )
+            raise GymError(ErrorCode.USAGE, reason, "make one a multiple of the other")
         self._parts = samples_per_batch // self._mini
         if output_dir is None:
             output_dir = Path("runs") if context is None else context.output_dir
@@ -220,11 +217,9 @@ class Loop(ABC):
         from gym_fed.training.trainer import Trainer
 
         if hasattr(self.model.model, "peft_config"):
-            raise GymError(
-                ErrorCode.USAGE,
-                f"{type(self).__name__}: the model is an adapter on a base",
-                'spawn the base, and give settings={"finetuning": "lora"} to train a new adapter',
-            )
+            reason = f"{type(self).__name__}: the model is an adapter on a base"
+            remedy = 'spawn the base, and give settings={"finetuning": "lora"} to train a new adapter'
+            raise GymError(ErrorCode.USAGE, reason, remedy)
         trainer = Trainer(
             self.config(),
             model=self.model.model,
@@ -316,9 +311,6 @@ def answered(threads: Sequence[StringThread]) -> list[StringThread]:
     """
     for number, thread in enumerate(threads, 1):
         if not thread.answered:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"thread {number} has no answer at its end",
-                "end it with assistant(...)",
-            )
+            reason = f"thread {number} has no answer at its end"
+            raise GymError(ErrorCode.DATA_INVALID, reason, "end it with assistant(...)")
     return list(threads)

@@ -78,11 +78,8 @@ class DPO(Loop):
         for number, (chosen, rejected) in enumerate(self.dataset, 1):
             answered([chosen, rejected])
             if chosen.prompt().turns != rejected.prompt().turns:
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    f"pair {number}: the two threads do not begin alike",
-                    "give two answers to one prompt",
-                )
+                reason = f"pair {number}: the two threads do not begin alike"
+                raise GymError(ErrorCode.DATA_INVALID, reason, "give two answers to one prompt")
             prompt, *answers = chosen.prompt().messages(), chosen.messages()[-1:], rejected.messages()[-1:]
             rows.append({"prompt": prompt, "chosen": answers[0], "rejected": answers[1]})
         return rows
@@ -214,11 +211,8 @@ class PPO(Graded):
 
         critic = self.value_model.model
         if not isinstance(critic, Critic):
-            raise GymError(
-                ErrorCode.USAGE,
-                "PPO: value_model is no critic",
-                'spawn it: context.spawn("value", model=...)',
-            )
+            reason = "PPO: value_model is no critic"
+            raise GymError(ErrorCode.USAGE, reason, 'spawn it: context.spawn("value", model=...)')
         if not self._critic_folder.exists():  # a resumed loop uses the existing one
             self._critic_folder.mkdir(parents=True)
             critic.save_pretrained(self._critic_folder)

@@ -57,11 +57,9 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
         and dtype != config.loaded_dtype
         and not getattr(model, "is_quantized", False)
     ):
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{key}: {config.loaded_dtype} is set, and the model in memory is in {dtype}",
-            f"give model.to(torch.{config.loaded_dtype}), or remove the key",
-        )
+        reason = f"{key}: {config.loaded_dtype} is set, and the model in memory is in {dtype}"
+        remedy = f"give model.to(torch.{config.loaded_dtype}), or remove the key"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
 
 
 def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]:

@@ -209,11 +209,9 @@ def _require_plain_head(adapted: Any, adapter: Adapter) -> None:
     """Refuse an adapter on single tokens of tied embeddings: PEFT also wraps the output head, which TRL cannot read."""
     head = adapted.get_base_model().get_output_embeddings()
     if adapter.config.get("trainable_token_indices") and head is not None and not hasattr(head, "bias"):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"adapter: {adapter.name} has trainable_token_indices, and the model's output head is its embedding",
-            "set new_adapter: true to merge that adapter and train another",
-        )
+        reason = f"adapter: {adapter.name} has trainable_token_indices, and the model's output head is its embedding"
+        remedy = "set new_adapter: true to merge that adapter and train another"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
 
 
 def _load(adapted: Any, adapter: Adapter) -> None:

@@ -82,11 +82,9 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 def require_quantised(model: Any, config: TrainingConfig) -> None:
     """Refuse an unquantised model in memory although the config has ``quantization``."""
     if config.quantization is not None and not getattr(model, "is_quantized", False):
-        raise GymError(
-            ErrorCode.USAGE,
-            "quantization: the model in memory is not quantised, and only a model that is loaded can be",
-            "give model: NAME in the config, or quantise the model first and remove the section",
-        )
+        reason = "quantization: the model in memory is not quantised, and only a model that is loaded can be"
+        remedy = "give model: NAME in the config, or quantise the model first and remove the section"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
 
 
 def settle(model: Any) -> None:

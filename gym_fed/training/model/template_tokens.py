@@ -70,11 +70,9 @@ def template_tokenizer(tokenizer: Any, config: TrainingConfig) -> Any:
         names = suggested_templates(tokenizer)
         reason = f"chat_template: {plain(config.chat_template, 60)} ends an answer with {end}, which is no token of "
         remedy = f", or choose a template that it can end: {names}" if names else ""
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"{reason}the tokenizer, so the model would never stop",
-            f"set chat_template_tokens: add (full fine-tuning){remedy}",
-        )
+        reason = f"{reason}the tokenizer, so the model would never stop"
+        remedy = f"set chat_template_tokens: add (full fine-tuning){remedy}"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     _require_trained_embeddings(config)
     wider = copy.deepcopy(tokenizer)
     wider.add_tokens(missing, special_tokens=True)

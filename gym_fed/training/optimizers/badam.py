@@ -104,11 +104,10 @@ class BAdam(LibraryOptimizer):
                     ),
                 )
             except IndexError as error:
-                raise GymError(
-                    ErrorCode.CONFIG_INVALID,
-                    f"optimizer_args: start_block is {own['start_block']}, and the model has fewer blocks",
-                    "count them from 0",
-                ) from error
+                reason = (
+                    f"optimizer_args: start_block is {own['start_block']}, and the model has fewer blocks"
+                )
+                raise GymError(ErrorCode.CONFIG_INVALID, reason, "count them from 0") from error
 
 
 @cache

@@ -241,11 +241,8 @@ def create_checked(config: TrainingConfig, make: Any) -> Any:
             warnings.simplefilter("ignore", FutureWarning)  # of GaLore and APOLLO, about their own AdamW
             return make()
     except (TypeError, ValueError, AssertionError) as error:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"optimizer_args: {config.optimizer} refuses them: {error}",
-            "correct or remove them",
-        ) from error
+        reason = f"optimizer_args: {config.optimizer} refuses them: {error}"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, "correct or remove them") from error
 
 
 def refuse_adapters(config: TrainingConfig, why: str) -> None:

@@ -11,24 +11,22 @@ other: the noise is raised by as much, and the noise multiplier is kept. Opacus'
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
-from gym_fed.core.text import counted
-from gym_fed.data.encoding import IGNORED
-from gym_fed.privacy.noise import NoiseSource
-from gym_fed.privacy.noise import SEED_BYTES
-from opacus.optimizers import DPOptimizer
-from opacus.optimizers.optimizer import _check_processed_flag
-from opacus.optimizers.optimizer import _mark_as_processed
-from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
-from typing import Any
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.nn.functional as F
+from opacus.optimizers import DPOptimizer
+from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+from opacus.optimizers.optimizer_fast_gradient_clipping import DPOptimizerFastGradientClipping
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.data.encoding import IGNORED
+from gym_fed.privacy.noise import SEED_BYTES, NoiseSource
 
 _ROWS, _LENGTH = 3, 6
 _TOLERANCE = 1e-3

@@ -156,11 +156,8 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
     """Refuse noised weights that are not finite. Nothing else is checked, because only they are published."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
-        raise Diverged(
-            ErrorCode.DATA_INVALID,
-            f"the noised weights are not finite after step {step}: training has diverged",
-            "lower learning_rate",
-        )
+        reason = f"the noised weights are not finite after step {step}: training has diverged"
+        raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate")
 
 
 @cache

@@ -51,11 +51,9 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
         else:
             dist.init_process_group(backend, timeout=timeout)
     except dist.DistError as error:
-        raise GymError(
-            ErrorCode.UNAVAILABLE,
-            f"the other {counted(world_size() - 1, 'process')} of this run cannot be reached: {error}",
-            "start all of them, with the same --rdzv-endpoint",
-        ) from error
+        reason = f"the other {counted(world_size() - 1, 'process')} of this run cannot be reached: {error}"
+        remedy = "start all of them, with the same --rdzv-endpoint"
+        raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
 
 
 def stop() -> None:
@@ -76,11 +74,9 @@ def count() -> int:
 def require_all(found: int) -> None:
     """Refuse to train if the library sees another number of processes: it would train N separate models."""
     if found != world_size():
-        raise GymError(
-            ErrorCode.INTERNAL,
-            f"{counted(world_size(), 'process', 'were')} started, but the training library sees {found}",
-            "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR",
-        )
+        reason = f"{counted(world_size(), 'process', 'were')} started, but the training library sees {found}"
+        remedy = "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR"
+        raise GymError(ErrorCode.INTERNAL, reason, remedy)
 
 
 def on_main(work: Callable[[], T]) -> T:

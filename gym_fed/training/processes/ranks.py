@@ -80,11 +80,9 @@ def _exit_code(status: int, rank: int) -> int:
     """Return the exit code, or raise an error if a signal ended the process."""
     if status >= 0:
         return status
-    raise GymError(
-        ErrorCode.INTERNAL,
-        f"process {rank} was ended by signal {-status}",
-        "on a machine short of memory that is the system's doing: use smaller batches or fewer processes",
-    )
+    reason = f"process {rank} was ended by signal {-status}"
+    remedy = "on a machine short of memory that is the system's doing: use smaller batches or fewer processes"
+    raise GymError(ErrorCode.INTERNAL, reason, remedy)
 
 
 def _print_log_end(folder: Path, rank: int) -> None:

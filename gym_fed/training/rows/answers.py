@@ -98,19 +98,13 @@ def _answer_keys(row: dict[str, Any]) -> list[str]:
 def _check_row(row: Row, answers: tuple[str, ...], number: int) -> None:
     keys = ("prompt", *answers)
     if row.get("images"):
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"row {number}: preferences about images are not supported",
-            "remove the images",
-        )
+        reason = f"row {number}: preferences about images are not supported"
+        raise GymError(ErrorCode.DATA_INVALID, reason, "remove the images")
     texts = [isinstance(row[key], str) for key in keys]
     if all(texts) or all(_is_conversation(row[key]) for key in keys):
         return
-    raise GymError(
-        ErrorCode.DATA_INVALID,
-        f"row {number}: {', '.join(keys)} must be lists of messages, or all of them strings",
-        'write messages as {"role": ..., "content": ...}',
-    )
+    reason = f"row {number}: {', '.join(keys)} must be lists of messages, or all of them strings"
+    raise GymError(ErrorCode.DATA_INVALID, reason, 'write messages as {"role": ..., "content": ...}')
 
 
 def _is_conversation(value: Any) -> bool:

@@ -151,11 +151,9 @@ def find_batch_size(
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         size = fits(step, candidates, budget_bytes(config, on_cuda) - _ADAM_BYTES * trained)
     if size is None:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            "auto_batch_size: not even one row fits into the memory",
-            "shorten max_length, turn gradient_checkpointing on, or raise memory_gib",
-        )
+        reason = "auto_batch_size: not even one row fits into the memory"
+        remedy = "shorten max_length, turn gradient_checkpointing on, or raise memory_gib"
+        raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: rest // size})
 
 

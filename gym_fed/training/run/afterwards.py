@@ -152,11 +152,8 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 
     base = _base(config)
     if (method := prequantised(config.model)) is not None:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"{config.model} is quantised by {method}, and an adapter cannot be merged into that exactly",
-            "export it as adapter",
-        )
+        reason = f"{config.model} is quantised by {method}, and an adapter cannot be merged into that exactly"
+        raise GymError(ErrorCode.USAGE, reason, "export it as adapter")
     base = ALGORITHMS.new(config.algorithm).adapt(base, load_tokenizer(str(config.model)), config)
     with tempfile.TemporaryDirectory() as name, quiet_loading():
         save_tuned(model, config.model_copy(update={"save_dtype": None}), Path(name))
@@ -167,11 +164,8 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
 def _require_weights_alone(config: TrainingConfig, what: str) -> None:
     """Refuse a run that changed more of its base than weights."""
     if config.rope_scaling is not None:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"rope_scaling: {what} holds differences of weights, and would lose the scaling",
-            "export it as huggingface or adapter",
-        )
+        reason = f"rope_scaling: {what} holds differences of weights, and would lose the scaling"
+        raise GymError(ErrorCode.USAGE, reason, "export it as huggingface or adapter")
 
 
 def _whole(model: Any) -> Any:
@@ -182,11 +176,9 @@ def _whole(model: Any) -> Any:
 def _base(config: TrainingConfig) -> Any:
     """Load the model that the run started from."""
     if config.model is None:
-        raise GymError(
-            ErrorCode.USAGE,
-            "the run's base is not named: model is not in the config",
-            "give TrainingConfig(model=...), the name or folder that training started from",
-        )
+        reason = "the run's base is not named: model is not in the config"
+        remedy = "give TrainingConfig(model=...), the name or folder that training started from"
+        raise GymError(ErrorCode.USAGE, reason, remedy)
     model = load_model(config.model, dtype=config.loaded_dtype).model
     # A run that started from an adapter trained the merged model.
     return merged(model, config.model)

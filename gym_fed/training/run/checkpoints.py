@@ -103,11 +103,11 @@ def newest_intact(checkpoints: Path) -> Path | None:
                 _set_aside(other, why, checkpoint)
             return checkpoint
     if damaged:
-        raise GymError(
-            ErrorCode.STATE_CORRUPT,
-            f"{checkpoints}: no checkpoint is intact: {'; '.join(f'{c.name}: {why}' for c, why in damaged)}",
-            "restore the file, or pass --overwrite to delete the run and start again at the first step",
+        reason = (
+            f"{checkpoints}: no checkpoint is intact: {'; '.join(f'{c.name}: {why}' for c, why in damaged)}"
         )
+        remedy = "restore the file, or pass --overwrite to delete the run and start again at the first step"
+        raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy)
     return None
 
 
@@ -203,11 +203,11 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
     """
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
     if config.resume_from_checkpoint is True and not own:
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND,
-            f"resume_from_checkpoint: true, but there is no checkpoint in {checkpoints}",
-            "remove the key to resume the run in output_dir, if there is one, or name a checkpoint's folder",
+        reason = f"resume_from_checkpoint: true, but there is no checkpoint in {checkpoints}"
+        remedy = (
+            "remove the key to resume the run in output_dir, if there is one, or name a checkpoint's folder"
         )
+        raise GymError(ErrorCode.FILE_NOT_FOUND, reason, remedy)
     if not isinstance(config.resume_from_checkpoint, str):
         return None
     named = Path(config.resume_from_checkpoint).expanduser()

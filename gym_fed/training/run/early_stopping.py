@@ -57,11 +57,8 @@ class EarlyStop(TrainerCallback):
         """Save the weights of an improvement; stop after too many evaluations without one."""
         if self._settings.metric not in (metrics or {}):
             known = ", ".join(sorted(metrics or {}))
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"early_stopping.metric: evaluation gives no {self._settings.metric!r}",
-                f"one of {known}",
-            )
+            reason = f"early_stopping.metric: evaluation gives no {self._settings.metric!r}"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"one of {known}")
         if self.best_step(state) == state.global_step and self._settings.restore_best:
             self._keep(state.global_step)
         if self.is_over(state):
@@ -102,11 +99,9 @@ class EarlyStop(TrainerCallback):
         try:
             weights = load_file(str(file))
         except (OSError, SafetensorError) as error:
-            raise GymError(
-                ErrorCode.STATE_CORRUPT,
-                f"{file}: the weights of the best evaluation cannot be read: {error}",
-                "restore the file, or pass --overwrite to delete the run and start again",
-            ) from error
+            reason = f"{file}: the weights of the best evaluation cannot be read: {error}"
+            remedy = "restore the file, or pass --overwrite to delete the run and start again"
+            raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy) from error
         for name, weight in self._trained():
             weight.data.copy_(weights[name])
         return best

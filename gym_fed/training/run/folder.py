@@ -61,11 +61,9 @@ class FolderLock:
         except LockHeldError as error:
             holder = read_at(self._file.fileno(), 20, 0).decode("ascii", errors="replace") or "unknown"
             self.release()
-            raise GymError(
-                ErrorCode.STATE_LOCKED,
-                f"{folder}: another process ({holder}) is at work in it",
-                "wait for it or stop it, or choose another output_dir",
-            ) from error
+            reason = f"{folder}: another process ({holder}) is at work in it"
+            remedy = "wait for it or stop it, or choose another output_dir"
+            raise GymError(ErrorCode.STATE_LOCKED, reason, remedy) from error
         except OSError as error:  # a file system without locks
             warnings.warn(
                 f"{folder}: cannot be locked ({error.strerror}); let no other process work in it",

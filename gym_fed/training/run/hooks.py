@@ -156,11 +156,9 @@ class RunHooks(TrainerCallback):
             control.should_save = control.should_evaluate = False  # looked at after logging
             return
         if not math.isfinite(loss):
-            raise Diverged(
-                ErrorCode.DATA_INVALID,
-                f"the loss is {loss} at step {step}: training has diverged",
-                "lower learning_rate, or set max_grad_norm or loss_spikes",
-            )
+            reason = f"the loss is {loss} at step {step}: training has diverged"
+            remedy = "lower learning_rate, or set max_grad_norm or loss_spikes"
+            raise Diverged(ErrorCode.DATA_INVALID, reason, remedy)
         self.losses.append(loss)
         self._raw_tokens = int(logs.get("num_tokens", 0))
         self.num_tokens = self._tokens_before + self._raw_tokens

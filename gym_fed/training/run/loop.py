@@ -88,11 +88,10 @@ def finish_model(model: Any, trainer: Any, hooks: RunHooks, folder: RunFolder) -
     steps = int(trainer.state.global_step)
     require_finite(model, steps)
     if hooks.stopped:
-        raise GymError(
-            ErrorCode.INTERRUPTED,
-            f"stopped at step {steps} of {trainer.state.max_steps}; a checkpoint is in {folder.checkpoints}",
-            f"resume with: gym train {folder.path / 'config.yaml'}",
+        reason = (
+            f"stopped at step {steps} of {trainer.state.max_steps}; a checkpoint is in {folder.checkpoints}"
         )
+        raise GymError(ErrorCode.INTERRUPTED, reason, f"resume with: gym train {folder.path / 'config.yaml'}")
 
 
 def make_result(

@@ -44,11 +44,8 @@ def require_finite(model: Any, step: int) -> None:
     for name, weight in model.named_parameters():
         local = weight.to_local() if hasattr(weight, "to_local") else weight
         if local.requires_grad and not bool(torch.isfinite(local).all()):
-            raise Diverged(
-                ErrorCode.DATA_INVALID,
-                f"{name} is not finite after step {step}: training has diverged",
-                "lower learning_rate, or set max_grad_norm",
-            )
+            reason = f"{name} is not finite after step {step}: training has diverged"
+            raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate, or set max_grad_norm")
 
 
 @dataclass(frozen=True)
@@ -121,18 +118,13 @@ class Rollbacks:
         """
         event = f"{spike.metric} is {spike.value} at step {spike.step}"
         if to_step is None:
-            raise Diverged(
-                ErrorCode.DATA_INVALID,
-                f"{event}, before the first checkpoint: training has diverged",
-                "lower learning_rate, or look at the first rows",
-            )
+            reason = f"{event}, before the first checkpoint: training has diverged"
+            raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate, or look at the first rows")
         if len(self.entries) >= self._settings.max_rollbacks:
             steps = ", ".join(str(entry["step"]) for entry in self.entries)
-            raise Diverged(
-                ErrorCode.DATA_INVALID,
-                f"{event}, after {len(self.entries)} rollbacks (at steps {steps}) already",
-                "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks",
-            )
+            reason = f"{event}, after {len(self.entries)} rollbacks (at steps {steps}) already"
+            remedy = "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks"
+            raise Diverged(ErrorCode.DATA_INVALID, reason, remedy)
         skipped = _skipped_batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
         self.entries.append({**asdict(spike), "to_step": to_step, "skipped": skipped})
         if is_main():
@@ -186,11 +178,8 @@ class SkippingSampler:
 def _remove_range(order: list[int], start: int, end: int) -> list[int]:
     remaining = order[:start] + order[end:]
     if not remaining:
-        raise Diverged(
-            ErrorCode.DATA_INVALID,
-            "loss_spikes: every batch of an epoch would be skipped",
-            "lower learning_rate or save_steps",
-        )
+        reason = "loss_spikes: every batch of an epoch would be skipped"
+        raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate or save_steps")
     missing = len(order) - len(remaining)
     return remaining + (remaining * math.ceil(missing / len(remaining)))[:missing]
 

@@ -55,21 +55,16 @@ class LoraTuning(Tuning):
         assert settings is not None  # filled in by the config
         start = settings.init_lora_weights
         if start == "loftq" and (config.quantization is None or config.quantization.bits != 4):
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                "lora.init_lora_weights: loftq corrects quantization to 4 bits, which is not set",
-                "add quantization: {bits: 4}, or choose another start",
-            )
+            reason = "lora.init_lora_weights: loftq corrects quantization to 4 bits, which is not set"
+            remedy = "add quantization: {bits: 4}, or choose another start"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         if start.startswith("pissa") or start == "olora":
             refuse_quantization(config, f"lora.init_lora_weights {start} changes the base's weights")
         if settings.bias != "none":
             refuse_quantization(config, "lora.bias trains weights of the base")
         if settings.lora_fa and not OPTIMIZERS.new(config.optimizer).makes_lora_fa:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"lora.lora_fa: has an optimiser of its own, an AdamW; optimizer is {config.optimizer}",
-                "set optimizer to adamw",
-            )
+            reason = f"lora.lora_fa: has an optimiser of its own, an AdamW; optimizer is {config.optimizer}"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, "set optimizer to adamw")
 
     def prepare(self, model: Any, config: TrainingConfig) -> Any:
         settings = config.lora

@@ -129,8 +129,5 @@ def _refuse_named(model: Any, wanted: str, frozen: frozenset[str], key: str) -> 
     words = wanted.split(".")
     for name, _ in model.named_modules():
         if name.split(".")[-len(words) :] == words and (part := part_of(name)) in frozen:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"{key}: {wanted!r} names {name}, which {part} keeps as it is",
-                f"set {part}: false, or remove the name",
-            )
+            reason = f"{key}: {wanted!r} names {name}, which {part} keeps as it is"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"set {part}: false, or remove the name")

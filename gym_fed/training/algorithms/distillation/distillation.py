@@ -55,11 +55,10 @@ class Distillation(Algorithm):
         resolve(settings.teacher)
         if settings.lmbda and (config.packing or config.assistant_only_loss is False):
             key = "packing" if config.packing else "assistant_only_loss"
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                f"distillation.lmbda: {settings.lmbda} needs rows with a prompt, which {key} does away with",
-                f"remove {key}, or set distillation.lmbda: 0",
+            reason = (
+                f"distillation.lmbda: {settings.lmbda} needs rows with a prompt, which {key} does away with"
             )
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, f"remove {key}, or set distillation.lmbda: 0")
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
         from gym_fed.base.models import load_tokenizer
@@ -78,11 +77,9 @@ class Distillation(Algorithm):
         for number, row in enumerate(encoded, start=1):
             row["prompt_length"] = _prompt_length(row["labels"])
             if settings.lmbda and not row["prompt_length"]:
-                raise GymError(
-                    ErrorCode.DATA_INVALID,
-                    f"row {number} has no prompt that the student could answer",
-                    "give conversations, or set distillation.lmbda: 0",
-                )
+                reason = f"row {number} has no prompt that the student could answer"
+                remedy = "give conversations, or set distillation.lmbda: 0"
+                raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         return encoded
 
     def build(self, job: Job) -> Any:

@@ -98,11 +98,8 @@ def _labels(rows: list[Row]) -> list[bool]:
     for number, row in enumerate(rows, 1):
         liked = label_of(row["label"])
         if liked is None:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number}: label is {row['label']!r}",
-                "give true or false, or 1 or 0",
-            )
+            reason = f"row {number}: label is {row['label']!r}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, "give true or false, or 1 or 0")
         labels.append(liked)
     if len(set(labels)) == 1:
         console.err.print(

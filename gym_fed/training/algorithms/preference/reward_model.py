@@ -86,11 +86,8 @@ class RewardModel(Algorithm):
                     settings, dtype=model.dtype, attn_implementation=settings._attn_implementation
                 )
         except ValueError as error:
-            raise GymError(
-                ErrorCode.MODEL_INVALID,
-                f"transformers has no sequence classification for {type(model).__name__}",
-                "take another model",
-            ) from error
+            reason = f"transformers has no sequence classification for {type(model).__name__}"
+            raise GymError(ErrorCode.MODEL_INVALID, reason, "take another model") from error
         setattr(scorer, scorer.base_model_prefix, getattr(model, model.base_model_prefix))
         set_seed(config.seed)
         for name, head in scorer.named_children():

@@ -49,11 +49,11 @@ class Rewarded(Algorithm):
         """Return the rows unchanged: TRL tokenises prompts when it generates answers."""
         needed = prompts_per_generation(self.name, self.settings(config), config)
         if len(rows) < needed:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} that one generation answers",
-                "give more rows, a smaller batch, or more num_generations",
+            reason = (
+                f"{counted(len(rows), 'prompt', 'are')} fewer than the {needed} that one generation answers"
             )
+            remedy = "give more rows, a smaller batch, or more num_generations"
+            raise GymError(ErrorCode.DATA_INVALID, reason, remedy)
         _require_one_kind(tokenizer, rows)
         for start in range(0, len(rows), _CHUNK_ROWS):
             _require_length(tokenizer, rows[start : start + _CHUNK_ROWS], start, config.max_length)
@@ -153,8 +153,8 @@ def _require_length(tokenizer: Any, rows: list[Row], start: int, max_length: int
         )["input_ids"]
     for number, row in enumerate(ids, start + 1):
         if not 0 < len(row) <= max_length:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"row {number}: its prompt has {counted(len(row), 'token')}, and max_length is {max_length}",
-                "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row",
+            reason = (
+                f"row {number}: its prompt has {counted(len(row), 'token')}, and max_length is {max_length}"
             )
+            remedy = "shorten the prompt, or raise max_length" if row else "fill it in, or delete the row"
+            raise GymError(ErrorCode.DATA_INVALID, reason, remedy)

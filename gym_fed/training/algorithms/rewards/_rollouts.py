@@ -251,11 +251,8 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
         ]
         rewards = [float(value) for value in grader.grade(samples)]
         if len(rewards) != len(samples) or not all(map(math.isfinite, rewards)):
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"the grader {grader.name} gave {rewards} for {counted(len(samples), 'answer')}",
-                "a grader gives one finite number for each answer",
-            )
+            reason = f"the grader {grader.name} gave {rewards} for {counted(len(samples), 'answer')}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, "a grader gives one finite number for each answer")
         by_name = grader.values if isinstance(grader, CombinedGrader) else {grader.name: rewards}
         for name, values in by_name.items():
             log_metric(f"graders/{name}", sum(values) / len(values))

@@ -53,11 +53,8 @@ class Unlearning(Algorithm):
                 else f"{counted(len(retain), 'row', 'are')} to be kept"
             )
             remedy = "add rows to keep" if weight else "remove them"
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{problem}, but {config.algorithm}.retain_weight is {weight:g}",
-                f"{remedy}, or set another retain_weight",
-            )
+            reason = f"{problem}, but {config.algorithm}.retain_weight is {weight:g}"
+            raise GymError(ErrorCode.DATA_INVALID, reason, f"{remedy}, or set another retain_weight")
         groups = [Sft().encode(config, tokenizer, group) if group else [] for group in (forget, retain)]
         counts = counts_of(groups[0], len(forget)) + counts_of(groups[1], len(retain))
         return EncodedRows(_pair(*groups, seed=config.seed), counts)
