@@ -29,13 +29,17 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     settings = settings_of(config)
     optimizer = OPTIMIZERS.new(config.optimizer)
     key = f"distributed.strategy: {settings.strategy}"
-    wrong_size = settings.world_size not in (None, num_processes)
-    size = f"distributed.world_size: is {settings.world_size}, and the number of processes {num_processes}"
+    wanted = settings.world_size
+    size = f"distributed.world_size: the run is for {wanted} processes, and here is {num_processes}"
     several = num_processes > 1 and optimizer.of_one_process
     one_process = f"optimizer: {config.optimizer} {optimizer.of_one_process}"
     alone = num_processes == 1 and settings.strategy != "ddp"
     refuse_first(
-        (wrong_size, size, f"gym train --nproc {settings.world_size} ..., or torchrun on several machines"),
+        (
+            wanted not in (None, num_processes),
+            size,
+            f"gym train --nproc {wanted} ..., or torchrun on several machines",
+        ),
         (several, one_process, "use one process, or another optimizer"),
         (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),
     )

@@ -139,7 +139,7 @@ def test_optimisers_with_groups_of_their_own_move_the_critic_too(
 def test_an_optimiser_that_has_no_place_for_a_critic_is_refused(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(GymError, match=f"{words}.*ppo trains a critic") as caught:
+    with pytest.raises(GymError, match=f"{words}.*ppo also trains a critic") as caught:
         check_config(config(tmp_path / "run", "ppo", **changes))
     assert caught.value.code is ErrorCode.CONFIG_INVALID
 
