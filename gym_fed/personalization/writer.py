@@ -1,4 +1,4 @@
-"""Write variants to a store, signed with their creator's key, and remove them with what is left of their creation."""
+"""Write variants to a store, signed with their creator's key, and remove them with leftovers of their creation."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class VariantWriter:
         return 1
 
     def next_revision(self, store: VariantStore, name: str, user_id: str, *, replace: bool) -> int:
-        """The revision for a new variant of a name.
+        """Return the revision for a new variant of a name.
 
         Raises:
             GymError: ``USAGE`` for a name or user id; ``FILE_EXISTS`` for a name that is taken and not to be replaced;

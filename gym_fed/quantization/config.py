@@ -22,7 +22,7 @@ class QuantMethod(Enum):
 
 
 class Calibration(StrictModel):
-    """Settings of calibration text, and a pair of models before and after alignment."""
+    """Settings of calibration text and of the models before and after alignment."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
     """Steps of scale distillation against the tuned model's logits; 0 for none."""
@@ -107,14 +107,14 @@ class _Method(Calibration):
     """Codec of norms, biases and all else that is small."""
 
     def policy(self) -> CalibratedPolicy:
-        """The settings under the policy's keys."""
+        """Return the settings under the policy's keys."""
         shared = {key: value for key, value in self if key in CalibratedPolicy.model_fields}
         return CalibratedPolicy(
             **{**shared, "head": self.embeddings, "small_tensors": self.norms, **self._own()}
         )
 
     def _own(self) -> dict[str, Any]:
-        """Policy keys that only this method sets."""
+        """Return the policy keys that only this method sets."""
         return {}
 
     @model_validator(mode="after")

@@ -1,7 +1,7 @@
-"""Quantise a fine-tune to a small file: project for safety, encode under a policy, distil, report.
+"""Quantise a fine-tune to a small file: project the change for safety, encode it, distil its scales, and report.
 
-The encoding itself is ``gym_fed.delta.encode``, the one that contributors use. What is here measures with text and
-models what it takes as arguments: importance by the layers' inputs, sensitivity, and the refinement of scales.
+The encoder is ``gym_fed.delta.encode``, which contributors also use. This module computes its arguments from text and
+models: importance by the layers' inputs, sensitivity, and refined scales.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Given:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """The model with its adapter merged, which changes the base."""
+        """Return the model with its adapter merged; this changes the base in place."""
         return merged(self.model)
 
 
@@ -88,7 +88,7 @@ def resolve_tuned(tuned: Model, base: Model) -> Given:
 
 
 def linear_aliases(model: Any) -> dict[str, str]:
-    """Map ``<module>.weight`` of each linear layer to its parameter name, which differs for a tied head."""
+    """Map ``<module>.weight`` of each linear layer to its parameter's name, which differs for a tied head."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     return {
         f"{path}.weight": names[id(module.weight)]
@@ -105,7 +105,7 @@ class Quantizer:
     """Write the change of a fine-tune as a ``.gymdelta``, as set by ``config``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` where calibration text or models that the config needs are not given.
+        GymError: ``CONFIG_INVALID`` if calibration text or models that the config needs are missing.
     """
 
     def __init__(self, config: CalibratedPolicy | BitDeltaConfig | DeltaQuantConfig | None = None) -> None:
@@ -129,14 +129,14 @@ class Quantizer:
         """Encode ``tuned - base``.
 
         Args:
-            base: The model that the delta belongs to. It does not change.
-            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; under a codec of factors without
-                a rank it keeps its own.
-            out: The ``.gymdelta``; replaced as a whole where it exists.
-            calibration: Text of the contributor's own; stays on this machine.
-            tokenizer: The base's, where the base is a module and calibration is text.
-            aligned: For ``safety_threshold``: the safe, instruction-tuned model; by default the base,
-            unaligned: and the model that it was aligned from. It has no default: nothing here can guess it.
+            base: The model that the delta belongs to; not changed.
+            tuned: The fine-tune, of the same architecture. A LoRA run is merged first; a codec of factors without a
+                rank keeps the run's factors.
+            out: The ``.gymdelta`` file; replaced if it exists.
+            calibration: The contributor's own text; it stays on this machine.
+            tokenizer: The base's tokenizer; required if the base is a module and calibration is text.
+            aligned: For ``safety_threshold``: the safe, instruction-tuned model; by default the base.
+            unaligned: For ``safety_threshold``: the model that ``aligned`` was made from; it has no default.
             allow_differences: Encode a fine-tune whose config or tokenizer differs from the base's; they are not in
                 the file, and the report names them.
             progress: Show a bar on a terminal.
@@ -206,10 +206,10 @@ class Quantizer:
 
     @staticmethod
     def load(path: str | Path, base: Model | None = None) -> DeltaFile:
-        """Open a delta, checked against ``base`` if given. Close it after use.
+        """Open a delta and check it against ``base`` if given. The caller must close it.
 
         Raises:
-            GymError: As for ``DeltaFile.open``.
+            GymError: Errors of ``DeltaFile.open``.
         """
         if base is None:
             return DeltaFile.open(path)
@@ -221,7 +221,7 @@ class Quantizer:
         """Add ``scale`` times the delta to the base. A base given as a module is changed in place and returned.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` when the delta belongs to another base, and as for ``DeltaFile.open``.
+            GymError: ``BASE_MISMATCH`` if the delta belongs to another base; errors of ``DeltaFile.open``.
         """
         given = resolve_model(base)
         model = given.whole()
@@ -250,10 +250,10 @@ class Quantizer:
     def _own_factors(
         self, tuned: Given, base: Mapping[str, Tensor]
     ) -> Mapping[str, tuple[Tensor, Tensor, float]] | None:
-        """The factors of a LoRA run, if the policy sets factors without a rank.
+        """Return the factors of a LoRA run if the policy sets factors without a rank.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` without a rank for what has no factors.
+            GymError: ``CONFIG_INVALID`` if the rank is unset and the change has no factors.
         """
         policy = self.policy
         if policy.lora_rank is not None or policy.codec == "auto" or not get_codec(policy.codec).low_rank:
@@ -320,7 +320,7 @@ class DeltaQuantizer(Quantizer):
 
 
 def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
-    """Input moments by parameter name; a tied head's under the embeddings' name."""
+    """Return input moments by parameter name; those of a tied head are under the embeddings' name."""
     if not batches:
         return {}
     spaced = batches[:: -(-len(batches) // _MOMENT_BATCHES)]
@@ -332,7 +332,7 @@ def _moments(model: Any, batches: list[Batch]) -> dict[str, Tensor]:
 def _sensitivity(
     model: Any, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], batches: list[Batch]
 ) -> Sensitivity:
-    """Divergence from the tuned model in nats per token when a single tensor is encoded."""
+    """Return the divergence from the tuned model, in nats per token, if only one tensor is encoded, by tensor."""
     chosen: list[Batch] = []
     for batch in batches:
         if sum(len(b.ids) for b in chosen) < _PROBE_SEQUENCES:

@@ -28,11 +28,11 @@ def calibration_batches(
 ) -> list[Batch]:
     """Tokenise calibration text.
 
-    Texts are joined and cut into sequences, and all of their tokens count. Conversations keep apart, padded, and
-    the assistant's words count. Of more than ``calibration_samples`` sequences, that many are taken, evenly spaced.
+    Texts are joined and cut into sequences, with a loss on all tokens. Conversations are padded, not joined, with a
+    loss on the assistant's words. At most ``calibration_samples`` sequences are used, evenly spaced.
 
     Raises:
-        GymError: ``USAGE`` without a tokenizer for text, ``DATA_INVALID`` when nothing is left to learn from.
+        GymError: ``USAGE`` for text without a tokenizer; ``DATA_INVALID`` if no token has a label.
     """
     sequences = _sequences(calibration, tokenizer, config.max_length)
     count = min(len(sequences), config.calibration_samples)
@@ -115,14 +115,14 @@ def distiller(
     """Create a refinement for ``encode_delta`` with the default learning rates of ``Calibration``.
 
     Args:
-        policy: Its ``distill_steps`` and ``distill_bits`` count.
-        model: A model of the base's architecture; its own weights are irrelevant and do not change.
-        base: The parameters that the delta is against.
-        tuned: The teacher's parameters.
+        policy: Policy whose ``distill_steps`` and ``distill_bits`` are used.
+        model: A model of the base's architecture; its weights are neither used nor changed.
+        base: Parameters of the base.
+        tuned: Parameters of the teacher.
         rows: Calibration text.
         tokenizer: The base's tokenizer.
-        max_length: Tokens a sequence.
-        seed: Seed of the order of batches.
+        max_length: Tokens per sequence.
+        seed: Seed of the batches' order.
         on_step: See ``OnStep``.
 
     Raises:

@@ -12,16 +12,16 @@ class QuantizedTensor:
     """One tensor of the base.
 
     Attributes:
-        codec: Its codec; None where the tensor is not in the file.
+        codec: Its codec; None if the tensor is not in the file.
         params: The codec's parameters.
         why: The reason for the choice.
         payload_bytes: Its bytes in the file.
         energy: Squared L2 norm of its delta.
         bits_per_weight: Bits per weight of its payload.
-        error: Relative L2 error of the decoded delta: 0 is exact, or the tensor did not change; 1 is as bad as no
-            delta, such as a changed tensor that is not in the file.
-        output_error: The same of the layer's output on the calibration text (under the mean squares of its inputs);
-            None for tensors that are not a linear layer's weight, or without calibration text.
+        error: Relative L2 error of the decoded delta: 0 if exact or if the tensor did not change; 1 for a changed
+            tensor that is not in the file.
+        output_error: Relative error of the layer's output on the calibration text (by the mean squares of its inputs);
+            None for tensors other than a linear layer's weight, or without calibration text.
     """
 
     name: str
@@ -37,7 +37,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class DistillReport:
-    """Scale distillation: the loss on calibration text, before and after (never worse).
+    """The loss on calibration text before and after scale distillation, which never raises it.
 
     ``flipped`` is the share of trained bits that are no longer the sign of their delta.
     """
@@ -62,16 +62,16 @@ class LayerSafety:
 
 @dataclass(frozen=True)
 class QuantReport:
-    """The quantised file.
+    """A quantised file.
 
     Attributes:
         path: The ``.gymdelta``.
-        sha256: Lower-case hex sha256 of its bytes.
+        sha256: SHA-256 of its bytes in lower-case hex.
         size_bytes: Size of the whole file.
-        norm: L2 norm of the delta that it decodes to.
-        bits_per_weight: Bits of the whole file, header too, for each weight of the base.
-        distillation: None where there was none.
-        safety: ``applied``, or ``not applicable`` and why.
+        norm: L2 norm of the decoded delta.
+        bits_per_weight: Bits of the whole file, including its header, per weight of the base.
+        distillation: Result of the distillation; None without one.
+        safety: ``applied``, or ``not applicable`` with the reason.
         layers: The result of the safety projection per layer.
         not_in_file: Changes besides weights, such as the chat template, which a delta does not hold.
     """
@@ -89,11 +89,11 @@ class QuantReport:
 
     @property
     def kept(self) -> float | None:
-        """The share of the delta that the file keeps (``gym_fed.delta.kept``); None if nothing changed."""
+        """Return the share of the delta that the file keeps (``gym_fed.delta.kept``); None if nothing changed."""
         whole = sum(tensor.energy for tensor in self.tensors)
         lost = sum(tensor.energy * tensor.error**2 for tensor in self.tensors)
         return max(0.0, 1.0 - (lost / whole) ** 0.5) if whole else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Convert to plain data for JSON."""
+        """Return plain data for JSON."""
         return {**asdict(self), "path": str(self.path), "file": str(self.path), "kept": self.kept}

@@ -1,4 +1,4 @@
-"""Measure what a written delta lost of every tensor, in weights and outputs."""
+"""Measure the error of a written delta for every tensor, in weights and outputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tensor_reports(
         for name, delta in sorted(deltas.items()):
             tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
             weights = [None, moments[name]] if name in moments else [None]
-            if name not in file:  # all of its change is lost, if there is one
+            if name not in file:  # the whole change is missing, if there is one
                 lost = 1.0 if bool(delta.any()) else 0.0
                 energy = energy_of(name, delta)
                 output = lost if len(weights) > 1 else None

@@ -1,1 +1,1 @@
-"""Experiment tracking: an `Experiment` records a run's figures with the trackers that the user names."""
+"""Experiment tracking: an ``Experiment`` records a run with the trackers that the user names."""

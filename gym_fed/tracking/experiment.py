@@ -1,4 +1,4 @@
-"""Record a run's settings, figures and files in every tracker."""
+"""Record a run's config, metrics and files in every tracker."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Experiment:
             experiment.log_artifacts([Path("model.safetensors")])
 
     Args:
-        folder: The run folder (a bare name means ``runs/NAME``); made when the first thing is logged.
-        trackers: Names in ``gym_fed.core.registries.TRACKERS``; ``jsonl`` and ``tensorboard`` are always among them.
-        project: The run's project, for trackers that have one.
+        folder: The run folder (a bare name means ``runs/NAME``); created with the first entry.
+        trackers: Names in ``gym_fed.core.registries.TRACKERS``; ``jsonl`` and ``tensorboard`` are always registered.
+        project: The run's project, for trackers with projects.
         name: The run's name there; by default the folder's.
-        tags: Free words, for trackers that have such a field.
-        mode: ``online`` lets a service be talked to; ``offline`` keeps everything in the folder.
-        uri: Address of the service, where it is not the package's own.
-        from_step: Continue after this step: what was logged of later ones is dropped. None appends.
-        active: False logs nothing, for processes other than the one that writes.
+        tags: Free words, for trackers with tags.
+        mode: ``online`` allows connections to a service; ``offline`` keeps everything in the folder.
+        uri: Address of the service; by default the package's own.
+        from_step: Continue after this step, and drop the entries of later steps. None appends.
+        active: If False, log nothing, for processes other than the main one.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` or ``CONFIG_INVALID``, before anything is written.
@@ -76,14 +76,14 @@ class Experiment:
             tracker.log_config(values)
 
     def log_metrics(self, metrics: Mapping[str, SupportsFloat], step: int | None = None) -> None:
-        """Log figures of one step; non-finite ones are skipped, since trackers cannot draw them.
+        """Log metrics of one step; non-finite values are skipped, since trackers cannot plot them.
 
         Args:
-            metrics: Name and figure: a number, or a scalar of numpy or torch.
+            metrics: Values by name: numbers, or scalars of numpy or torch.
             step: Counts from 1; by default one more than that of the last call.
 
         Raises:
-            GymError: ``USAGE`` naming what is not a number, before anything is logged.
+            GymError: ``USAGE`` naming a value that is not a number, before anything is logged.
         """
         step = self._step + 1 if step is None else step
         figures = {key: _figure(key, value) for key, value in metrics.items()}
@@ -107,7 +107,7 @@ class Experiment:
             tracker.log_artifacts(files)
 
     def close(self) -> None:
-        """Flush; idempotent."""
+        """Flush and close the trackers; idempotent."""
         if self._open and not self._closed:
             for tracker in self._trackers:
                 tracker.close()
@@ -135,7 +135,7 @@ def ready_tracker(name: str) -> Tracker:
     """Create a tracker after checking that its package is installed.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when there is none, ``MISSING_DEPENDENCY`` when its package is not installed.
+        GymError: ``CONFIG_INVALID`` for an unknown tracker; ``MISSING_DEPENDENCY`` without its package.
     """
     tracker: Tracker = TRACKERS.type_of(name)()
     tracker.check()

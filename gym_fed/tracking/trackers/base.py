@@ -1,4 +1,4 @@
-"""The base class of trackers, which log a run's config, figures and files."""
+"""The base class of trackers, which log a run's config, metrics and files."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class RunInfo:
     """Identifies a run for its trackers.
 
     Attributes:
-        folder: The run folder; what a tracker writes goes below it.
+        folder: The run folder; trackers write only below it.
         project: The run's project.
         name: The run's own name.
         tags: Free words.
-        online: True if a service may be talked to; otherwise everything stays in ``folder``.
-        uri: The service's address, where it is not the package's own.
-        from_step: Figures of later steps, from before an interruption, no longer count; None for a run that appends.
+        online: True if connections to a service are allowed; otherwise everything stays in ``folder``.
+        uri: The service's address; by default the package's own.
+        from_step: Step after which earlier entries, from before an interruption, are dropped; None to append.
     """
 
     folder: Path
@@ -37,7 +37,7 @@ class RunInfo:
 
 
 class Tracker(ABC):
-    """A tracker is opened once, logs in order of steps, and is closed once."""
+    """A tracker; opened once, called in order of steps, and closed once."""
 
     package: ClassVar[str | None] = None
     """The required package (extra ``track``)."""
@@ -56,19 +56,19 @@ class Tracker(ABC):
     def open(self, run: RunInfo) -> None:
         """Start or continue the run."""
 
-    def log_config(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - not everybody keeps it
+    def log_config(self, config: Mapping[str, Any]) -> None:  # noqa: B027 - optional
         """Log the run's settings, nested."""
 
     @abstractmethod
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log finite figures of one step."""
+        """Log finite metrics of one step."""
 
-    def log_artifacts(self, paths: Sequence[Path]) -> None:  # noqa: B027 - not everybody keeps them
+    def log_artifacts(self, paths: Sequence[Path]) -> None:  # noqa: B027 - optional
         """Log files and folders of the run."""
 
     @abstractmethod
     def close(self) -> None:
-        """Write what is still in memory."""
+        """Flush what is still in memory."""
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

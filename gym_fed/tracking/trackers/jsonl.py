@@ -1,4 +1,4 @@
-"""Write figures as JSON lines: ``metrics.jsonl``, and ``performance.jsonl`` for those that vary between runs."""
+"""Write metrics as JSON lines: ``metrics.jsonl``, and ``performance.jsonl`` for those that vary between runs."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ class MLflow(Tracker):
         self._client.set_terminated(self._id)
 
     def _logged_before(self, key: str) -> set[tuple[int, float]]:
-        """Steps logged before an interruption. MLflow deletes nothing, so repeated steps are not logged twice."""
+        """Return the steps logged before an interruption. MLflow deletes nothing, so repeated steps are not logged
+        again."""
         if not self._continued:
             return set()
         if key not in self._known:

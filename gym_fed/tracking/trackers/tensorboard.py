@@ -15,7 +15,7 @@ log = logging.getLogger("gym_fed")
 
 
 class TensorBoard(Tracker):
-    """Event files for ``tensorboard --logdir RUN``, created with the first figure."""
+    """Event files for ``tensorboard --logdir RUN``, created with the first metric."""
 
     package = "tensorboard"
 

@@ -17,7 +17,7 @@ class Trackio(Tracker):
 
     def open(self, run: RunInfo) -> None:
         if not run.online:
-            os.environ["TRACKIO_DIR"] = str((run.folder / "trackio").resolve())  # read when it is imported
+            os.environ["TRACKIO_DIR"] = str((run.folder / "trackio").resolve())  # read on import
         import trackio
 
         self._trackio: Any = trackio
@@ -33,13 +33,13 @@ class Trackio(Tracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         if (
             not self._started
-        ):  # the config is sent with the first figure, for Trackio takes it at the start only
+        ):  # the config is sent with the first metric, because Trackio takes it only at the start
             self._trackio.init(config=self._config, **self._run_arguments)
             self._started = True
         self._trackio.log(dict(metrics), step=step)
 
     def log_artifacts(self, paths: Sequence[Path]) -> None:
-        """Do nothing: Trackio keeps figures only, and the files are in the run folder."""
+        """Do nothing: Trackio keeps only metrics, and the files are in the run folder."""
 
     def close(self) -> None:
         if self._started:

@@ -12,7 +12,7 @@ from gym_fed.tracking.trackers.base import RunInfo, Tracker
 
 
 class WandB(Tracker):
-    """One run; a resumed one keeps its id. Code, machine facts and console output are not recorded."""
+    """One run; a resumed one keeps its id. Code, machine details and console output are not recorded."""
 
     package = "wandb"
 
@@ -22,7 +22,7 @@ class WandB(Tracker):
         self._wandb: Any = wandb
         mode: Any = os.environ.get(
             "WANDB_MODE", "online"
-        )  # its own switch may turn the network off, never on
+        )  # the environment may turn the network off, never on
         run.folder.mkdir(parents=True, exist_ok=True)
         self._run: Any = wandb.init(
             project=run.project,
