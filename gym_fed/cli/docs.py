@@ -158,14 +158,14 @@ def api_page() -> str:
     parts = [_API_INTRODUCTION]
     for package in PUBLIC_PACKAGES:
         module = importlib.import_module(package)
-        names = public_names(module)
+        names = _public_names(module)
         rows = "".join(f"| `{name}` | {_doc_summary(getattr(module, name))} |\n" for name in names)
         places = "".join(f"::: {package}.{name}\n\n" for name in names)
         parts.append(f"## `{package}`\n\n| name | is |\n|---|---|\n{rows}\n{places}")
     return "\n".join(parts)
 
 
-def public_names(module: ModuleType) -> list[str]:
+def _public_names(module: ModuleType) -> list[str]:
     """Return the functions and classes that a package exports or a module defines."""
     names = getattr(module, "__all__", None) or [
         name

@@ -125,7 +125,7 @@ def export(
     from gym_fed.serving.store.naming import base_needed, named_delta
 
     if list_:
-        print_result(as_json, formats(), print_formats)
+        print_result(as_json, formats(), _print_formats)
         return
     if model is None:
         raise GymError(
@@ -261,7 +261,7 @@ def _distance(figures: dict[str, Any]) -> str:
     )
 
 
-def print_formats() -> None:
+def _print_formats() -> None:
     """Print the table of `gym export --list`."""
     lines: list[tuple[str, str]] = []
     for row in formats():

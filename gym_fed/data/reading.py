@@ -299,7 +299,9 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
             raise EmptyCell(f"column {empty[0]!r}")
         rest = {key: value for key, value in row.items() if key not in columns.values()}
         header = (*(name for name in known if name not in columns.values()), *columns)
-        return RenamedRow({**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}, header, columns)
+        return _RenamedRow(
+            {**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}, header, columns
+        )
 
     return rename
 
@@ -308,7 +310,7 @@ def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
-class RenamedRow(CsvRow):
+class _RenamedRow(CsvRow):
     """A raw row with renamed columns, which keeps the file's names for suggestions. Equal to a plain dict.
 
     Attributes:

@@ -39,10 +39,10 @@ def words_of(text: str) -> list[str]:
 def grams(words: list[str], length: int = GRAM_WORDS) -> Iterator[int]:
     """Yield 64-bit hashes of all runs of ``length`` words."""
     for at in range(len(words) - length + 1):
-        yield gram_hash(words[at : at + length])
+        yield _gram_hash(words[at : at + length])
 
 
-def gram_hash(words: list[str]) -> int:
+def _gram_hash(words: list[str]) -> int:
     """Return 64 bits of the BLAKE2b hash of words."""
     text = " ".join(words).encode("utf-8", "surrogatepass")
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
@@ -267,7 +267,7 @@ def _row_grams(row: Any) -> dict[int, int]:
         if len(words) >= GRAM_WORDS:
             lengths_by_gram.update(dict.fromkeys(grams(words), GRAM_WORDS))
         elif len(words) >= MIN_WORDS:
-            lengths_by_gram[gram_hash(words)] = len(words)
+            lengths_by_gram[_gram_hash(words)] = len(words)
     return lengths_by_gram
 
 

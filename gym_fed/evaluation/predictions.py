@@ -98,7 +98,7 @@ def predict(
                 f"stopped: answered {done} of {counted(len(questions), 'row')} in {folder}",
                 "run the same command again to resume",
             )
-    figures = mean_similarity(folder / ANSWERS)
+    figures = _mean_similarity(folder / ANSWERS)
     seconds = time.monotonic() - began
     results: dict[str, Any] = {f"predict_{name}": value for name, value in figures.items()}
     results |= {
@@ -112,7 +112,7 @@ def predict(
     return results
 
 
-def mean_similarity(file: Path) -> dict[str, float]:
+def _mean_similarity(file: Path) -> dict[str, float]:
     """Return the means of ``similarity`` over a file of predictions."""
     lines = [json.loads(line) for line in file.read_bytes().splitlines()]
     scores = [similarity(line["predict"], line["label"]) for line in lines]

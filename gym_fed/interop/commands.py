@@ -87,7 +87,7 @@ _EVAL_COMMANDS = [
 ]
 
 
-def translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
+def _translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> list[str]:
     """Translate the arguments of `gym eval`.
 
     Args:
@@ -262,7 +262,7 @@ def translate_command(words: Sequence[str], options: Mapping[str, bool], known: 
     if command == "configs" and rest[:1] == ["validate"]:
         return [command, "validate", *as_settings(rest[1:], options)]
     if command == "eval" and "--tasks" in options:
-        return [command, *translate_eval_flags(rest, options)]
+        return [command, *_translate_eval_flags(rest, options)]
     return [command, *_flags(command, rest, options)]
 
 

@@ -122,7 +122,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
     ):
         own = base if path == ADAPTER_CONFIG else None
         files[path] = _config_without_path(files[path], scratch / path, own)
-    return Contents("adapter", files, described_base(named), None, folder, left_out)
+    return Contents("adapter", files, _described_base(named), None, folder, left_out)
 
 
 def _delta(file: Path, base: str | None) -> Contents:
@@ -131,7 +131,7 @@ def _delta(file: Path, base: str | None) -> Contents:
     with DeltaFile.open(file) as delta:
         named, digest = base or delta.manifest.base_model, delta.manifest.base_digest
         loaded = base_model(named, digest)
-        total = added(loaded, delta) if product_free(delta) else None
+        total = added(loaded, delta) if _product_free(delta) else None
     licence = licence_of(Path(resolve(named))) or NOT_STATED
     base_used = BaseUsed(name=model_name(named), digest=digest, licence=licence)
     return Contents("delta", {DELTA_FILE: file}, base_used, total, None)
@@ -156,7 +156,7 @@ def base_model(named: str, digest: str) -> LoadedModel:
     return loaded
 
 
-def described_base(named: str) -> BaseUsed:
+def _described_base(named: str) -> BaseUsed:
     """Describe a base by name, with digest and licence if it is on this machine."""
     from gym_fed.base.models import folder_here
     from gym_fed.delta.base import tensors_digest
@@ -250,7 +250,7 @@ def saved(name: str, model: Any, tokenizer: Any, folder: Path) -> Path:
     return folder
 
 
-def product_free(delta: DeltaFile) -> bool:
+def _product_free(delta: DeltaFile) -> bool:
     """Return True if decoding multiplies no factors, so that every machine computes the same bits."""
     from gym_quant import get_codec
 

@@ -113,7 +113,7 @@ def hub_folder_of_version(
 
 def _written(manifest: ModelManifest, files: Mapping[str, Path], target: Path, base: str | None) -> HubFolder:
     records = [file for path, file in files.items() if path.startswith(f"{EVALS}/")]
-    results = hub_results(figures_in(records))
+    results = _hub_results(figures_in(records))
     with whole_or_not_at_all(target) as part:
         for path, file in files.items():
             (part / path).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def _free(folder: str | Path) -> Path:
 FOLDER = ".eval_results"
 
 
-def hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
+def _hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
     """Return YAML by file path, one file for each record with a task whose data set is on the Hub.
 
     Figures without a stated number of examples in the prompt are left out, since they cannot be compared.
@@ -163,14 +163,14 @@ def hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
     for record in dict.fromkeys(figure.record for figure in figures):
         of_it = [item for item in figures if item.record == record and item.num_fewshot is not None]
         tasks = _tasks(of_it)
-        if datasets := hub_datasets(tasks):
+        if datasets := _hub_datasets(tasks):
             results = EvalResults("", {}, tasks, 0.0)
             text = eval_results_yaml(results, datasets, date=of_it[0].date or None)
             files[f"{FOLDER}/{PurePath(record).stem}.yaml"] = text
     return files
 
 
-def hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
+def _hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
     """Return the data sets on the Hub of those tasks that are not ours."""
     datasets, task_names = {}, list(tasks)
     for name, entry in listing().tasks.items():

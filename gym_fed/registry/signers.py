@@ -43,7 +43,7 @@ def own_key() -> SigningKey:
     return load_or_create(default_home() / "key.pem", _PASSPHRASE.get)
 
 
-def parsed_fingerprint(text: str) -> str:
+def _parsed_fingerprint(text: str) -> str:
     """Parse ``sha256:<hex>``, or the bare digits, to the first form.
 
     Raises:
@@ -110,10 +110,10 @@ class Pins:
         """
         known = self.keys(name)
         if expected is not None:
-            if parsed_fingerprint(expected) != signer.fingerprint:
+            if _parsed_fingerprint(expected) != signer.fingerprint:
                 raise GymError(
                     ErrorCode.SIGNATURE_INVALID,
-                    f"{what}: is signed by {signer.fingerprint}, not by {parsed_fingerprint(expected)}",
+                    f"{what}: is signed by {signer.fingerprint}, not by {_parsed_fingerprint(expected)}",
                     "ask its author for the fingerprint of the key",
                 )
             self.add(name, signer)

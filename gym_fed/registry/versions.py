@@ -114,7 +114,7 @@ class VersionStore:
     def move(self, name: str, tag: str, seal: Callable[[int], bytes]) -> int:
         """Add a move to a tag; ``seal`` returns its bytes for a number. Returns the move's number."""
         while True:
-            number = next_number(self._numbers(f"tags/{name}/{tag}"), f"{name}:{tag}")
+            number = _next_number(self._numbers(f"tags/{name}/{tag}"), f"{name}:{tag}")
             if self._objects.create(f"tags/{name}/{tag}/{number:06}.json", seal(number)):
                 return number
 
@@ -202,7 +202,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     return name, mark, selector
 
 
-def next_number(taken: Sequence[int], name: str) -> int:
+def _next_number(taken: Sequence[int], name: str) -> int:
     """Return the next free number.
 
     Raises:
@@ -256,7 +256,7 @@ def publish(
     while True:
         numbers = versions.numbers(draft.name)
         changes: dict[str, Any] = {
-            "version": next_number(numbers, draft.name),
+            "version": _next_number(numbers, draft.name),
             "files": listed,
             "created_at": int(time.time()),
         }

@@ -250,7 +250,7 @@ def make_offer(
         codec=codec.model_dump(mode="json"),
         update_bytes=secure.update_bytes(model.base) if secure else update_bytes(model, recipe, codec),
         bf16_bytes=_BF16_BYTES * model.base.num_parameters,
-        device=describe_device(setup.device),
+        device=_describe_device(setup.device),
         data=data.description,
         num_examples=counts.learned,
         privacy=make_terms(
@@ -323,7 +323,7 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     return counts
 
 
-def describe_device(name: str) -> str:
+def _describe_device(name: str) -> str:
     """Describe the device ``name`` in words."""
     import torch
 

@@ -54,7 +54,7 @@ class Terminal:
         warned = False
         while True:
             try:
-                message = read_message(f"{self.conversation.variant or ''}> ")
+                message = _read_message(f"{self.conversation.variant or ''}> ")
             except KeyboardInterrupt:
                 sys.stdout.write("\n")
                 if warned or not self._typed:
@@ -267,7 +267,7 @@ def _path(argument: str) -> Path:
     return Path(argument).expanduser()
 
 
-def read_message(prompt: str) -> str | None:
+def _read_message(prompt: str) -> str | None:
     """Read one message; None at the end of input.
 
     A line that ends with a backslash continues in the next one; text between two lines of three quotes is one message.

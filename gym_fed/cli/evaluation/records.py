@@ -50,7 +50,7 @@ def show_record(
     path = named_record(record, folder)
     results = read_record(path)
     if as_json:
-        print_json({"id": path.stem, "file": str(path), **results_as_json(results, samples)})
+        print_json({"id": path.stem, "file": str(path), **_results_as_json(results, samples)})
         return
     out.print(f"{path.stem}  {results.model}")
     _print_figures(with_groups(results, groups_of(results.tasks)))
@@ -80,7 +80,7 @@ def compare_records(
     if as_json:
         print_json(asdict(compared))
         return
-    print_comparison(compared)
+    _print_comparison(compared)
 
 
 def replay_sample(
@@ -143,7 +143,7 @@ def replay_sample(
         raise typer.Exit(ErrorCode.EXPORT_DIFFERS.exit_code)
 
 
-def print_comparison(compared: RunComparison) -> None:
+def _print_comparison(compared: RunComparison) -> None:
     """Print the comparison of two runs: means, differences with intervals, p-values, and what was not compared."""
     from gym_fed.core.console import TextTable
 
@@ -271,7 +271,7 @@ def _sample_of(results: EvalResults, task: str | None, number: int) -> tuple[str
     )
 
 
-def results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
+def _results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
     """Return the figures, the facts that they depend on, and the first samples of each task."""
     tasks = {
         name: {
@@ -327,18 +327,18 @@ def print_runs(runs: Sequence[EvaluationRun], others: Sequence[EvaluationRun], a
         return
     _print_table([*runs, *others])
     for compared in comparisons:
-        print_comparison(compared)
+        _print_comparison(compared)
     _print_notes([*runs, *others])
 
 
 def _as_json(run: EvaluationRun) -> dict[str, Any]:
-    tasks = results_as_json(run.with_groups, 0)["tasks"]
+    tasks = _results_as_json(run.with_groups, 0)["tasks"]
     return {
         "groups": {name: tasks[name] for name in tasks if name not in run.results.tasks},
         "id": run.record.stem,
         "file": str(run.record),
         "cached": run.is_cached,
-        **results_as_json(run.results, 0),
+        **_results_as_json(run.results, 0),
     }
 
 

@@ -62,10 +62,10 @@ def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, 
     open_rows(settings.eval_data)
     ensure_models([settings.model, *adapters], yes)
     ensure_datasets(settings.eval_data, yes)
-    run_predict(settings, as_json)
+    _run_predict(settings, as_json)
 
 
-def run_predict(settings: PredictConfig, as_json: bool) -> None:
+def _run_predict(settings: PredictConfig, as_json: bool) -> None:
     """Do what ``settings`` describe and print the figures."""
     err.print(f"loading {settings.model} ...")
     from gym_fed.evaluation.predictions import predict as answer

@@ -245,13 +245,13 @@ _ANSWER_CHARACTERS = 240
 def outcome_lines(result: TrainResult) -> list[str]:
     """Summarise steps and loss of a run and, if it was checked, gain and retention."""
     rows = f"{counted(result.steps, 'step')} on {counted(result.num_examples, 'example')}"
-    lines = [f"{rows}, {counted(result.num_tokens, 'token')}; {loss_trend(result.losses)}"]
+    lines = [f"{rows}, {counted(result.num_tokens, 'token')}; {_loss_trend(result.losses)}"]
     if result.privacy is not None:
         lines[0] += f"; privacy: epsilon {result.epsilon:.2f} at delta {result.privacy.target_delta:g}"
-    return lines if result.check is None else [*lines, *check_lines(result.check)]
+    return lines if result.check is None else [*lines, *_check_lines(result.check)]
 
 
-def loss_trend(losses: list[float]) -> str:
+def _loss_trend(losses: list[float]) -> str:
     """Describe the loss of the last step, and the means of the first and last tenth of the steps."""
     count = max(1, len(losses) // 10)
     first, last = sum(losses[:count]) / count, sum(losses[-count:]) / count
@@ -265,7 +265,7 @@ def loss_trend(losses: list[float]) -> str:
     return f"loss {first:.4f} -> {last:.4f} ({of})"
 
 
-def check_lines(check: CheckResult) -> list[str]:
+def _check_lines(check: CheckResult) -> list[str]:
     """Return the lines of a run's check without its warnings."""
     lines = []
     if (held := check.held_out) is not None:

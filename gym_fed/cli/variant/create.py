@@ -240,10 +240,10 @@ def rebase(
             overwrite=overwrite,
             listener=listener,
         )
-    print_result(as_json, rebased.to_dict(), rebase_summary(rebased))
+    print_result(as_json, rebased.to_dict(), _rebase_summary(rebased))
 
 
-def rebase_summary(rebased: RebasedVariant) -> str:
+def _rebase_summary(rebased: RebasedVariant) -> str:
     """Describe a rebased variant."""
     losses = rebased.losses
     figures = [

@@ -154,9 +154,9 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
         BadRow: For tools that are none, and for sound and film, which no trainer here takes.
     """
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
-    if tools := tools_of(row):
+    if tools := _tools_of(row):
         converted["tools"] = tools
-    images, beside_turns = images or converted.get("images", ()), images_of(row)
+    images, beside_turns = images or converted.get("images", ()), _images_of(row)
     if images and beside_turns:
         raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
     if images or beside_turns:
@@ -193,7 +193,7 @@ def unread_noted() -> Iterator[set[str]]:
         _unread.reset(token)
 
 
-def tools_of(row: Raw) -> list[Raw]:
+def _tools_of(row: Raw) -> list[Raw]:
     """Parse tools as OpenAI writes them: ``{"type": "function", "function": {...}}``.
 
     Raises:
@@ -215,7 +215,7 @@ def tools_of(row: Raw) -> list[Raw]:
     return checked
 
 
-def images_of(row: Raw) -> list[Any]:
+def _images_of(row: Raw) -> list[Any]:
     """Read ``images`` (or ``image``): paths, data URLs, or ``{"bytes", "path"}`` as in Parquet files.
 
     Raises:

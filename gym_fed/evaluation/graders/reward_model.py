@@ -50,7 +50,7 @@ class RewardModelGrader(Grader):
         self._folder = Path(resolve(config.model))
         self._device = pick_device(config.device)
 
-        self._value_head = has_value_head(self._folder)
+        self._value_head = _has_value_head(self._folder)
         if not self._value_head:
             _require_scalar_head(self._folder, config.model)
         self._model: Any = None
@@ -66,7 +66,7 @@ class RewardModelGrader(Grader):
     def _with_value_head(self) -> Any:
 
         self._tokenizer = load_tokenizer(str(self._folder))
-        return load_value_head_model(self.config.model, self._folder, self.config.dtype)
+        return _load_value_head_model(self.config.model, self._folder, self.config.dtype)
 
     def _classifier(self) -> Any:
         import torch
@@ -157,7 +157,7 @@ _PICKLED = "value_head.bin"
 _NAMES = ("v_head.summary.weight", "v_head.summary.bias")
 
 
-class ValueHeadModel(torch.nn.Module):
+class _ValueHeadModel(torch.nn.Module):
     """A language model with a value head, with the interface of a single-label classifier: ``logits`` ``[n, 1]``."""
 
     def __init__(self, model: Any, head: torch.nn.Linear) -> None:
@@ -175,7 +175,7 @@ class ValueHeadModel(torch.nn.Module):
         return SimpleNamespace(logits=self.head(last.float()))
 
 
-def has_value_head(folder: Path) -> bool:
+def _has_value_head(folder: Path) -> bool:
     """Return True if ``folder`` contains a reward model with a value head.
 
     Raises:
@@ -190,7 +190,7 @@ def has_value_head(folder: Path) -> bool:
     return (folder / HEAD).is_file()
 
 
-def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel:
+def _load_value_head_model(name: str, folder: Path, dtype: str) -> _ValueHeadModel:
     """Load the model of ``folder`` with its value head in float32.
 
     Raises:
@@ -220,4 +220,4 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
         ) from error
     head = torch.nn.Linear(width, 1)
     head.load_state_dict({"weight": weight, "bias": bias})
-    return ValueHeadModel(model, head)
+    return _ValueHeadModel(model, head)

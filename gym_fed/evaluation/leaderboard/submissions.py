@@ -73,7 +73,7 @@ def submit(
             raise GymError(
                 ErrorCode.USAGE, f"{field} {plain(name, 60)!r} is not 1 to {MAX_NAME} visible characters"
             )
-    require_own_figures(results)
+    _require_own_figures(results)
     path = Path(board)
     opened = Leaderboard.opened_to_add(path)  # refuse a damaged board before anything is written
     named = replace(results, model=model_name, facts=_public(results))
@@ -87,16 +87,16 @@ def submit(
         tasks=[_task(task) for task in results.tasks.values()],
         at=int(time.time()),
     )
-    return opened.add(content, home_key() if key is None else key)
+    return opened.add(content, _home_key() if key is None else key)
 
 
-def home_key() -> SigningKey:
+def _home_key() -> SigningKey:
     """Load the key of ``$GYM_HOME`` or ``~/.gym-fed``, creating it on first use."""
     home = default_home()
     return load_or_create(home / "key.pem", PassphraseSource("GYM_PASSPHRASE").get)
 
 
-def require_own_figures(results: EvalResults) -> None:
+def _require_own_figures(results: EvalResults) -> None:
     """Refuse figures that are not the mean of their samples.
 
     Figures of a whole set without a value per sample are exempt, such as IFEval's share of all instructions.
@@ -247,7 +247,7 @@ def record_of(board: Path, row: BoardRow) -> EvalResults:
         if not samples_path(path).is_file() or file_sha256(samples_path(path)) != submission.results:
             continue
         results = read_record(path)
-        require_own_figures(results)
+        _require_own_figures(results)
         _require_line(row, results)
         return results
     raise GymError(

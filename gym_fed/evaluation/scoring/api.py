@@ -45,11 +45,11 @@ class Characters:
         return "".join(map(chr, [ids] if isinstance(ids, int) else ids))
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **_: Any) -> str:
-        """Return the messages as a text that ``messages_of`` can parse."""
+        """Return the messages as a text that ``_messages_of`` can parse."""
         return _CONVERSATION + json.dumps(list(messages), ensure_ascii=False)
 
 
-def messages_of(prompt: str) -> list[Any] | None:
+def _messages_of(prompt: str) -> list[Any] | None:
     """Return the messages of a prompt that is a conversation; None for a text."""
     if not prompt.startswith(_CONVERSATION):
         return None
@@ -153,7 +153,7 @@ class ApiScorer:
         if until:
             body["stop"] = until[:4]  # OpenAI's limit; further stop texts are applied here
         prompt = self.tokenizer.decode(request.prompt_ids)
-        if (messages := messages_of(prompt)) is not None:
+        if (messages := _messages_of(prompt)) is not None:
             choice = self._writer.complete({**body, "messages": messages}, "chat/completions")
             message = choice.get("message")
             if not isinstance(message, Mapping):

@@ -71,7 +71,7 @@ def has_harness() -> bool:
     return importlib.util.find_spec("lm_eval") is not None
 
 
-def harness_folder() -> Path:
+def _harness_folder() -> Path:
     """Return the folder ``lm_eval/tasks`` of the installed harness.
 
     Raises:
@@ -87,9 +87,9 @@ def harness_folder() -> Path:
     return Path(spec.origin).parent / "tasks"
 
 
-def harness_files(pattern: str) -> list[Path]:
+def _harness_files(pattern: str) -> list[Path]:
     """Return the definitions that a path or pattern below ``lm_eval/tasks`` matches, sorted."""
-    return sorted(harness_folder().glob(pattern))
+    return sorted(_harness_folder().glob(pattern))
 
 
 @cache
@@ -182,7 +182,7 @@ def members(entry_name: str) -> Mapping[str, tuple[str | None, Mapping[str, Any]
             return {f"{entry_name}_{pair}": (pair, definition) for pair in entry.pairs}
         return {entry_name: (entry.subset, definition)}
     assert entry.harness is not None
-    files = harness_files(entry.harness)
+    files = _harness_files(entry.harness)
     if not files:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,

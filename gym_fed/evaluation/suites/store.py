@@ -333,7 +333,7 @@ def _given(
     for folder in folders(data, dataset):
         if not folder.is_dir():
             continue
-        files = {split: hub_files(folder, entry.splits[split], subset) for split in splits}
+        files = {split: _hub_files(folder, entry.splits[split], subset) for split in splits}
         if all(files.values()):
             rows = {split: row_files_of(dataset, split, found_rows) for split, found_rows in files.items()}
             return TaskRows(rows, str(folder))
@@ -344,7 +344,7 @@ def _given(
     return None
 
 
-def hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
+def _hub_files(folder: Path, pattern: str, subset: str | None) -> list[Path]:
     """Return the files of a split in a copy of the Hub's repository."""
     return sorted(folder.glob(pattern.format(subset=subset or "")))
 

@@ -41,7 +41,7 @@ _OF_TRAINING = dict.fromkeys(
 )
 
 
-def translate_predict(given: dict[str, Any]) -> Translation:
+def _translate_predict(given: dict[str, Any]) -> Translation:
     """Translate a file with ``do_predict`` to the keys of `gym predict`."""
     translator = Translator(given)
     translator.move("model_name_or_path", "model")
@@ -67,7 +67,7 @@ def translate_predict(given: dict[str, Any]) -> Translation:
     return translator.result
 
 
-def translate_inference(given: dict[str, Any]) -> Translation:
+def _translate_inference(given: dict[str, Any]) -> Translation:
     """Return ``model``, ``adapter`` (a list), ``chat_template``, ``dtype`` and ``sampling`` of chat and api."""
     if is_version_1(given):
         return _version_1(given)
@@ -90,7 +90,7 @@ def translate_inference(given: dict[str, Any]) -> Translation:
     return translator.result
 
 
-def translate_export(given: dict[str, Any]) -> Translation:
+def _translate_export(given: dict[str, Any]) -> Translation:
     """Translate an export file to options of `gym export`.
 
     These are ``model``, ``adapter`` (a list), ``output``, ``shard_size`` and ``dtype``, and for GPTQ ``format``,
@@ -204,11 +204,11 @@ class LlamaFactory:
     def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
         """Translate to the keys of one command."""
         if job == "predict":
-            return translate_predict(values)
+            return _translate_predict(values)
         if job == "export":
-            return translate_export(values)
+            return _translate_export(values)
         if job == "inference":
-            return translate_inference(values)
+            return _translate_inference(values)
         return translate(values, processes)
 
 

@@ -76,7 +76,7 @@ def _algorithm(translator: Translator) -> str:
     kind = str(translator.take("model_class", "llm"))
     file = translator.take("train_dataset")
     translator.has("eval_dataset")
-    pairs = file is not None and holds_pairs(Path(str(file)))
+    pairs = file is not None and _holds_pairs(Path(str(file)))
     if kind == "cls":
         algorithm = "reward_model"
     elif kind != "llm":
@@ -98,7 +98,7 @@ def _data(translator: Translator) -> None:
     for key, ours in (("train_dataset", "data"), ("eval_dataset", "eval_data")):
         if (file := translator.take(key)) is None:
             continue
-        sources, remarks = sources_of(str(file))
+        sources, remarks = _sources_of(str(file))
         translator.put(ours, sources, key)
         if remarks:
             translator.note(key, "; ".join(remarks))
@@ -288,7 +288,7 @@ _FORMATS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference"}
 _KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
 
 
-def sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
+def _sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Entries of our ``data``, and remarks on what differs.
 
     Raises:
@@ -313,7 +313,7 @@ def sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
     return sources, remarks
 
 
-def holds_pairs(file: Path) -> bool:
+def _holds_pairs(file: Path) -> bool:
     """True if the rows are pairs of a chosen and a rejected answer, by their converter or the first row."""
     if file.suffix not in (".yaml", ".yml"):
         return _first_is_a_pair(file)

@@ -279,7 +279,7 @@ def read_evaluations(
     """
     documents_by_digest: dict[str, tuple[Path, _EvalDocument]] = {}
     for place in places:
-        documents = [(file, _read(file)) for file in (records_in(place) if place.is_dir() else [place])]
+        documents = [(file, _read(file)) for file in (_records_in(place) if place.is_dir() else [place])]
         of_others = [] if place.is_dir() else [("", "")]  # records of other programs have no digest
         accepted = [*identities, *of_others]
         matching = [one for one in documents if not identities or one[1].identity in accepted]
@@ -321,7 +321,7 @@ def figures_in(records: Iterable[Path]) -> list[CardFigure]:
     return [figure for file in records for figure in _figures(file, _read(file))]
 
 
-def records_in(folder: Path) -> list[Path]:
+def _records_in(folder: Path) -> list[Path]:
     """Return the records in a folder such as ``evals/``, sorted, without files of samples."""
     root = folder / "data" if (folder / "data").is_dir() else folder
     return sorted(file for file in root.rglob("*.json") if file.is_file() and not file.is_symlink())

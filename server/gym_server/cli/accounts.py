@@ -140,7 +140,7 @@ def revoke(
 ) -> None:
     """End an account's key at once: sessions, tasks, uploads, pending transfers. The hub may be running."""
     with opened(folder) as fed:
-        contributor = whole_id(fed, contributor)
+        contributor = _whole_id(fed, contributor)
         revocation = fed.keys.revoke_as_coordinator(contributor, reason)
     print_result(
         as_json,
@@ -165,7 +165,7 @@ def rebind(
     except ValueError as error:
         raise GymError(ErrorCode.USAGE, f"--public-key {public_key[:80]!r} is not hex") from error
     with opened(folder) as fed:
-        contributor = whole_id(fed, contributor)
+        contributor = _whole_id(fed, contributor)
         rebinding = fed.keys.rebind(contributor, key)
     print_result(as_json, rebinding, f"{contributor} has the key {public_key} now")
 
@@ -194,7 +194,7 @@ def accounts_table(rows: list[dict[str, Any]], wide: bool = False) -> TextTable:
     return table
 
 
-def whole_id(fed: Any, beginning: str) -> str:
+def _whole_id(fed: Any, beginning: str) -> str:
     """Return the id of the account whose id is or starts with ``beginning``.
 
     Raises:

@@ -102,7 +102,7 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
     for height, (number, loss, source) in now.losses.items():
         if height and (number < now.server_round) is over and height not in before.losses:
             fields = {"server_round": number, "version": height, "loss": loss, "source": source}
-            text = f"version {height} (round {number}): loss {loss_shown(loss)}, {source}"
+            text = f"version {height} (round {number}): loss {_loss_shown(loss)}, {source}"
             events.append(HubEvent("version", text, fields))
     return events
 
@@ -245,7 +245,7 @@ def region(now: Snapshot, footer: Sequence[str] = ()) -> RenderableType:
     return Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
 
 
-def loss_shown(loss: float) -> str:
+def _loss_shown(loss: float) -> str:
     """Format a loss with four decimals, or with three digits if it is absurdly large, as contributors may report."""
     return f"{loss:.4f}" if abs(loss) < 1e5 else f"{loss:.3g}"
 
@@ -277,7 +277,7 @@ def _losses(now: Snapshot) -> list[str]:
         return []
     if 0 in now.losses:
         heights.insert(0, 0)
-    figures = " ".join(loss_shown(now.losses[height][1]) for height in heights)
+    figures = " ".join(_loss_shown(now.losses[height][1]) for height in heights)
     which = "version" if len(heights) == 1 else "versions"
     return [f"  loss of {which} {_spans(heights)}: {figures}", f"  ({now.losses[heights[-1]][2]})"]
 
