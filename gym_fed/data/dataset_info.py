@@ -1,4 +1,4 @@
-"""Read LLaMA-Factory's ``dataset_info.json``: where each dataset is, and the names of its columns.
+"""Read LLaMA-Factory's ``dataset_info.json``: the source of each dataset, and the names of its columns.
 
 Keys as LLaMA-Factory 0.9 documents them in data/README.md. When ``columns`` is given, a column that it does not list is
 not read, as in LLaMA-Factory; when ``tags`` is given, a tag that it does not list keeps its default.

@@ -1,4 +1,4 @@
-"""Show a row as the model sees it: its tokens as text, and which of them are learned."""
+"""Show a row as the model sees it: its tokens as text, with the learned ones marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dataset registry: named, versioned, licensed datasets on an object store, verified on push and pull.
+"""The dataset registry: named, versioned datasets with SPDX licences on an object store, verified on push and pull.
 
 The store is a folder or any fsspec URL. Objects are named by the sha256 of their bytes, as in the hub's store; a
 version of a dataset is a small manifest that names its objects. The manifest is written last and never replaced, so

@@ -1,4 +1,4 @@
-"""Convert rows with plain-string prompts and answers to chat turns, the form in which the model is prompted later.
+"""Convert rows with plain-string prompts and answers to chat turns, as in later prompts.
 
 ``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row that is trained without
 it teaches answers to prompts that never occur, so rows get the template of every tokenizer that has one.

@@ -1,4 +1,4 @@
-"""Held-out loss: how surprised a model is by text it has not seen."""
+"""Held-out loss: the mean negative log-likelihood of unseen text, per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contents of a pushed version: which files of a model are published, and the base that they need.
+"""The contents of a pushed version: the published files of a model, and the base that they need.
 
 A folder contributes weights in safetensors, settings, tokenizer, chat template and licence; never logs, checkpoints,
 pickles, code, or the run's own records, which contain paths. Files that are left out are named.

@@ -1,4 +1,4 @@
-"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` manages who may use what."""
+"""`gym api`: serve a base and its variants over OpenAI's API; `gym api keys` manages API keys and their permissions."""
 
 from __future__ import annotations
 

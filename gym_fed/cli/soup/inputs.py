@@ -1,4 +1,4 @@
-"""The inputs of `gym soup merge`: the updates it names, and the base that they were made for.
+"""The inputs of `gym soup merge`: the updates and their base.
 
 The base is looked for on this machine and checked against the digest in the updates.
 """

@@ -1,4 +1,4 @@
-"""Unpaired preferences for KTO: an answer with ``label`` (LLaMA-Factory's ``kto_tag``), true if it was liked."""
+"""Unpaired preferences for KTO: an answer with ``label`` (LLaMA-Factory's ``kto_tag``), true for a good answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain text in the column ``text``, all of it learned."""
+"""Plain text in the column ``text``, which is learned completely."""
 
 from __future__ import annotations
 

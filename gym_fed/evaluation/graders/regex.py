@@ -1,4 +1,4 @@
-"""A pattern that must be found in the answer, and may have to contain the reference.
+"""A regular expression that must match in the answer; optionally the match must equal the reference.
 
 The package ``regex`` is used because its searches can have a time limit: a pattern such as ``(a+)+b`` takes
 exponential time on some texts, and models write arbitrary texts.

@@ -1,4 +1,4 @@
-"""Read, verify and extend a leaderboard file."""
+"""Read, verify and extend a leaderboard file, and write it as an HTML page."""
 
 from __future__ import annotations
 

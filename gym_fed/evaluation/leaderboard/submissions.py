@@ -1,4 +1,4 @@
-"""Re-run random samples of a submission and compare choices, log-likelihoods, answers and metrics.
+"""Submit results to a leaderboard, and verify submissions by re-running random samples.
 
 The verifier's signature of the line's hash selects the samples. Only this key can make the signature (RFC 8032,
 deterministic), so a submitter cannot predict the samples, and everybody can verify the selection. A fraction f of

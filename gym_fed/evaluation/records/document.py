@@ -1,4 +1,4 @@
-"""Fields of a record: the part of Every Eval Ever's schema 0.3.0 that gym-fed fills.
+"""Paths and fields of records: the part of Every Eval Ever's schema 0.3.0 that gym-fed fills.
 
 Source: arXiv 2606.14516. A record that these models take has every field that the schema requires and none that it
 lacks, so that its validators and viewers take it, too. A field of the schema that we do not fill is refused, since

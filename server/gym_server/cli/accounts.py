@@ -1,4 +1,4 @@
-"""`gym-server accounts`, `revoke`, `rebind`, `invites` and `variants`: what contributors have on the hub."""
+"""`gym-server accounts`, `revoke`, `rebind`, `invites` and `variants`: accounts on the hub and their variants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live display of a running hub: who joined, who trains and how far, who is awaited, verdicts, losses.
+"""Live display of a running hub: contributors, progress of training, missing updates, verdicts, losses.
 
 It is an observer that polls the database a few times a second and reports changes; the rounds do not depend on it.
 """

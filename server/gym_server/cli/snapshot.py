@@ -1,4 +1,4 @@
-"""The state of a hub at one moment, read from its database: the round, who works, verdicts, losses."""
+"""The state of a hub at one moment, read from its database: the round, active contributors, verdicts, losses."""
 
 from __future__ import annotations
 
