@@ -61,7 +61,7 @@ def _is_terminal() -> bool:
 
 def _ask() -> HubChoices:
     defaults = HubChoices()
-    err.print("A new hub. Enter accepts the value in brackets; Ctrl-C ends without creating anything.")
+    err.print("A new hub. Enter accepts the value in brackets; Ctrl-C cancels.")
     values: dict[str, Any] = {}
     for number, (key, question) in enumerate(_QUESTIONS.items(), start=1):
         err.print(f"\n{number}/{len(_QUESTIONS)}  {question.why}", style="dim")
@@ -178,21 +178,21 @@ _QUESTIONS = {
     "base_model": _HubQuestion(
         "Base model", "The model to train: gym-nano (included), a folder, or a name on the Hub.", _base_model
     ),
-    "name": _HubQuestion("Name", "What contributors see when they join.", _name),
+    "name": _HubQuestion("Name", "The hub's name, shown to contributors.", _name),
     "enrolment": _HubQuestion(
         "Who may join",
-        "invite: holders of an invite; open: everybody; allow-list: ids that you list.",
+        "invite: with an invite; open: everybody; allow-list: ids that you list.",
         _enrolment,
     ),
     "address": _HubQuestion(
-        "Address", "HOST:PORT at which contributors reach this hub; 127.0.0.1 is this machine only.", _address
+        "Address", "HOST:PORT of this hub for contributors; 127.0.0.1: this machine only.", _address
     ),
     "heldout": _HubQuestion(
         "Held-out data",
-        "Rows that judge each version: a file or task:NAME. none: harm is not seen.",
+        "Rows to test each version: a file or task:NAME. none: versions are untested.",
         _heldout,
     ),
-    "num_rounds": _HubQuestion("Rounds", "How many versions the run makes.", _num_rounds),
+    "num_rounds": _HubQuestion("Rounds", "Number of versions that the run makes.", _num_rounds),
     "min_contributors": _HubQuestion(
         "Quorum", "Updates that a round waits for; from 3 on, one malicious is outvoted.", _min_contributors
     ),
