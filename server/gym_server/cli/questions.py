@@ -189,7 +189,7 @@ _QUESTIONS = {
     ),
     "heldout": _HubQuestion(
         "Held-out data",
-        "Rows to test each version: a file or task:NAME. none: versions are untested.",
+        "Rows to test each version: a file or task:NAME. none: no tests.",
         _heldout,
     ),
     "num_rounds": _HubQuestion("Rounds", "Number of versions that the run makes.", _num_rounds),
