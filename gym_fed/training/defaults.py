@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.config.train.defaults import (
-    ADAPTER,
     LARGE,
     MEMORY_KEYS,
     METHOD_KEYS,
     ROW_KEYS,
     Default,
     RowFacts,
+    applied,
     method_defaults,
     row_defaults,
     split_default,
 )
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS
@@ -103,10 +102,7 @@ class Defaults:
         """Return ``config`` with the values of ``choose`` for ``keys``, or with those of the unfinished run."""
         defaults = choose() if self._stored is None else self._stored_choices(config, keys, self._stored)
         self.chosen += defaults
-        values = {default.key: default.value for default in defaults}
-        if values.get("finetuning", config.finetuning) != config.finetuning:
-            values[ADAPTER] = LoraSettings()
-        return config.model_copy(update=values) if values else config
+        return applied(config, defaults)
 
     def _stored_choices(
         self, config: TrainingConfig, keys: Sequence[str], stored: dict[str, Any]

@@ -11,13 +11,14 @@ compares the values with those of other trainers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.text import counted
@@ -109,6 +110,14 @@ class RowFacts:
 def as_given(config: ConfigT) -> ConfigT:
     """Return a copy in which every key counts as set, so that no default is chosen for it later."""
     return config.model_copy(update={key: getattr(config, key) for key in type(config).model_fields})
+
+
+def applied(config: TrainingConfig, defaults: Iterable[Default]) -> TrainingConfig:
+    """Return ``config`` with the chosen values, and a section for a chosen adapter."""
+    values = {default.key: default.value for default in defaults}
+    if "finetuning" in values and values["finetuning"] != config.finetuning:
+        values[ADAPTER] = LoraSettings()
+    return config.model_copy(update=values) if values else config
 
 
 def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: bool = False) -> list[Default]:
