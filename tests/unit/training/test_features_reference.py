@@ -63,7 +63,9 @@ def test_noise_in_the_reference_is_refused_and_noise_in_the_policy_alone_is_not(
 def test_a_student_that_answers_itself_is_refused_what_its_answers_would_have(
     feature: dict[str, Any],
 ) -> None:
-    with pytest.raises(GymError, match=r"distillation (generates its answers|would generate its|needs a model that)"):
+    with pytest.raises(
+        GymError, match=r"distillation (generates its answers|would generate its|needs a model that)"
+    ):
         check_config(config(**ON_POLICY, **feature))
     check_config(config(**{**ON_POLICY, "distillation": {"teacher": "gym-nano"}}, **feature))
 
