@@ -16,8 +16,6 @@ from gym_fed.export.process import Processes
 from gym_fed.export.readers.gguf import GGUF_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
-_HEAD = 128
-"""The head size that transformers' reader assumes for every Qwen3."""
 _MISREAD_TYPES = ("mistral", "gemma3_text")
 """Model types that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
@@ -45,8 +43,6 @@ def unread_reason(config: Any) -> str:
 
     if config.model_type in _MISREAD_TYPES or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
         return f"does not read {config.model_type} in GGUF, or computes something else from it"
-    if config.model_type.startswith("qwen3") and config.head_dim != _HEAD:
-        return f"reads heads of {_HEAD} alone of {config.model_type}, and these have {config.head_dim}"
     return ""
 
 

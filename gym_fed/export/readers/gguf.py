@@ -7,6 +7,7 @@ adapter on the base's folder.
 
 from __future__ import annotations
 
+import json
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -46,12 +47,16 @@ def _by_transformers(file: Path) -> LoadedExport:
     """Load a model in float32, with the tokenizer in the file."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING
 
+    # transformers does not read the head size of Qwen3 and assumes 128.
+    GGUF_CONFIG_MAPPING["qwen3"]["attention.key_length"] = "head_dim"
     model = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )
     tokenizer = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
     bind_templates(tokenizer, str(file))
+    _add_special_tokens(tokenizer, file)
     _space_after_special_tokens(tokenizer.backend_tokenizer)
     return _GgufExport(model.eval(), tokenizer)
 
@@ -64,6 +69,31 @@ class _GgufExport(TransformersExport):
 
     def chat_template(self) -> str | None:
         return None
+
+
+def _add_special_tokens(tokenizer: Any, file: Path) -> None:
+    """Match the file's control and user-defined tokens as a whole, which transformers does only for those it knows.
+
+    It also stores them in the byte alphabet of ordinary tokens, in which a newline is another character.
+    """
+    from gguf import GGUFReader, TokenType
+    from tokenizers import AddedToken, Tokenizer
+
+    fields = GGUFReader(file).fields
+    texts = fields["tokenizer.ggml.tokens"].contents()
+    types = fields["tokenizer.ggml.token_type"].contents()
+    special = {int(TokenType.CONTROL): True, int(TokenType.USER_DEFINED): False}
+    added = {number: text for number, text in enumerate(texts) if types[number] in special}
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    if not isinstance(state["model"]["vocab"], dict):  # a unigram model keeps its tokens as they are
+        return
+    vocab = {text: number for text, number in state["model"]["vocab"].items() if number not in added}
+    state["model"]["vocab"] = vocab | {text: number for number, text in added.items()}
+    backend = Tokenizer.from_str(json.dumps(state))
+    backend.add_tokens(
+        [AddedToken(text, special=special[types[number]], normalized=False) for number, text in added.items()]
+    )
+    tokenizer._tokenizer = backend
 
 
 def _space_after_special_tokens(tokenizer: Any) -> None:

@@ -16,6 +16,7 @@ from gym_fed.export.formats import gguf as format_module
 from gym_fed.export.formats.base import Options
 from gym_fed.export.gguf.convert import known_architectures
 from gym_fed.export.gguf.write import LICENSE_TEXT, metadata_of, require_metadata
+from gym_fed.export.readers.gguf import GGUF_LIBRARIES
 from gym_fed.export.run import export
 from gym_fed.export.source import Source, open_source
 from tests.support.siblings import make_sibling
@@ -138,7 +139,6 @@ def test_a_tuned_prompt_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("qwen3", "heads of 128 alone of qwen3, and these have 16"),
         ("mistral", "does not read mistral"),
         ("gemma3", "does not read gemma3_text"),
     ],
@@ -154,6 +154,17 @@ def test_what_transformers_misreads_is_refused_without_llama_cpp_before_anything
     assert raised.value.code is ErrorCode.MISSING_DEPENDENCY
     assert "--skip-check" in str(raised.value.hint)
     assert [entry.name for entry in tmp_path.iterdir()] == [kind]
+
+
+@pytest.mark.slow  # the converter's process imports torch and transformers: 10 s on one core
+def test_gym_nano_with_heads_of_32_and_newlines_in_special_tokens_is_read_back_without_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(format_module, "_LLAMA_CPP", False)
+    monkeypatch.setattr(format_module.Gguf, "reader", "transformers")
+    monkeypatch.setattr(format_module.Gguf, "reader_libraries", GGUF_LIBRARIES)
+    export(open_source("gym-nano"), "gguf", tmp_path / "model.gguf", Options())
+    assert (tmp_path / "model.gguf").is_file()
 
 
 @pytest.mark.slow  # the converter's process imports torch and transformers: 10 s on one core
