@@ -87,8 +87,8 @@ _MIN_BY_CHANCE = 30.0
 _SAME_DATA = 0.8
 """Least correlation, without chance, of updates from the same data. Far above its inverse, a contributor's reliability
 is too small to be known."""
-_BEYOND_SPREAD = 4.0
-"""Median absolute deviations; 2.7 standard deviations of normal values."""
+_BEYOND_SPREAD = 2.5
+"""Median absolute deviations: 1.7 standard deviations of normal values, more if many pairs are one contributor's."""
 
 
 @dataclass(frozen=True)

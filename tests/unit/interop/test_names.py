@@ -340,15 +340,15 @@ def privacy_without_numbers(tmp_path: Path) -> None:
     from gym_fed.config.hub.privacy import ReleasePrivacy
     from gym_fed.quantization import AggregationMethod, DeltaSoupConfig
 
+    with pytest.warns(OtherWordNote, match=r"method mean, .*clipping_norm 1: epsilon 4\.38 at delta 1e-05"):
+        config = DeltaSoupConfig(differential_privacy=True, enable_rewards=True)  # type: ignore[arg-type]
+    assert (config.method, config.differential_privacy) == (AggregationMethod.MEAN, ReleasePrivacy())
     with pytest.raises(ValidationError, match=r"byzantine_robust.*no known bound.*use mean"):
         DeltaSoupConfig(
             method=AggregationMethod.BYZANTINE_ROBUST,
             differential_privacy=True,  # type: ignore[arg-type]
             enable_rewards=True,
         )
-    with pytest.warns(OtherWordNote, match=r"method mean, .*clipping_norm 1: epsilon 4\.38 at delta 1e-05"):
-        config = DeltaSoupConfig(differential_privacy=True, enable_rewards=True)  # type: ignore[arg-type]
-    assert (config.method, config.differential_privacy) == (AggregationMethod.MEAN, ReleasePrivacy())
 
 
 @line("gym webui --port 8080")
