@@ -28,6 +28,8 @@ REDISTRIBUTABLE = frozenset(
 MAX_FILES = 2_000
 MAX_TENSORS = 200_000
 MAX_TEXT_BYTES = 4 << 20
+_MAX_HEAD_CHARS = 1 << 16
+"""Part of a model card that is read for the licence."""
 """Maximum size of a licence, a notice or a model card."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Maximum size of a tokenizer file; the largest take about 40 MB."""
@@ -186,15 +188,14 @@ def licence_of(folder: Path) -> str:
     if not lies_in(folder / CARD, folder):
         return ""
     with suppress(OSError), (folder / CARD).open(encoding="utf-8", errors="replace") as file:
-        text = file.read(MAX_TEXT_BYTES)
+        text = file.read(_MAX_HEAD_CHARS)
     if not text.startswith("---\n"):
         return ""
-    head = text[4:].partition("\n---")[0]
-    import yaml
+    from gym_fed.core.plain_yaml import parse_value
 
     try:
-        card = yaml.safe_load(head)
-    except (yaml.YAMLError, ValueError, RecursionError):
+        card = parse_value(text[4:].partition("\n---")[0])
+    except ValueError:
         return ""
     licence = (card.get("license_name") or card.get("license")) if isinstance(card, dict) else None
     name = licence.strip().lower()[:80] if isinstance(licence, str) else ""

@@ -254,7 +254,7 @@ def _members(annotation: Any) -> list[Any]:
 
 
 def _bracketed(text: str) -> Any:
-    from gym_fed.config.yaml.strict import parse_value
+    from gym_fed.core.plain_yaml import parse_value
 
     try:
         return parse_value(text)

@@ -26,6 +26,7 @@ from gym_fed.config.train.defaults import (
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.plain_yaml import parse_value
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
 from gym_fed.training.rows.run_rows import rows_to_encode
@@ -222,14 +223,12 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
 
     None for a run of another model, algorithm or rows, which opening the folder refuses.
     """
-    import yaml
-
     folder = config.output_dir
     if not RunFolder(folder).is_unfinished():
         return None
     try:
-        stored = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+        stored = parse_value((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return None  # opening the folder will report it
     now = config.model_dump(mode="json", include=set(_SAME_KEYS))
     if not isinstance(stored, dict) or any(stored.get(key) != now[key] for key in _SAME_KEYS):

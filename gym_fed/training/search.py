@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.train.training import SearchConfig, SearchRange, TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, validate
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
+from gym_fed.core.plain_yaml import parse_value
 from gym_fed.training.run.checks import check_config
 from gym_fed.training.run.folder import FolderLock
 from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -242,9 +241,9 @@ class Search:
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
-            stored = yaml.safe_load(file.read_text(encoding="utf-8"))
+            stored = parse_value(file.read_text(encoding="utf-8"))
             if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
-                with_schema_defaults(yaml.safe_load(text), self.config)
+                with_schema_defaults(parse_value(text), self.config)
             ):
                 reason = f"{self.folder}: holds another search"
                 remedy = "choose another output_dir, or delete the folder"

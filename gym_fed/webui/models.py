@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from fastapi import APIRouter, Query
 from pydantic import Field
 
@@ -18,6 +17,7 @@ from gym_fed.base.models import folder_here
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.plain_yaml import parse_value
 from gym_fed.core.registries import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
 from gym_fed.serving.store.naming import variants_folder
 from gym_fed.training.run.folder import is_held
@@ -369,9 +369,9 @@ def _bases(folder: Path) -> list[str]:
             document = (
                 read_object(folder / name)
                 if name.endswith(".json")
-                else yaml.safe_load((folder / name).read_text(encoding="utf-8"))
+                else parse_value((folder / name).read_text(encoding="utf-8"))
             )
-        except (OSError, GymError, ValueError, yaml.YAMLError, RecursionError):
+        except (OSError, GymError, ValueError):
             continue
         if isinstance(document, dict) and isinstance(document.get(key), str):
             bases.append(document[key])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError
 
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.plain_yaml import parse_value
 
 
 def _texts(value: object) -> object:
@@ -59,8 +59,8 @@ class ChatSettings(StrictModel):
         is_text = name.strip() == "stop" and not value.strip().startswith("[")  # "###" is a comment in YAML
         try:
             unsets = value.strip().lower() in ("none", "")
-            parsed = None if unsets else value if is_text else yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            parsed = None if unsets else value if is_text else parse_value(value)
+        except ValueError as error:
             raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a value") from error
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
 

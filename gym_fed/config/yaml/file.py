@@ -20,10 +20,11 @@ from gym_fed.config.schema.base import Problems, ReadsOtherWords
 from gym_fed.config.schema.member import ByMember, MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
 from gym_fed.config.schema.plugins import markers_of
-from gym_fed.config.yaml.strict import KeyPath, Mark, dotted, parse_value, shown
+from gym_fed.config.yaml.strict import KeyPath, Mark, dotted
 from gym_fed.core import aliases as other_words
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import MAX_DEPTH
+from gym_fed.core.plain_yaml import parse_value, shown
 from gym_fed.core.registries import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)

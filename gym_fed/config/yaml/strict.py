@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import MAX_DEPTH, is_deeper
-from gym_fed.core.text import counted
+from gym_fed.core.json_files import MAX_DEPTH
+from gym_fed.core.plain_yaml import StrictLoader
 
 KeyPath = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root down."""
@@ -22,8 +22,6 @@ Mark = tuple[int, int]
 
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_VALUES = 200_000
-_MAX_SHOWN_CHARS = 80
-_MAX_NUMBER_CHARS = 4000
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -89,61 +87,17 @@ def read_run_config(folder: Path) -> dict[str, Any]:
             ErrorCode.FILE_NOT_FOUND, f"{folder}: holds no run", "give a folder that gym train has written"
         )
     try:
-        config = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: cannot be read") from error
-    if not isinstance(config, dict):
+        config = parse_config(file, read_config_text(file))[0]
+    except GymError as error:
+        raise GymError(ErrorCode.STATE_CORRUPT, error.message) from error
+    if not config:
         raise GymError(ErrorCode.STATE_CORRUPT, f"{file}: holds no settings")
     return config
-
-
-def parse_value(text: str) -> Any:
-    """Parse a value of the command line, in YAML or JSON.
-
-    Raises:
-        ValueError: For what is neither, is nested too deeply, or repeats a part of itself by an alias.
-    """
-    try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=StrictLoader)):
-            raise ValueError("an alias (*) is not read here; write the value out")
-        values = yaml.load(text, Loader=StrictLoader)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).partition("\n")[0]) from error
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
-    if is_deeper(values, MAX_DEPTH):
-        raise ValueError("nested too deeply")
-    return values
-
-
-def shown(value: Any) -> str:
-    """Return the value as an error message quotes it: its repr, cut if it is long."""
-    text = repr(value)
-    return (
-        text
-        if len(text) <= _MAX_SHOWN_CHARS
-        else f"{text[:_MAX_SHOWN_CHARS]}... ({counted(len(text), 'character')})"
-    )
 
 
 def dotted(path: KeyPath) -> str:
     """Write ``("a", 0, "b")`` as ``a.0.b``."""
     return ".".join(str(k) for k in path)
-
-
-class StrictLoader(yaml.SafeLoader):
-    """The safe loader, whose errors about a value carry the value's place."""
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        kind = str(node.tag).rpartition(":")[2]
-        if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # 1:1:1... takes YAML seconds
-            problem = f"a number of {counted(len(node.value), 'character')}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        try:
-            return super().construct_object(node, deep=deep)
-        except (ValueError, KeyError, AttributeError) as error:  # such as month 13, or !!bool perhaps
-            problem = f"{shown(node.value)} is not a valid {kind}"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
 
 
 def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], file: Path) -> None:

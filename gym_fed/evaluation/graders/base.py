@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 
 from gym_fed.config.train.graders import GraderConfig, GraderSections
 from gym_fed.config.yaml.file import validate
-from gym_fed.config.yaml.strict import parse_value
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.plain_yaml import parse_value
 from gym_fed.core.registries import GRADERS
 from gym_fed.core.text import counted, plain
 

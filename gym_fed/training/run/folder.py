@@ -18,12 +18,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from gym_fed.config.schema.base import with_schema_defaults
 from gym_fed.config.schema.plugins import as_json, plugins_of, require_run_plugins
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml
+from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.file_lock import LockHeldError, lock
 from gym_fed.core.files import write_atomically
@@ -301,7 +300,7 @@ class RunFolder:
             self._verified = named
 
     def _require_same(self, config: TrainingConfig, data_digest: str, eval_digest: str | None) -> None:
-        stored = yaml.safe_load((self.path / "config.yaml").read_text(encoding="utf-8"))
+        stored = read_run_config(self.path)
         old = with_schema_defaults(stored, config)
         new = config.model_dump(mode="json")
         free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())

@@ -16,6 +16,7 @@ from typing import Any
 
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.yaml.file import load_config
+from gym_fed.config.yaml.strict import parse_config, read_config_text
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import fsync_folder, is_safe_path, write_atomically
@@ -245,8 +246,8 @@ def _give(fresh: Path, storage: dict[str, str]) -> None:
     import yaml
 
     path = fresh / CONFIG_NAME
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    if not isinstance(document, dict) or not isinstance(document.get("storage") or {}, dict):
+    document, _ = parse_config(path, read_config_text(path))
+    if not isinstance(document.get("storage") or {}, dict):
         return  # load_config refuses it
     document["storage"] = {**(document.get("storage") or {}), **storage}
     write_atomically(path, yaml.safe_dump(document, sort_keys=False).encode(), mode=0o600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 
 from tests.support.sources import ROOT
@@ -93,3 +94,24 @@ def test_every_module_that_loads_a_tokenizer_binds_its_templates() -> None:
 def test_no_other_module_builds_a_pattern() -> None:
     found = {place for place, tree in _modules() if any(map(_takes_a_built_pattern, ast.walk(tree)))}
     assert found == set(PATTERNS)
+
+
+OWN_YAML = {
+    "gym_fed/core/plain_yaml.py",  # the bounded loader
+    "gym_fed/evaluation/suites/definitions.py",  # the installed harness
+    "gym_fed/evaluation/probe/prompts.py",  # these read files of the package
+    "gym_fed/config/recipe_presets.py",
+    "gym_fed/config/hub/evaluations.py",
+    "gym_fed/config/train/catalogue.py",
+    "gym_fed/cli/completion.py",
+}
+
+
+def test_no_other_module_reads_yaml_without_bounds() -> None:
+    found = {
+        file.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+        if re.search(r"yaml\.(safe_load|load|unsafe_load|full_load)(_all)?\(", file.read_text())
+    }
+    assert found == OWN_YAML

@@ -420,12 +420,21 @@ def test_a_config_that_names_a_place_outside_is_refused_before_anything_is_writt
     restore(scene.place, scene.folder / "new", **{place: inside})
 
 
-def forge(scene: Scene, storage: dict[str, str]) -> None:
-    """Back a hub up, and write another place into the config of the backup, as its holder can."""
+def test_a_config_whose_merge_keys_double_without_end_is_refused_before_it_is_expanded(scene: Scene) -> None:
+    scene.joined("ann")
+    doubling = "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 60))
+    forge(scene, {}, "a0: &a0 {k: v}\n" + doubling)
+    with pytest.raises(GymError, match=r"gym-server\.yaml:\d+:\d+: ") as caught:
+        restore(scene.place, scene.folder / "new", objects="objects")
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+
+
+def forge(scene: Scene, storage: dict[str, str], text: str | None = None) -> None:
+    """Back a hub up, and write another place or text into the config of the backup, as its holder can."""
     snapshot = Path(scene.place) / "snapshots" / scene.backup()["snapshot"]
     config = yaml.safe_load((snapshot / "gym-server.yaml").read_text())
     config["storage"] = {**(config.get("storage") or {}), **storage}
-    text = yaml.safe_dump(config)
+    text = text or yaml.safe_dump(config)
     (snapshot / "gym-server.yaml").write_text(text)
     manifest = json.loads((snapshot / "manifest.json").read_text())
     manifest["files"]["gym-server.yaml"]["sha256"] = hashlib.sha256(text.encode()).hexdigest()

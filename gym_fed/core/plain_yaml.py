@@ -1,0 +1,57 @@
+"""Parse YAML of others: no aliases, so that merge keys double no mapping, and bounds on numbers and depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from gym_fed.core.json_files import MAX_DEPTH, is_deeper
+from gym_fed.core.text import counted
+
+_MAX_SHOWN_CHARS = 80
+_MAX_NUMBER_CHARS = 4000
+
+
+def parse_value(text: str) -> Any:
+    """Parse a value in YAML or JSON, of a command line or of a file that others may have written.
+
+    Raises:
+        ValueError: For what is neither, is nested too deeply, or repeats a part of itself by an alias.
+    """
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=StrictLoader)):
+            raise ValueError("an alias (*) is not read here; write the value out")
+        values = yaml.load(text, Loader=StrictLoader)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).partition("\n")[0]) from error
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if is_deeper(values, MAX_DEPTH):
+        raise ValueError("nested too deeply")
+    return values
+
+
+class StrictLoader(yaml.SafeLoader):
+    """The safe loader, whose errors about a value carry the value's place."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        kind = str(node.tag).rpartition(":")[2]
+        if kind in ("int", "float") and len(node.value) > _MAX_NUMBER_CHARS:  # 1:1:1... takes YAML seconds
+            problem = f"a number of {counted(len(node.value), 'character')}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        try:
+            return super().construct_object(node, deep=deep)
+        except (ValueError, KeyError, AttributeError) as error:  # such as month 13, or !!bool perhaps
+            problem = f"{shown(node.value)} is not a valid {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
+
+def shown(value: Any) -> str:
+    """Return the value as an error message quotes it: its repr, cut if it is long."""
+    text = repr(value)
+    return (
+        text
+        if len(text) <= _MAX_SHOWN_CHARS
+        else f"{text[:_MAX_SHOWN_CHARS]}... ({counted(len(text), 'character')})"
+    )
