@@ -158,7 +158,12 @@ def _trained_update(
     private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)
-    model.advance(spec, soup_path)
+
+    def path_in_time(sha256: str) -> Path:
+        time_limit.require("the update to the global version")
+        return soup_path(sha256)
+
+    model.advance(spec, path_in_time)
     result = _train(spec, model, data, folder, time_limit, setup)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)

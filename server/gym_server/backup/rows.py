@@ -48,7 +48,7 @@ def load_rows(archive: Path, url: str, folder: Path) -> None:
     )
     try:
         with source.reading() as tx:
-            kinds = dict(tx.execute(text("SELECT name, type FROM sqlite_master")).tuples().all())
+            kinds = {name: kind for name, kind in tx.execute(text("SELECT name, type FROM sqlite_master"))}
         if other := [name for name in metadata.tables if kinds.get(name) != "table"]:
             raise GymError(ErrorCode.STATE_CORRUPT, f"the database of the backup has no table {other[0]}")
         with target.reading() as tx:

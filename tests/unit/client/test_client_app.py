@@ -281,6 +281,16 @@ def test_training_that_takes_too_long_is_refused_by_the_policy(rounds: Rounds) -
     assert "max_seconds" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
 
 
+def test_soups_after_the_policys_time_are_not_applied(rounds: Rounds, tmp_path: Path) -> None:
+    rounds.home.policy_path.write_text("max_seconds: 0.000001\n")
+    path = rounds.soup(tmp_path, 0.25, rounds.spec.digest)
+    soup = reference(rounds.spec.digest, path, 1)
+    task = rounds.task(soups=[soup], version_digest=soup["version_digest"], server_round=2)
+    with pytest.raises(GymError, match="during the update to the global version") as refused:
+        rounds.call(task, soups={soup["sha256"]: path})
+    assert refused.value.code is ErrorCode.POLICY_REFUSED
+
+
 def test_a_step_that_runs_past_the_policys_time_ends_at_its_next_module(
     rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
