@@ -35,7 +35,8 @@ NAMES = ("ann", "bob")
 
 
 @pytest.mark.parametrize(
-    ("phase", "fault"), quick(itertools.product(PHASES, FAULTS), ("before-commit", "enospc"))
+    ("phase", "fault"),
+    quick(itertools.product(PHASES, FAULTS), ("before-commit", "enospc"), ("upload-chunk", "eio")),
 )
 def test_a_hub_whose_phase_fails_goes_on_or_leaves_with_a_reason(
     federation: Federation, phase: str, fault: str

@@ -213,8 +213,10 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._refusals.note(session.contributor if session else address, method, error)
         elif (failed := system_error(error, with_place=False)) is not None:
             self._refusals.note("the hub", method, system_error(error) or failed, logging.ERROR)
+            # Contributors wait for a hub whose disk is full or fails; other codes would end their join.
+            code = failed.code if failed.code is ErrorCode.DISK_FULL else ErrorCode.UNAVAILABLE
             error = GymError(
-                failed.code, f"the hub cannot do this now: {failed.message}", "report this to the coordinator"
+                code, f"the hub cannot do this now: {failed.message}", "report this to the coordinator"
             )
         else:
             self._refusals.failed(method, error)
