@@ -178,7 +178,8 @@ def _similarity(
     if config.rewards.together_threshold is not None:
         earlier = _earlier(config, state.database, state.round_store, server_round)
         for old in (old for of_round in _by_round(earlier) for old in of_round if not old.soup):
-            latest.setdefault(*old.contributors, old)
+            (who,) = old.contributors
+            latest.setdefault(who, old)
     with ExitStack() as stack:
         files = [_opened(stack, state.base, state.store, row.delta_sha256, _base(row)) for row in rows]
         previous = stack.enter_context(
