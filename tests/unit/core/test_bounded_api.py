@@ -88,6 +88,7 @@ def test_callers_whose_conversations_hang_take_no_process_that_another_caller_wa
 def test_a_deadline_includes_the_wait_for_a_process_and_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     late = GymError(ErrorCode.POLICY_REFUSED, "too late")
     monkeypatch.setattr(pool, "_pool", pool._Pool())
+    monkeypatch.setattr(pool, "SECONDS", SECONDS)
     began = time.monotonic()
     with pool.evaluation_deadline(began + 0.05, late), pytest.raises(GymError, match="too late"):
         pool.evaluate(find_all, pattern="a", text="a")  # no interpreter starts in that time

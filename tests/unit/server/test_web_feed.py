@@ -238,4 +238,6 @@ def test_a_feed_ends_at_once(fed: Federation) -> None:
     feed.start()
     began = time.monotonic()
     feed.stop()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 9, (
+        "a second is the longest of its waits but for that of an idle hub, ten"
+    )

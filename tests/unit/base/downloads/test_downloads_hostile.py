@@ -20,6 +20,7 @@ from gym_fed.base.downloads import hub as hub_requests
 from gym_fed.base.downloads.offer import offer_model
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.model_hub import ModelHub, Repo
+from tests.support.wait import SECONDS
 from tests.unit.base.downloads.conftest import NAME
 from tests.unit.base.downloads.test_downloads import WEIGHTS, yes
 
@@ -105,7 +106,7 @@ def test_a_body_in_drops_ends_after_a_stated_time(monkeypatch: pytest.MonkeyPatc
         handler.send_response(200)
         handler.send_header("Content-Length", "1000000")
         handler.end_headers()
-        for _ in range(200):
+        for _ in range(4_000):
             handler.wfile.write(b" ")
             time.sleep(0.05)
 
@@ -115,7 +116,7 @@ def test_a_body_in_drops_ends_after_a_stated_time(monkeypatch: pytest.MonkeyPatc
         error = refused(url, monkeypatch)
     assert error.code is ErrorCode.DEADLINE_EXCEEDED
     assert url in error.message
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 100, "the body takes 200 s"
 
 
 def test_a_hub_that_says_to_come_back_tomorrow_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +130,7 @@ def test_a_hub_that_says_to_come_back_tomorrow_is_not_waited_for(monkeypatch: py
     with answering(tomorrow) as url:
         began = time.monotonic()
         assert refused(url, monkeypatch).code is ErrorCode.BUSY
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < SECONDS
 
 
 def test_headers_of_a_refusal_reach_no_terminal(
