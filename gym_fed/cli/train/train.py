@@ -159,7 +159,7 @@ def _require_config(config: Path) -> None:
 
 def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
     """Encode the rows into ``tokenized_path`` and report what became of them."""
-    from gym_fed.training.rows.tokenized import preprocess
+    from gym_fed.training.rows.preprocess import preprocess
 
     counts, eval_counts, index = preprocess(settings)
     say = report_rows(settings.max_length)

@@ -8,15 +8,12 @@ Names follow Opacus: ``noise_multiplier`` is the noise's standard deviation divi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.core.registries import AGGREGATORS
-
-if TYPE_CHECKING:
-    from gym_fed.config.hub.soup import SoupRecipe
 
 TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
 """The delta of (epsilon, delta): the probability with which epsilon may not hold; a large one makes it worthless."""
@@ -78,13 +75,13 @@ class ReleasePrivacy(StrictModel):
         """Return the built-in aggregators that this noise covers."""
         return AGGREGATORS.own_with(_FACTS[self.mechanism])
 
-    def refuse_unaccounted(self, soup: SoupRecipe) -> None:
-        """Raise ``Problems`` if the accounting does not cover a merge by ``soup``."""
+    def refuse_unaccounted(self, soup: Any) -> None:
+        """Raise ``Problems`` if the accounting does not cover a merge by ``soup``, a ``SoupRecipe``."""
         problems = list(self.unaccounted(soup))
         if problems:
             raise Problems("", problems)
 
-    def unaccounted(self, soup: SoupRecipe) -> Iterator[Problem]:
+    def unaccounted(self, soup: Any) -> Iterator[Problem]:
         """Yield the settings of ``soup`` that the accounting does not cover."""
         if not self.accounts_for(soup.aggregator):
             yield Problem(

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING
 
 _OFF = (None, False, "no", "auto")
@@ -84,12 +85,11 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
         GymError: ``MODEL_INVALID`` if the model does not support a feature; ``CONFIG_INVALID`` for an algorithm or
             packing that conflicts with the changed model.
     """
-    from gym_fed.training.features.mixture_of_depths import check_routed
     from gym_fed.training.rows.packing import require_packable
 
     for feature in active_features(config).values():
         feature.apply(model, config)
-    check_routed(model, config)
+    _check_routed(model, config)
     require_packable(model.config, config)
     return model
 
@@ -130,3 +130,22 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
 
 
 log = logging.getLogger("gym_fed")
+
+
+def _check_routed(model: Any, config: TrainingConfig) -> None:
+    """Refuse settings that conflict with routers, for a model that had routers before this run."""
+    if getattr(model.config, "mixture_of_depths", None) is None:
+        return
+    conflict = router_conflict(config)
+    refuse_first((conflict, f"model: is a mixture of depths, and {conflict}", "take a dense model"))
+
+
+def router_conflict(config: TrainingConfig) -> str | None:
+    """Return why the algorithm does not support a mixture of depths; None if it does."""
+    if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM" or writes_answers(config):
+        return f"{config.algorithm} needs a model that all blocks and a cache belong to"
+    if reference_mode(config) is not None:
+        return (
+            f"the reference of {config.algorithm} would send other tokens through the blocks than the policy"
+        )
+    return None

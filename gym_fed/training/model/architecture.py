@@ -9,8 +9,8 @@ from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 
-from gym_fed.base.models import is_hub_name, require_base_model, resolve
-from gym_fed.config.train.training import TrainingConfig
+from gym_fed.base.models import is_hub_name, load_tokenizer, require_base_model, resolve
+from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 
@@ -24,9 +24,7 @@ def known_architecture(config: TrainingConfig) -> Any | None:
     """
     try:
         if config.model_init is not None:
-            from gym_fed.training.model.loading import scratch_config
-
-            return scratch_config(config.model_init)
+            return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))
         return None if config.model is None else read_config(config.model, from_hub=False)
     except (GymError, StrictDataclassError, *_UNREADABLE):
         return None
@@ -39,9 +37,7 @@ def empty_config(config: TrainingConfig) -> Any:
         GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
     """
     if config.model_init is not None:
-        from gym_fed.training.model.loading import scratch_config
-
-        return scratch_config(config.model_init)
+        return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))
     if config.model is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
     return read_config(config.model)
@@ -82,3 +78,39 @@ def _read_hub_config(name: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(model_config(name)), encoding="utf-8")
         return AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def new_config(settings: ModelInit, tokenizer: Any) -> Any:
+    if (settings.vocab_size or len(tokenizer)) < len(tokenizer):
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
+            f"{len(tokenizer)} tokens",
+            "raise it, leave it out, or name another tokenizer",
+        )
+    return model_classes(settings.architecture)[0](
+        vocab_size=settings.vocab_size or len(tokenizer),
+        hidden_size=settings.hidden_size,
+        num_hidden_layers=settings.num_hidden_layers,
+        intermediate_size=settings.intermediate_size,
+        num_attention_heads=settings.num_attention_heads,
+        num_key_value_heads=settings.num_key_value_heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=settings.max_position_embeddings,
+        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
+        tie_word_embeddings=settings.tie_word_embeddings,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def model_classes(architecture: str) -> tuple[Any, Any]:
+    """Return transformers' config and model classes of an architecture."""
+    import transformers
+
+    config, model = {
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+        "llama": ("LlamaConfig", "LlamaForCausalLM"),
+    }[architecture]
+    return getattr(transformers, config), getattr(transformers, model)

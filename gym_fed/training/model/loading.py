@@ -10,8 +10,8 @@ from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.core.text import counted
 from gym_fed.training.model.adapters import merge_starting_adapters
+from gym_fed.training.model.architecture import model_classes, new_config
 from gym_fed.training.model.quantization import quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import require_model_of_text
@@ -80,51 +80,10 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
     from transformers import GenerationConfig, set_seed
 
     tokenizer = load_tokenizer(settings.tokenizer)
-    config = _config(settings, tokenizer)
+    config = new_config(settings, tokenizer)
     set_seed(seed)
-    model = _classes(settings.architecture)[1](config).to(getattr(torch, dtype))
+    model = model_classes(settings.architecture)[1](config).to(getattr(torch, dtype))
     model.generation_config = GenerationConfig(
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
     )
     return model, tokenizer
-
-
-def scratch_config(settings: ModelInit) -> Any:
-    """Return the ``transformers`` config of the model that ``init_model`` builds."""
-    return _config(settings, load_tokenizer(settings.tokenizer))
-
-
-def _config(settings: ModelInit, tokenizer: Any) -> Any:
-    if (settings.vocab_size or len(tokenizer)) < len(tokenizer):
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
-            f"{counted(len(tokenizer), 'token')}",
-            "raise it, leave it out, or name another tokenizer",
-        )
-    return _classes(settings.architecture)[0](
-        vocab_size=settings.vocab_size or len(tokenizer),
-        hidden_size=settings.hidden_size,
-        num_hidden_layers=settings.num_hidden_layers,
-        intermediate_size=settings.intermediate_size,
-        num_attention_heads=settings.num_attention_heads,
-        num_key_value_heads=settings.num_key_value_heads,
-        head_dim=settings.head_dim,
-        max_position_embeddings=settings.max_position_embeddings,
-        rope_parameters={"rope_type": "default", "rope_theta": settings.rope_theta},
-        tie_word_embeddings=settings.tie_word_embeddings,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-
-
-def _classes(architecture: str) -> tuple[Any, Any]:
-    """Return transformers' config and model classes of an architecture."""
-    import transformers
-
-    config, model = {
-        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-        "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    }[architecture]
-    return getattr(transformers, config), getattr(transformers, model)

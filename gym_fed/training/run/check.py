@@ -53,10 +53,9 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
             measure of it: TRL computes it over the answers of all prompts.
     """
     warnings = []
-    clipped = [
-        entry["completions/clipped_ratio"] for entry in history if "completions/clipped_ratio" in entry
-    ]
-    flat = [entry["frac_reward_zero_std"] for entry in history if "frac_reward_zero_std" in entry]
+    ratio, equal = "completions/clipped_ratio", "frac_reward_zero_std"
+    clipped = [entry[ratio] for entry in history if ratio in entry]
+    flat = [entry[equal] for entry in history if equal in entry]
     section = config.chosen_sections().get(config.algorithm)
     limit = getattr(section, "max_completion_length", None)
     if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:

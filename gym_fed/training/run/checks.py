@@ -151,7 +151,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 def require_training(config: TrainingConfig) -> None:
     """Refuse to train with a config that is for preprocessing or evaluation only."""
-    others = {"preprocess_only": "rows.tokenized.preprocess", "evaluate_only": "evaluating.evaluate"}
+    others = {"preprocess_only": "rows.preprocess.preprocess", "evaluate_only": "evaluating.evaluate"}
     for key, function in others.items():
         remedy = f"call gym_fed.training.{function}(config), or set it to false"
         reason = f"{key}: is set, so there is nothing to train"

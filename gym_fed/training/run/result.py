@@ -17,7 +17,6 @@ import time
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.tracking.trackers.base import read_lines
-from gym_fed.training.run.folder import is_held
 
 _ACTIVE_SECONDS = 120
 """Without file locks, an unfinished run counts as running if its metrics are newer than this."""
@@ -172,6 +171,8 @@ def summary(folder: Path) -> dict[str, Any]:
     changed = max(file.stat().st_mtime for file in files if file.exists())
     saved = [f.name.rpartition("-")[2] for f in folder.glob("checkpoints/checkpoint-*")]
     steps = max(steps, *(int(step) for step in saved if step.isdecimal()), 0)
+    from gym_fed.training.run.folder import is_held  # imports numpy
+
     is_running = is_held(folder)
     status = "running" if is_running else "unfinished"
     if is_running is None and time.time() - changed < _ACTIVE_SECONDS:

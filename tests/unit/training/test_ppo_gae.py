@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gym_fed.training.algorithms.rewards.ppo import generalised_advantages, token_rewards
+from gym_fed.training.algorithms.rewards._ppo_trainer import generalised_advantages, token_rewards
 
 
 def straight(

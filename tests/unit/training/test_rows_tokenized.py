@@ -17,7 +17,7 @@ from gym_fed.cli.main import app
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
-from gym_fed.training.rows.tokenized import preprocess
+from gym_fed.training.rows.preprocess import preprocess
 from gym_fed.training.trainer import Trainer
 from tests.support.preferences import capitals
 

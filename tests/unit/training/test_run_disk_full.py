@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import is_disk_full
-from gym_fed.training.rows.tokenized import preprocess
+from gym_fed.training.rows.preprocess import preprocess
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import ROWS, run, settings
 
