@@ -18,6 +18,8 @@ from gym_fed.core.registries import ALGORITHMS, FEATURES, TUNING
 
 _OFF = (None, False, "no", "auto")
 
+log = logging.getLogger("gym_fed")
+
 
 class Feature:
     """The base class of features, stateless. Its methods are called only if the key is on."""
@@ -127,9 +129,6 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
     if config.adapter and not config.new_adapter:
         return "evaluation"  # the initial adapter: precomputed, or a copy
     return "training" if tuning.starts_as_base(config) else "either"
-
-
-log = logging.getLogger("gym_fed")
 
 
 def _check_routed(model: Any, config: TrainingConfig) -> None:
