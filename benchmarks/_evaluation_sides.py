@@ -136,8 +136,7 @@ def ours(settings: Settings, kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def _our_pass(settings: Settings, kind: str, scorer: Any, served: Any) -> Outcome:
-    from gym_fed.evaluation.evaluator import computed
-    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.preparation import Preparation, computed
     from gym_fed.evaluation.harness.sources import PromptOptions
 
     task = task_of(settings, kind)

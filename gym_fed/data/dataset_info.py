@@ -18,8 +18,8 @@ from gym_fed.config.yaml.file import validate
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.data.formats.base import BadRow, Raw, as_object
+from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import PlacedRow, converted, iter_rows
-from gym_fed.data.sources import hub_rows
 
 T = TypeVar("T")
 

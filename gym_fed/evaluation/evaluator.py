@@ -14,17 +14,15 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.harness.preparation import Preparation, harness_version, require_harness
+from gym_fed.evaluation.harness.preparation import Preparation, computed, harness_version, require_harness
 from gym_fed.evaluation.harness.sources import (
-    Outcome,
     PreparedRequest,
     PromptOptions,
-    RequestKey,
     TaskSource,
     applies_template,
     is_own,
@@ -278,43 +276,6 @@ def _require_loglikelihoods(scorer: Scorer, requests: Sequence[PreparedRequest])
     tasks = list(dict.fromkeys(request.key[0] for request in requests if request.continuations))
     if tasks and isinstance(scorer, ApiScorer):
         scorer.require_loglikelihoods(tasks)
-
-
-def computed(
-    scorer: Scorer,
-    requests: Sequence[PreparedRequest],
-    is_done: Callable[[RequestKey], bool] = lambda key: False,
-) -> Iterator[tuple[PreparedRequest, Mapping[str, Outcome]]]:
-    """Yield each open request with its outcomes by model; texts longer than the context are summed."""
-    from gym_fed.evaluation.scoring.scorer import Loglikelihood
-
-    scored = [request for request in requests if request.continuations]
-    parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
-    sums: dict[int, dict[str, Loglikelihood]] = {}
-    left = {number: len(request.continuations) for number, request in enumerate(scored)}
-    done = {place for place, (number, _) in enumerate(parts) if is_done(scored[number].key)}
-    for place, by_model in scorer.loglikelihoods([part for _, part in parts], done):
-        number = parts[place][0]
-        before = sums.get(number)
-        sums[number] = dict(by_model) if before is None else _summed(before, by_model)
-        left[number] -= 1
-        if not left[number]:
-            yield scored[number], sums.pop(number)
-    asked = [request for request in requests if request.answer is not None and not is_done(request.key)]
-    for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
-        yield asked[place], answers
-
-
-def _summed(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: replace(
-            first[name],
-            logprob=first[name].logprob + other[name].logprob,
-            is_greedy=first[name].is_greedy and other[name].is_greedy,
-            cut=first[name].cut + other[name].cut,
-        )
-        for name in first
-    }
 
 
 def _facts() -> dict[str, Any]:

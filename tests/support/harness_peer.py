@@ -106,8 +106,7 @@ def our_samples(
     model: Any, tokenizer: Any, tasks: Sequence[EvalTask], *, template: bool = False
 ) -> dict[str, Sequence[Any]]:
     """Samples by task, of our scorer."""
-    from gym_fed.evaluation.evaluator import computed
-    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.preparation import Preparation, computed
     from gym_fed.evaluation.harness.sources import PromptOptions
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel

@@ -118,7 +118,9 @@ def serve(
         "port": port,
         "api_keys": api_keys,
     }
-    overrides = [f"{key}={json.dumps(_plain(value))}" for key, value in named.items() if value is not None]
+    overrides = [
+        f"{key}={json.dumps(value, default=str)}" for key, value in named.items() if value is not None
+    ]
     if config is not None:
         _require_config(config)
     with spinner("reading the settings"):
@@ -190,10 +192,7 @@ def _leave_if_loading() -> None:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Disable garbage collection within the block, and exempt the objects created in it from later collections.
-
-    Looking at it takes a tenth of a start, and later a fifth of a second of answers that wait.
-    """
+    """Disable garbage collection within the block and freeze its objects: collections would delay start and answers."""
     gc.disable()
     try:
         yield
@@ -261,10 +260,6 @@ def with_own_variants(settings: ServingConfig) -> ServingConfig:
 
         defaults["base"] = base_of_store(store) or settings.base
     return settings.model_copy(update=defaults)
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _description(address: str, serving: Serving) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -15,10 +16,10 @@ from gym_fed.evaluation.harness.isolation import (
     seeded,
     templates_kept,
 )
-from gym_fed.evaluation.harness.sources import Outcome, PromptOptions, RequestKey, TaskSource
+from gym_fed.evaluation.harness.sources import Outcome, PreparedRequest, PromptOptions, RequestKey, TaskSource
 from gym_fed.evaluation.harness.task import HarnessTask
 from gym_fed.evaluation.results import TaskResult
-from gym_fed.evaluation.scoring.scorer import Continuation
+from gym_fed.evaluation.scoring.scorer import Continuation, Loglikelihood, Scorer
 
 _CHARACTERS_A_TOKEN = 64
 """An upper bound; of a longer prompt only the end is encoded, since the beginning does not fit."""
@@ -190,3 +191,38 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
                 return rendered([turn for turn in chat_history if turn["role"] != "system"])
 
     return Encoder()
+
+
+def computed(
+    scorer: Scorer,
+    requests: Sequence[PreparedRequest],
+    is_done: Callable[[RequestKey], bool] = lambda key: False,
+) -> Iterator[tuple[PreparedRequest, Mapping[str, Outcome]]]:
+    """Yield each open request with its outcomes by model; texts longer than the context are summed."""
+    scored = [request for request in requests if request.continuations]
+    parts = [(number, part) for number, request in enumerate(scored) for part in request.continuations]
+    sums: dict[int, dict[str, Loglikelihood]] = {}
+    left = {number: len(request.continuations) for number, request in enumerate(scored)}
+    done = {place for place, (number, _) in enumerate(parts) if is_done(scored[number].key)}
+    for place, by_model in scorer.loglikelihoods([part for _, part in parts], done):
+        number = parts[place][0]
+        before = sums.get(number)
+        sums[number] = dict(by_model) if before is None else _summed(before, by_model)
+        left[number] -= 1
+        if not left[number]:
+            yield scored[number], sums.pop(number)
+    asked = [request for request in requests if request.answer is not None and not is_done(request.key)]
+    for place, answers in scorer.answers([request.answer for request in asked if request.answer]):
+        yield asked[place], answers
+
+
+def _summed(first: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: replace(
+            first[name],
+            logprob=first[name].logprob + other[name].logprob,
+            is_greedy=first[name].is_greedy and other[name].is_greedy,
+            cut=first[name].cut + other[name].cut,
+        )
+        for name in first
+    }

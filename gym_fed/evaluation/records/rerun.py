@@ -143,8 +143,7 @@ def _rerun_task(
     scorer: Any, recorded: TaskResult, numbers: Sequence[int], data: str | Path | None, own: Sequence[str]
 ) -> TaskResult:
     """Re-run rows of one task, with the prompts of all earlier rows, since examples are drawn in order."""
-    from gym_fed.evaluation.evaluator import computed
-    from gym_fed.evaluation.harness.preparation import Preparation
+    from gym_fed.evaluation.harness.preparation import Preparation, computed
     from gym_fed.evaluation.harness.sources import PromptOptions
 
     limit = max(len(recorded.samples), max(numbers) + 1)  # a generated task depends on the limit

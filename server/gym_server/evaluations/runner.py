@@ -115,7 +115,7 @@ _ONLY = "base"
 
 
 def _results(scorer: Scorer, preparation: Preparation) -> dict[str, TaskResult]:
-    from gym_fed.evaluation.evaluator import computed
+    from gym_fed.evaluation.harness.preparation import computed
 
     found = computed(scorer, preparation.requests)
     return preparation.results({request.key: by_model[_ONLY] for request, by_model in found})

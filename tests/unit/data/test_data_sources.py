@@ -236,7 +236,7 @@ def test_the_card_of_a_hub_dataset_names_no_file_of_this_machine(
     ],
 )
 def test_a_streamed_hub_dataset_is_read_from_its_own_files_alone(path: str, is_own: bool) -> None:
-    from gym_fed.data.sources import _require_own_files
+    from gym_fed.data.hub import _require_own_files
 
     if is_own:
         return _require_own_files("someone/words", None, {"train": [path]})

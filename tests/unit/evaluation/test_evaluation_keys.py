@@ -13,7 +13,8 @@ import pytest
 
 from gym_fed.base.models import nano_path
 from gym_fed.evaluation import evaluator
-from gym_fed.evaluation.evaluator import Evaluator, computed
+from gym_fed.evaluation.evaluator import Evaluator
+from gym_fed.evaluation.harness.preparation import computed
 from gym_fed.evaluation.harness.sources import PreparedRequest
 from gym_fed.evaluation.records.document import record_id
 from gym_fed.evaluation.running import RunningFile

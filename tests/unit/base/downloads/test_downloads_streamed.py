@@ -14,7 +14,7 @@ from gym_fed.base.downloads.streamed import COMMITS, agreed_commit
 from gym_fed.cli.models.needed import ensure_datasets
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.sources import hub_rows
+from gym_fed.data.hub import hub_rows
 from tests.support.model_hub import ModelHub, Repo
 
 ROWS = "acme/streamed"
