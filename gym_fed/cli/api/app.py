@@ -287,13 +287,12 @@ def _introduce(address: str, serving: Serving) -> None:
     shown = ", ".join(names[:_SHOWN_MODELS]) + (f" and {more} more" if more > 0 else "")
     model = names[-1] if len(names) <= _SHOWN_MODELS else names[1]
     key = YOUR_KEY if serving.config.api_keys is not None else NO_KEY
-    is_chat = bool(serving.tokenizer.chat_template)
-    out.print(f"serving {shown}")
-    out.print(f"at {address}/v1")
+    out.print(f"serving {shown}\nat {address}/v1")
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         out.print(f"defaults of requests: {settings}")
-    out.print(f"\n{openai_snippet(ServedModel(f'{address}/v1', model, key, is_chat))}")
+    served = ServedModel(f"{address}/v1", model, key, bool(serving.tokenizer.chat_template))
+    out.print(f"\n{openai_snippet(served)}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
 
@@ -375,7 +374,7 @@ def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
         table.add_row(
             key.name,
             "yes" if key.base else "no",
-            Text(", ".join(allowed) or "none"),  # however many they are
+            Text(", ".join(allowed) or "none"),
             "yes" if key.metrics else "no",
             "yes" if key.manage_variants else "no",
             _limits(key),
@@ -395,7 +394,6 @@ def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = Fal
 
 
 def _limits(key: ApiKey) -> str:
-    """Describe the limits of a key per minute."""
     limits = ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
     return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None) or "-"
 
