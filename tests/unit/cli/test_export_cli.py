@@ -29,7 +29,7 @@ from tests.support.wait import SECONDS
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(other_words, "_summary", set())
+    monkeypatch.setattr(other_words, "_said", set())
 
 
 @pytest.fixture
