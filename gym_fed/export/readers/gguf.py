@@ -50,7 +50,8 @@ def _by_transformers(file: Path) -> LoadedExport:
     from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING
 
     # transformers does not read the head size of Qwen3 and assumes 128.
-    GGUF_CONFIG_MAPPING["qwen3"]["attention.key_length"] = "head_dim"
+    keys: Any = GGUF_CONFIG_MAPPING["qwen3"]
+    keys["attention.key_length"] = "head_dim"
     model = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )

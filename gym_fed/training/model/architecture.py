@@ -13,6 +13,7 @@ from gym_fed.base.models import is_hub_name, load_tokenizer, require_base_model,
 from gym_fed.config.train.training import ModelInit, TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
+from gym_fed.core.text import counted
 
 _UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError)
 
@@ -85,7 +86,7 @@ def new_config(settings: ModelInit, tokenizer: Any) -> Any:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"model_init.vocab_size: {settings.vocab_size}, but the tokenizer {settings.tokenizer} has "
-            f"{len(tokenizer)} tokens",
+            f"{counted(len(tokenizer), 'token')}",
             "raise it, leave it out, or name another tokenizer",
         )
     return model_classes(settings.architecture)[0](
