@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.suites import eval_task
+from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.definitions import members
+from gym_fed.evaluation.suites.listing import ASSETS, listing
 from gym_fed.evaluation.suites.rendering import render
-from gym_fed.evaluation.suites.store import ASSETS, listing
 from gym_fed.evaluation.suites.tasks import EvalTask, tasks_of
 from tools.tiny_suite import FOLDER, MAX_BYTES, files
 
@@ -119,7 +119,7 @@ def test_calls_are_graded_by_their_form_alone(tmp_path: Path) -> None:
 
 def test_translations_are_graded_by_sentence_chrf() -> None:
     pytest.importorskip("sacrebleu")
-    process = eval_task.process_results("chrf", lambda row: row["to_text"])
+    process = grading.process_results("chrf", lambda row: row["to_text"])
     assert process({"to_text": "Das ist ein Haus."}, ["Das ist ein Haus."])["chrf"] == pytest.approx(100)
     assert process({"to_text": "Das ist ein Haus."}, ["xyz"])["chrf"] < 10
 

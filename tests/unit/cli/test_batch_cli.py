@@ -49,7 +49,7 @@ def test_options_reach_the_settings_over_those_of_the_file(source: Path, runs: l
     )
     settings, seed = runs[0]
     assert (settings.base, settings.variants, settings.port, seed) == ("gym-nano", Path("v"), 9, 4)
-    assert batch._at_once(settings.engine) == 3 + 1
+    assert batch._num_in_progress(settings.engine) == 3 + 1
     described = json.loads((folder / "out.jsonl.batch.json").read_text())
     assert (described["base"], described["seed"]) == ("gym-nano", 4)
 
