@@ -62,9 +62,9 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
     most = 0.0
     for (way, name, score, keys, together), credits in found.items():
         if together is not None:
-            before = statistics.mean(found[way, name, score, keys, None])
+            each = statistics.mean(found[way, name, score, keys, None])
             what = f"{way}, {name}, by {score}, {keys} keys (peer: paid each)"
-            report.compare(what, statistics.mean(credits), before, unit="credits")
+            report.compare(what, statistics.mean(credits), each, unit="credits")
             if keys > 1:
                 single = statistics.mean(found[way, name, score, 1, together])
                 most = max(most, statistics.mean(credits) / single)

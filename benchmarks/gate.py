@@ -57,7 +57,7 @@ def main() -> None:
     poisoned = [*honest[:-1], own + triggered(task_rows(98, count // 2))]
     heldout = generate("dash", 100, seed=5, split="heldout")
     unseen = triggered(generate("dash", 50, seed=6, split="heldout"))
-    default = {"aggregator": "byzantine_robust", "num_malicious_nodes": 1}
+    default: dict[str, Any] = {"aggregator": "byzantine_robust", "num_malicious_nodes": 1}
     scenes = {
         "honest": (honest, 1, {}),
         "poisoned": (poisoned, rounds, {}),

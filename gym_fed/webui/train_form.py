@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.config.yaml.strict import KeyPath, StrictLoader, parse_config
+from gym_fed.config.yaml.strict import KeyPath, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.plain_yaml import StrictLoader
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.webui.workbench import plain
 
