@@ -10,8 +10,8 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.suites import grading
 from gym_fed.evaluation.suites.definitions import members
-from gym_fed.evaluation.suites.listing import ASSETS, listing
 from gym_fed.evaluation.suites.rendering import render
+from gym_fed.evaluation.suites.store import ASSETS, listing
 from gym_fed.evaluation.suites.tasks import EvalTask, tasks_of
 from tools.tiny_suite import FOLDER, MAX_BYTES, files
 

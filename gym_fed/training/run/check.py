@@ -41,6 +41,8 @@ from gym_fed.training.run.result import CheckResult, HeldOut
 
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.5
+_LEARNED = 0.1
+"""Rise of the mean reward from the first to the second half of a run that learns, whose answers become equally good."""
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
@@ -63,13 +65,20 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
             f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
             f"rewards say little; raise it, or ask for shorter answers"
         )
-    if flat and (share := sum(flat) / len(flat)) > _MANY_FLAT:
+    has_groups = getattr(section, "num_generations", 1) > 1  # PPO writes one answer to a prompt
+    rewards = [entry["reward"] for entry in history if "reward" in entry]
+    has_learned = _mean(rewards[len(rewards) // 2 :]) - _mean(rewards[: len(rewards) // 2]) > _LEARNED
+    if flat and has_groups and not has_learned and (share := _mean(flat)) > _MANY_FLAT:
         warnings.append(
             f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
             f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
             "or take prompts that the model sometimes gets right"
         )
     return warnings
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:

@@ -256,6 +256,15 @@ def test_a_run_of_rewards_that_learns_is_not_warned_of() -> None:
     )
 
 
+def test_equal_rewards_of_answers_that_became_good_or_that_stand_alone_are_not_warned_of() -> None:
+    flat = [{"frac_reward_zero_std": 0.75, "reward": reward} for reward in (0.0, 0.0, 1.0, 1.0)]
+    settings = TrainingConfig(model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}])
+    assert reward_warnings(settings, flat) == []
+    assert len(reward_warnings(settings, [{**entry, "reward": 0.5} for entry in flat])) == 1
+    alone = TrainingConfig(model="gym-nano", algorithm="ppo", graders=[{"grader": "exact"}])
+    assert reward_warnings(alone, [{"frac_reward_zero_std": 1.0}] * 4) == []
+
+
 def test_a_real_run_of_rewards_whose_answers_are_all_cut_says_so(tmp_path: Path) -> None:
     rows = [
         {"prompt": row["messages"][:1], "answer": row["messages"][1]["content"], "aliases": ["x"]}
