@@ -19,7 +19,6 @@ from gym_fed.core.help import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.core.text import readable_bytes
-from gym_fed.export.choice import formats
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat
@@ -125,6 +124,8 @@ def export(
     from gym_fed.serving.store.naming import base_needed, named_delta
 
     if list_:
+        from gym_fed.export.choice import formats
+
         print_result(as_json, formats(), _print_formats)
         return
     if model is None:
@@ -263,6 +264,8 @@ def _distance(figures: dict[str, Any]) -> str:
 
 def _print_formats() -> None:
     """Print the table of `gym export --list`."""
+    from gym_fed.export.choice import formats
+
     lines: list[tuple[str, str]] = []
     for row in formats():
         lacks = f" (not here: {', '.join(row['missing'])})" if row["missing"] else ""

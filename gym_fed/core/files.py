@@ -316,7 +316,7 @@ def disk_full(path: Path) -> GymError:
     return GymError(
         ErrorCode.DISK_FULL,
         f"no space is left for {path}; nothing was changed",
-        "free some space on that disk, and run the same again",
+        "free some space on that disk, and run the same command again",
     )
 
 

@@ -45,7 +45,7 @@ def settle() -> None:
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # the version of TRL is pinned
     # PEFT, TRL and transformers use names that are deprecated in transformers.
     warnings.filterwarnings("ignore", _OLD_NAME, FutureWarning)
-    # PEFT imports it if it is installed, and it imports torch's compiler, which takes seconds at every start.
+    # PEFT imports bitsandbytes if installed. That imports torch's compiler, which takes seconds at every start.
     import_late("bitsandbytes")
 
 

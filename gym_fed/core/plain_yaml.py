@@ -1,4 +1,4 @@
-"""Parse YAML of others: no aliases, so that merge keys double no mapping, and bounds on numbers and depth."""
+"""Parse untrusted YAML: aliases are refused, since they can expand exponentially; numbers and depth are bounded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_NUMBER_CHARS = 4000
 
 
 def parse_value(text: str) -> Any:
-    """Parse a value in YAML or JSON, of a command line or of a file that others may have written.
+    """Parse a YAML or JSON value from a command line or an untrusted file.
 
     Raises:
-        ValueError: For what is neither, is nested too deeply, or repeats a part of itself by an alias.
+        ValueError: If the text is invalid, nested too deeply, or contains an alias.
     """
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=StrictLoader)):
-            raise ValueError("an alias (*) is not read here; write the value out")
+            raise ValueError("aliases (*) are not supported; write the value out")
         values = yaml.load(text, Loader=StrictLoader)
     except yaml.YAMLError as error:
         raise ValueError(str(error).partition("\n")[0]) from error

@@ -14,7 +14,7 @@ from gym_fed.core.console import err, wants_json
 from gym_fed.core.text import readable_bytes
 
 SILENT_SECONDS = 1.0
-"""Silence after which the current activity is printed: on a terminal with the seconds, and erased when it ends."""
+"""Seconds of silence before the current activity is shown; on a terminal it is erased when it ends."""
 
 _TICK_SECONDS = 0.25
 

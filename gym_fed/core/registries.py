@@ -56,7 +56,7 @@ class Kind(Registry[T]):
         return self.type_of(name)()
 
     def usable(self, needed: Callable[[str], object] | None = None) -> tuple[str, ...]:
-        """Return the names of usable members, sorted. Imports all, and warns about unusable ones of other packages.
+        """Return the names of usable members, sorted. Imports those of other packages, and warns about unusable ones.
 
         Args:
             needed: Called with a member's name, and raises as ``type_of`` if it is unusable; defaults to ``type_of``.

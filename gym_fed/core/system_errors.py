@@ -24,7 +24,9 @@ class _ErrorText(NamedTuple):
 
 
 _FULL = _ErrorText(
-    ErrorCode.DISK_FULL, "no space is left on the disk", "free some space there, and run the same again"
+    ErrorCode.DISK_FULL,
+    "no space is left on the disk",
+    "free some space there, and run the same command again",
 )
 _READ_ONLY = _ErrorText(
     ErrorCode.NOT_WRITABLE,
@@ -34,7 +36,7 @@ _READ_ONLY = _ErrorText(
 _FORBIDDEN = _ErrorText(
     ErrorCode.NOT_WRITABLE,
     "this user may not do that",
-    "see who owns it and its mode (ls -l), or use another folder",
+    "check its owner and mode (ls -l), or use another folder",
 )
 _TOO_MANY_FILES = _ErrorText(
     ErrorCode.BUSY, "too many files are open", "raise the limit (ulimit -n), or do fewer things at once"
@@ -66,11 +68,11 @@ _BY_ERRNO: dict[int, _ErrorText] = {
     errno.EEXIST: _ErrorText(ErrorCode.FILE_EXISTS, "something is there already", "choose another name"),
     errno.ENOTEMPTY: _ErrorText(ErrorCode.FILE_EXISTS, "the folder is not empty", "choose another name"),
     errno.ENAMETOOLONG: _ErrorText(ErrorCode.USAGE, "the name is too long", "choose a shorter one"),
-    errno.ELOOP: _ErrorText(ErrorCode.USAGE, "links lead in a circle", "check the path"),
+    errno.ELOOP: _ErrorText(ErrorCode.USAGE, "symbolic links form a loop", "check the path"),
     errno.EMFILE: _TOO_MANY_FILES,
     errno.ENFILE: _TOO_MANY_FILES,
-    errno.EBUSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process uses it", "stop that first"),
-    errno.ETXTBSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process runs it", "stop that first"),
+    errno.EBUSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process is using it", "stop that first"),
+    errno.ETXTBSY: _ErrorText(ErrorCode.STATE_LOCKED, "another process is running it", "stop that first"),
     errno.ENOMEM: _ErrorText(ErrorCode.BUSY, "no memory is left", "stop something else, or do less at once"),
     errno.EADDRINUSE: _IN_USE,
     errno.EADDRNOTAVAIL: _ErrorText(
@@ -92,19 +94,17 @@ _BY_ERRNO: dict[int, _ErrorText] = {
 
 _BY_SQLITE: dict[int, _ErrorText] = {
     sqlite3.SQLITE_FULL: _FULL,
-    sqlite3.SQLITE_READONLY: _ErrorText(
-        ErrorCode.NOT_WRITABLE, "the database may not be written", _FORBIDDEN.hint
-    ),
+    sqlite3.SQLITE_READONLY: _ErrorText(ErrorCode.NOT_WRITABLE, "the database is read-only", _FORBIDDEN.hint),
     sqlite3.SQLITE_CANTOPEN: _ErrorText(
         ErrorCode.NOT_WRITABLE, "the database file cannot be opened", _FORBIDDEN.hint
     ),
     sqlite3.SQLITE_PERM: _FORBIDDEN,
     sqlite3.SQLITE_IOERR: _BY_ERRNO[errno.EIO],
     sqlite3.SQLITE_BUSY: _ErrorText(
-        ErrorCode.BUSY, "another process holds the database for long", "run the same again"
+        ErrorCode.BUSY, "another process has locked the database for too long", "run the same command again"
     ),
     sqlite3.SQLITE_LOCKED: _ErrorText(
-        ErrorCode.BUSY, "another process holds the database for long", "run the same again"
+        ErrorCode.BUSY, "another process has locked the database for too long", "run the same command again"
     ),
 }
 
@@ -150,7 +150,7 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return True if a Rust library (tokenizers) panicked, which is not an ``Exception``."""
+    """Return True if this is the panic of a Rust library (tokenizers), which is no subclass of ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 

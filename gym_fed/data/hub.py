@@ -31,13 +31,13 @@ def hub_rows(
         name: ``owner/name``.
         subset: A configuration of it.
         split: ``train`` by default.
-        folder: Only the files in this folder of it.
+        folder: Only the files in this folder of the repository.
         files: Read only these files, as the split.
 
     Raises:
         GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is
             no such dataset, subset or split; ``DATA_INVALID`` for one whose card names files elsewhere; ``TOO_LARGE``
-            when the hub sends more of a file than it has.
+            when the hub sends more bytes than the size of a file.
     """
     import datasets
 

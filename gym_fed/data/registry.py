@@ -160,7 +160,9 @@ class DatasetRegistry:
         _check_name(name)
         versions = self.versions(name)
         if number and not number.isdecimal():
-            raise GymError(ErrorCode.USAGE, f"{reference}: {number!r} is no version", "a number, such as @1")
+            raise GymError(
+                ErrorCode.USAGE, f"{reference}: {number!r} is not a version", "a number, such as @1"
+            )
         version = int(number) if number else max(versions, default=0)
         if version not in versions:
             known = (
@@ -218,7 +220,7 @@ def _check_name(name: str) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{name[:80]!r} is not a valid dataset name",
-            "small letters, digits, dots and dashes, with at most one /, such as me/stories",
+            "lowercase letters, digits, dots and dashes, with at most one /, such as me/stories",
         )
 
 

@@ -158,7 +158,9 @@ def _write_csv(stream: BinaryIO, rows: Iterable[Row]) -> None:
             writer.writeheader()
         if set(row) != set(writer.fieldnames):
             raise GymError(
-                ErrorCode.DATA_INVALID, f"row {number} has other columns than row 1", "write JSONL instead"
+                ErrorCode.DATA_INVALID,
+                f"row {number} has different columns from row 1",
+                "write JSONL instead",
             )
         writer.writerow({key: _cell(key, value, number) for key, value in row.items()})
     text.detach()

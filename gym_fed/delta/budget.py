@@ -1,11 +1,11 @@
 """Choose tensors and codecs that minimise the error within a byte budget for the whole file.
 
-A tensor's options are its codecs and, where a residual keeps it for the next round, to be left out (a kind of top-k
+A tensor's options are its codecs and, if a residual keeps it for the next round, omission (a kind of top-k
 sparsification with whole tensors as the unit; Stich et al. 2018, "Sparsified SGD with Memory").
 ``gym_quant.allocation`` spends the budget along the convex hulls of error over bytes. What a codec loses is measured,
-not assumed: a tensor is encoded with it, on a sample of its rows where it is large. Where the mean squares of a layer's
-inputs are known it is the error of the layer's output (``gym_quant.calibration.output_error``), and where the
-divergence of the predictions is measured (``Sensitivity``), errors are in those units.
+not assumed: a tensor is encoded with it, on a sample of its rows if it is large. If the mean squares of a layer's
+inputs are known, the error is that of the layer's output (``gym_quant.calibration.output_error``). If the divergence of
+the predictions is measured (``Sensitivity``), errors are in units of that divergence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
 """Codecs that ``auto`` weighs for a matrix, unless others are given."""
 
 Sensitivity: TypeAlias = Callable[[str, Tensor], float]
-"""Name of a tensor, and what a codec made of its delta, to what that costs while all others stay whole."""
+"""Maps a tensor's name and its decoded delta to the cost of encoding only this tensor."""
 
 _SAMPLE = 1 << 18
 _TRIES = 8
@@ -64,17 +64,17 @@ def candidates(
 ) -> list[BudgetOption]:
     """List every encoding of a tensor that the policy allows, with its error.
 
-    The first is to leave it out, where the policy has error feedback. A tensor whose codec is given counts as kept
-    whole by it, but next to tensors whose codec is not.
+    The first option is to omit it, if the policy has error feedback. If the policy's
+    codec is not ``auto``, the error of encoding counts as 0.
 
     Args:
         delta: Its (error-corrected) delta.
-        choice: What ``choose`` gives it; of codec ``auto``, where no other key decides, the menu is weighed instead.
-        policy: With a budget.
-        importance: ``[in]`` or ``[in, in]`` moments of the layer's inputs, relative to other layers' as they are.
-        sensitivity: Measures what the smallest way costs; larger ones cost less in proportion to their error, since a
+        choice: The choice of ``choose``; if its reason begins with ``auto``, the menu is tried instead.
+        policy: The codec policy, which has a budget.
+        importance: ``[in]`` or ``[in, in]`` moments of the layer's inputs, on one scale for all layers.
+        sensitivity: Measures the cost of the smallest encoding; that of the others is scaled by their error, since a
             divergence grows with the square of a small change.
-        menu: Words for codecs.
+        menu: Names of the codecs to try, as in a config.
     """
     whole = output_error(delta, torch.zeros_like(delta), importance)
     left_out = [BudgetOption(None, whole)] if policy.error_feedback else []
@@ -110,10 +110,10 @@ def fit(
 ) -> list[CodecChoice]:
     """Choose one candidate per tensor so that the whole file, including its header, is within the budget.
 
-    ``version`` is that of merging (``SoupRecipe.merge_version``): soups of version 1 are made again as they were.
+    ``version`` is ``SoupRecipe.merge_version``: version 1 reproduces the choices of earlier releases.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when not one tensor fits, or not all that may not be left out.
+        GymError: ``CONFIG_INVALID`` if no tensor fits, or if the tensors that must not be omitted do not all fit.
     """
     budget = math.floor(spec.num_parameters * max_bits_per_weight / 8)
     if version == 1 and any(len(choices) > 2 for choices in options.values()):
@@ -135,7 +135,7 @@ def fit(
             ErrorCode.CONFIG_INVALID,
             f"max_bits_per_weight: {max_bits_per_weight} is {counted(budget, 'byte')}, and the smallest codecs "
             f"take {smallest}",
-            f"raise it above {8 * smallest / spec.num_parameters:.2f}, or encode embeddings and norms smaller",
+            f"raise it above {8 * smallest / spec.num_parameters:.2f}, or give embeddings and norms smaller codecs",
         )
     if options and (picks is None or not chosen(picks)):
         raise GymError(
@@ -151,7 +151,7 @@ def fit(
 def _fit_by_payload(
     options: Mapping[str, Sequence[BudgetOption]], spec: BaseSpec, extra: Mapping[str, str], budget: int
 ) -> list[CodecChoice]:
-    """The allocation of merge version 1: payloads get what the header leaves, less until both fit; [] if they do not.
+    """Allocate as in merge version 1: payloads get what the header leaves, reduced until both fit; [] if they cannot.
 
     It leaves some bytes of the budget unused.
     """
@@ -225,5 +225,5 @@ def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None
     if found[0].choice is not None:
         return replace(choice, why=f"auto: {bits:.2f} bits per weight; cost {found[index].error:.3g}")
     lost = found[index].error / max(found[0].error, 1e-300)
-    why = f"auto: {bits:.2f} bits per weight leave {lost:.1%} of its energy; other tensors gain more from more bits"
+    why = f"auto: {bits:.2f} bits per weight lose {lost:.1%} of its energy; other tensors gain more from more bits"
     return replace(choice, why=why)

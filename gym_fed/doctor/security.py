@@ -80,7 +80,7 @@ def home_findings(home: Path) -> Iterator[Finding]:
 
 
 def key_findings(folder: Path, owner: str) -> Iterator[Finding]:
-    """Check that private keys have mode 0600, even in a folder that is closed to others: folders are moved."""
+    """Check that private keys have mode 0600, even in a folder that is closed to others: it may be moved."""
     if not folder.is_dir():
         return
     for path in islice(sorted(folder.iterdir()), MAX_KEYS):
@@ -136,7 +136,7 @@ def version_findings() -> Iterator[Finding]:
             outdated = True
             yield finding
     if num_checked and not outdated:
-        yield Finding("advisories", Level.OK, f"{num_checked} packages have the fixes of known advisories")
+        yield Finding("advisories", Level.OK, f"{num_checked} packages have the fixes for known advisories")
 
 
 def judge_version(name: str, version: str, minimum: str, advisory: str) -> Finding:
@@ -266,7 +266,7 @@ def judge_invites(database: Path, now: float) -> Finding:
         return Finding("invites", Level.WARN, f"{database}: {plain(error, 200)}", "gym-server invites list")
     latest = max((float(row[0]) for row in rows), default=now)
     seen = counted(len(rows), "unused invite") + (
-        f", the last one expires in {(latest - now) / _DAY_SECONDS:.0f} days" if rows else ""
+        f", the last one expires in {counted(round((latest - now) / _DAY_SECONDS), 'day')}" if rows else ""
     )
     if latest - now > LONG_INVITE.total_seconds():
         return Finding("invites", Level.WARN, seen, remedy)

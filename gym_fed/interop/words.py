@@ -32,14 +32,14 @@ FORMATS = {
 
 REFUSED_FORMATS = {
     "merged_16bit": Unsupported(
-        "the type of a merged folder is --dtype's",
+        "the dtype of a merged folder is set with --dtype",
         (
             "gym export MODEL --format huggingface --dtype bfloat16 -o FOLDER",
             "gym export MODEL --format huggingface --dtype float16 -o FOLDER",
         ),
     ),
     "merged_4bit": Unsupported(
-        "4 bits are one of two layouts, or a GGUF file's",
+        "4-bit weights are written as AWQ, GPTQ or GGUF",
         (
             "gym export MODEL --format gptq -o FOLDER",
             "gym export MODEL --format gguf --quantization q4_k_m -o model.gguf",
@@ -190,7 +190,7 @@ NAMES = [
     Alias("Python", "trainer.apply_deltasoup()", "the soups of the hub that was joined, `others={...}`"),
     Alias("Python", "from gym_fed.train import run_sft", "`Trainer(config).train()`"),
     Alias("Python", "from gym_fed.hparams import get_train_args", "`load_training_config(file)`"),
-    Alias("Python", "exp.log_metrics(results)", "the same: the step counts on by itself"),
+    Alias("Python", "exp.log_metrics(results)", "the same: the step is incremented automatically"),
     Alias("Python", "from gym_fed import quickstart", "the same; a run of `Trainer` on gym-nano"),
     Alias("Python", "from gym_fed.eval import ...", "`gym_fed.evaluation`"),
     Alias(

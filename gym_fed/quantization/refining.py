@@ -54,7 +54,7 @@ def plain_sequences(batches: Sequence[Batch]) -> list[Tensor]:
 
 
 def _sequences(calibration: CalibrationText, tokenizer: Any, max_length: int) -> list[tuple[Tensor, Tensor]]:
-    """Yield ids and labels of each sequence, ``[t]`` int64."""
+    """Return the ids and labels of each sequence, ``[t]`` int64."""
     if isinstance(calibration, Tensor):
         if (
             calibration.ndim != 2
@@ -97,7 +97,7 @@ def _batch(sequences: Sequence[tuple[Tensor, Tensor]]) -> Batch:
 
 
 OnStep = Callable[[int, int, float], None]
-"""Hears of step, number of steps, and loss; may raise to stop."""
+"""Called with the step, the number of steps and the loss; may raise to stop."""
 
 
 def distiller(
@@ -144,7 +144,7 @@ def distiller(
 
 
 class Distiller:
-    """A callable that distils its input and keeps the ``report``; arguments as for ``distiller``."""
+    """A callable that distils its input and keeps the ``report``; see ``distiller``, which creates it."""
 
     def __init__(
         self,

@@ -150,7 +150,7 @@ def base_model(named: str, digest: str) -> LoadedModel:
     if actual != digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{named}: has the digest {actual}, and the base that is needed {digest}",
+            f"{named}: has the digest {actual}, but {digest} is needed",
             "name the folder of the right base with --base",
         )
     return loaded
@@ -204,7 +204,7 @@ def _files(folder: Path, weights: list[str]) -> tuple[dict[str, Path], list[str]
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield visible files at the top, and of chat templates; checkpoints are skipped."""
+    """Yield visible files at the top and those of chat templates; other folders are skipped."""
     for file in sorted(folder.iterdir()):
         if file.name.startswith("."):
             continue

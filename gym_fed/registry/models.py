@@ -389,5 +389,7 @@ def _require_free(tag: str) -> None:
     require_tag(tag)
     if tag == LATEST:
         raise GymError(
-            ErrorCode.USAGE, f"{LATEST} always is the newest version", "choose another tag, such as stable"
+            ErrorCode.USAGE,
+            f"{LATEST} always refers to the newest version",
+            "choose another tag, such as stable",
         )

@@ -1,4 +1,4 @@
-"""Versions and tags on a store: numbered files that are written atomically and last, and are never replaced.
+"""Versions and tags in a store: numbered files, written atomically after all others and never replaced.
 
 models/<name>/<version>.json          a version: its signed manifest
 tags/<name>/<tag>/<number>.json       a tag: its signed moves; the newest counts
@@ -36,7 +36,7 @@ from gym_fed.registry.manifest import (
 from gym_fed.trust.identity.keys import SigningKey
 
 LATEST = "latest"
-"""The tag that always is the newest version, and that nobody sets."""
+"""The tag that always refers to the newest version; nobody can set it."""
 
 _NUMBERED = re.compile(r"(\d{6})\.json", re.ASCII)
 _MAX_SMALL_BYTES = 64 << 10
@@ -50,7 +50,7 @@ class VersionStore:
         self._objects = objects
 
     def names(self) -> list[str]:
-        """Return the names of the models on the store, sorted."""
+        """Return the names of the models in the store, sorted."""
         model_names = set()
         for path in self._objects.tree("models"):
             name, _, file = path.rpartition("/")
@@ -82,7 +82,7 @@ class VersionStore:
         if (manifest.name, manifest.version) != (name, version):
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{where}: is of {manifest.name}@{manifest.version}",
+                f"{where}: belongs to {manifest.name}@{manifest.version}",
                 "it was moved or copied there: look at the store",
             )
         return ModelVersion(manifest, signer, sha256)
@@ -167,7 +167,7 @@ class VersionStore:
         if not moves or moves[-1][0].version is None:
             tags = ", ".join([LATEST, *self.tags(name)])
             raise GymError(
-                ErrorCode.NOT_FOUND, f"{self._objects.url}: {name} has no tag {selector}", f"there are {tags}"
+                ErrorCode.NOT_FOUND, f"{self._objects.url}: {name} has no tag {selector}", f"its tags: {tags}"
             )
         return name, moves[-1][0].version, moves[-1]
 
@@ -177,12 +177,12 @@ class VersionStore:
 
     def _known(self, name: str) -> str:
         if numbers := self._numbers(f"models/{name}"):
-            return f"there are versions {', '.join(map(str, numbers[-20:]))}"
-        return f"there are models: {', '.join(self.names()[:8]) or 'none'}"
+            return f"existing versions: {', '.join(map(str, numbers[-20:]))}"
+        return f"models in the store: {', '.join(self.names()[:8]) or 'none'}"
 
 
 def split_reference(reference: str) -> tuple[str, str, str]:
-    """Split ``name@3`` to ``("name", "@", "3")``, ``name:tag`` likewise, and ``name`` to ``("name", "", "")``.
+    """Split ``name@3`` into ``("name", "@", "3")``, ``name:tag`` likewise, and ``name`` into ``("name", "", "")``.
 
     Raises:
         GymError: ``USAGE`` naming the problem.
@@ -194,7 +194,7 @@ def split_reference(reference: str) -> tuple[str, str, str]:
     if mark == "@" and not re.fullmatch(r"[1-9]\d{0,5}", selector, re.ASCII):
         raise GymError(
             ErrorCode.USAGE,
-            f"{plain(reference, 120)}: {plain(selector, 40)!r} is no version",
+            f"{plain(reference, 120)}: {plain(selector, 40)!r} is not a version",
             "a number, such as @1",
         )
     if mark == ":":
@@ -212,7 +212,7 @@ def _next_number(taken: Sequence[int], name: str) -> int:
     if number > _MOST_NUMBER:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{name}: has the number {_MOST_NUMBER}, the last one that there is",
+            f"{name}: has the number {_MOST_NUMBER}, the highest possible",
             "the number is implausible: check the store for a file that does not belong there",
         )
     return number
@@ -224,7 +224,7 @@ def require_name(name: str) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{plain(name, 80)!r} is not a valid model name",
-            "small letters, digits, dots and dashes, with at most one /, such as me/stories",
+            "lowercase letters, digits, dots and dashes, with at most one /, such as me/stories",
         )
 
 
@@ -234,7 +234,7 @@ def require_tag(tag: str) -> None:
         raise GymError(
             ErrorCode.USAGE,
             f"{plain(tag, 80)!r} is not a valid tag",
-            "a small letter first, then small letters, digits, dots and dashes, such as stable",
+            "a lowercase letter first, then lowercase letters, digits, dots and dashes, such as stable",
         )
 
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 BEYOND_CHANCE = 3.0
 """Standard deviations of blind directions that summed scores must exceed. In 50 rounds two senders of noise among
 fourteen contributors got at most 1.1% of the credits with 1, 0.9% with 2 and 0.6% with 3 (benchmarks/pay.py, sixteen
-other seeds than are reported); honest contributors lost nothing by it."""
+seeds other than those reported); honest contributors lost nothing by it."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunningScore:
 
     Attributes:
         parts: ``[k]`` nats of held-out loss by block of rows.
-        chance: Variance of what blind directions of the same sizes bring.
+        chance: Variance of the score of random directions of the same sizes.
         earned: Credits that were paid for it.
     """
 
@@ -87,7 +87,7 @@ def pay_by_score(
         block_weights: ``[k]`` shares of the held-out tokens.
         present: Contributors with an update in the round.
         price: Credits per nat.
-        pot: Credits that are there.
+        pot: Credits available to pay out.
     """
     gained = certain_gain(run, block_weights)
     brought = {who: score.brought if score.is_work else 0.0 for who, score in running_scores.items()}
@@ -103,8 +103,8 @@ def pay_by_score(
 def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:
     """Divide scores so that each group counts as one contributor, with the mean of its members' scores.
 
-    The sum of what helped stays as it was: many keys took weight from the others in the soup, who get it back. Scores
-    below zero have no part in that, or a sum near zero would make the factor as large as one likes.
+    The sum of the positive scores is preserved: many keys took weight from the others in the soup, who get it back.
+    Negative scores are excluded, since a sum near zero would make the factor arbitrarily large.
 
     Args:
         parts: ``[k]`` scores by contributor.
@@ -197,7 +197,7 @@ def before(known: Reputation, height: int, absence: float) -> float:
     """The reputation with which a contributor enters the round that makes version ``height``.
 
     Args:
-        known: As it was after the last round with an update of theirs.
+        known: The reputation after the last round in which they sent an update.
         height: Height of the new version, above ``known.height``.
         absence: Factor per version that was made without them.
     """

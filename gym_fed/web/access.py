@@ -7,7 +7,7 @@ session's CSRF token in the header ``X-CSRF-Token``.
 A key is ``gymweb-`` and 32 random bytes, displayed once. The file contains its scrypt hash (RFC 7914), a name and a
 role. It is reloaded when it changes, so keys can be added and removed while the server runs.
 
-``Origin`` is checked against requests from pages of other sites, and ``Host`` against DNS rebinding, where another
+``Origin`` is checked to block requests from pages of other sites, and ``Host`` to block DNS rebinding, where another
 site's name resolves to 127.0.0.1.
 """
 
@@ -214,7 +214,7 @@ class Access:
         if visitor.role < role:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"{visitor.name} may look and not change anything",
+                f"{visitor.name} may view but not change anything",
                 "log in with a key of role operator",
             )
         return visitor

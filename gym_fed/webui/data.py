@@ -23,7 +23,7 @@ from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
 MAX_SMALL_BYTES = 32 * 2**20
-"""Maximum size for duplicates without a job."""
+"""Maximum size of a file that is searched for duplicates without starting a job."""
 _MAX_ENTRIES = 20_000
 _MAX_DEPTH = 6
 _MAX_PAGE = 50

@@ -141,7 +141,7 @@ def find_base(workbench: Workbench, id: str) -> LocalModel:
         raise GymError(
             ErrorCode.MODEL_NOT_FOUND,
             f"{id!r} is not among the models of this machine",
-            "models below the folder in which gym webui was started are found, and those that gym models list names",
+            "gym webui lists the models below the folder where it was started, and those of gym models list",
         )
     return match
 

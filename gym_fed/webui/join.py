@@ -191,12 +191,12 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_known(server: str) -> None:
-    """Reject a hub that was never joined here.
+    """Reject a hub that was never joined from here.
 
     Otherwise a viewer could make this machine connect to arbitrary addresses.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a hub that was never joined here.
+        GymError: ``NOT_FOUND`` for a hub that was never joined from here.
     """
     from gym_client.identity.home import Home
     from gym_client.identity.pins import with_account

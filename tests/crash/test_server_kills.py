@@ -88,7 +88,7 @@ def test_two_servers_on_one_database_are_refused(
     other = HubProcess(tmp_path / "elsewhere", {"storage": database}, str(tiny_base))
     second = run(["gym-server", "run", "--dir", other.folder])
     assert second.returncode == 91
-    assert "another gym-server runs on the database" in second.stderr
+    assert "another gym-server is running on the database" in second.stderr
     assert PASSWORD not in second.stdout + second.stderr
 
 

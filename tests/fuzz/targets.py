@@ -335,7 +335,7 @@ def backup_seeds() -> list[bytes]:
 
     empty = sha256(b"").hexdigest()
     manifest = {
-        "format": "gym-backup-1",
+        "format": "gym-backup-2",
         "server": "s" + "0" * 16,
         "created_at": 1,
         "software_version": "0.2.0",

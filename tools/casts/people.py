@@ -44,7 +44,7 @@ class Person:
 ALONE = Person(
     "alone",
     ("You train alone",),
-    "A terminal: gym train teaches gym-nano a task, gym chat answers, gym eval scores, gym export writes a file.",
+    "A terminal: gym train teaches gym-nano a task, gym chat answers, gym eval scores, gym export writes a folder.",
 )
 VARIANT_OWNER = Person(
     "variant_owner",

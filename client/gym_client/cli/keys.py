@@ -44,7 +44,7 @@ def show(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_jso
             for pin in enrolled(folder)
         ],
     }
-    lock = "under a passphrase" if summary["encrypted"] else "not under a passphrase: gym-client key encrypt"
+    lock = "encrypted" if summary["encrypted"] else "not encrypted: gym-client key encrypt"
     lines = [f"{summary['public_key']} in {summary['path']}, {lock}"]
     for line in summary["servers"]:
         late = "" if line["current"] else ", with an older key: gym-client key rotate"
@@ -98,7 +98,7 @@ def decrypt(home: HomeFolder = None, passphrase_file: PassphraseFile = None, as_
     print_result(
         as_json,
         {"path": str(store.main_path), "encrypted": False, "files": files},
-        f"{store.main_path} is not under a passphrase any more",
+        f"{store.main_path} is no longer encrypted",
     )
 
 

@@ -61,8 +61,8 @@ class Loss:
                 f"{which} that you took part in: what followed entry {self.restored_at_entry} is gone."
             )
         lines.append(
-            f"{counted(self.receipts, 'receipt')} of yours, for {counted(self.credits, 'credit')}, no longer "
-            "stand; they stay as evidence."
+            f"{counted(self.receipts, 'receipt')} of yours, for {counted(self.credits, 'credit')}: no longer valid, "
+            "but kept as evidence."
         )
         return lines
 

@@ -27,7 +27,7 @@ _PAID = ("merged", "duplicate")
 """Verdicts of updates that can earn credits."""
 
 _TRIES = 3
-"""Attempts, because a round may end between the hub's answer and its ledger."""
+"""Attempts, because a round may end between the account reply and the download of the ledger."""
 
 
 class Tally:
@@ -179,7 +179,7 @@ def verify_online(
     raise GymError(
         ErrorCode.STATE_CORRUPT,
         f"{verification.server} contradicts its own signed ledger: {'; '.join(contradictions)}",
-        f"the ledger is in {copy.path}, signed; show it to the other contributors and to the coordinator",
+        f"the signed ledger is in {copy.path}; show it to the other contributors and to the coordinator",
     )
 
 
@@ -227,13 +227,13 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
         if sequence > checked.entries:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"the ledger in {path} ends at entry {checked.entries}; a receipt here is of entry {sequence}",
+                f"the ledger in {path} ends at entry {checked.entries}, but a stored receipt is for entry {sequence}",
                 "it is an older copy, or the hub kept back what it signed; fetch the ledger again",
             )
         if hashes[sequence] != entry_hash:
             raise GymError(
                 ErrorCode.LEDGER_FORKED,
-                f"entry {sequence} of the ledger in {path} is not the one of the receipt that {server} signed",
+                f"entry {sequence} of the ledger in {path} does not match the receipt that {server} signed",
                 f"show {home.receipts_path} and the ledger to the other contributors",
             )
     return Verification(

@@ -127,7 +127,7 @@ class _Bounded(httpx2.SyncByteStream):
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED,
                     f"{self._where}: sent {readable_bytes(seen)} in {waited:.0f} s",
-                    "check HF_ENDPOINT, or run the same again later",
+                    "check HF_ENDPOINT, or run the same command again later",
                 )
             yield part
 

@@ -76,7 +76,7 @@ def _body(place: str, name: str, limit: int) -> bytes:
                 raise GymError(
                     ErrorCode.DEADLINE_EXCEEDED,
                     f"{name}: {endpoint()} sent {readable_bytes(len(body))} in {time.monotonic() - began:.0f} s",
-                    "check HF_ENDPOINT, or run the same again later",
+                    "check HF_ENDPOINT, or run the same command again later",
                 )
     return bytes(body)
 
@@ -160,7 +160,7 @@ def _gated(kind: Kind, name: str) -> GymError:
     return GymError(
         ErrorCode.PERMISSION_DENIED,
         f"{name}: is gated: only accounts that accepted its terms have access, and {token}",
-        f"accept them at {page(kind, name)}, set HF_TOKEN to a token of that account, and run the same again",
+        f"accept them at {page(kind, name)}, set HF_TOKEN to a token of that account, and run the same command again",
     )
 
 
@@ -229,7 +229,7 @@ def _refused(kind: Kind, name: str, status: int) -> GymError:
     return GymError(
         ErrorCode.UNAVAILABLE,
         f"{name}: {endpoint()} answers with status {status}",
-        f"run the same again later; {alternatives(kind, name)}",
+        f"run the same command again later; {alternatives(kind, name)}",
     )
 
 

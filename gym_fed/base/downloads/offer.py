@@ -257,7 +257,7 @@ def _read_info(
         raise GymError(
             ErrorCode.STALE,
             f"{name}: asked for commit {commit[:12]}, {hub.endpoint()} describes {info.sha[:12]}",
-            "check HF_ENDPOINT, or run the same again",
+            "check HF_ENDPOINT, or run the same command again",
         )
     listed: dict[str, RepoFile] = {}
     for sibling in info.siblings:

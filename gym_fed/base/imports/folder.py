@@ -116,7 +116,7 @@ def imported(source: Path) -> Path:
                 raise GymError(
                     ErrorCode.MODEL_INVALID,
                     f"{source}: changed while it was read; nothing was kept",
-                    "run the same again when it is whole",
+                    "run the same command again when it is whole",
                 )
     return folder
 

@@ -1,4 +1,4 @@
-"""Vision models: their loading with a processor, with or without torchvision.
+"""Load vision models and their processors, with or without torchvision.
 
 transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are not supported here, so without
 torchvision a placeholder keeps the video settings of the files, and transformers' PIL code prepares images.
@@ -163,7 +163,7 @@ class _Stand:
             def preprocess(self, *_args: Any, **_kwargs: Any) -> Any:
                 raise GymError(
                     ErrorCode.MISSING_DEPENDENCY,
-                    "films need the package torchvision, which is not installed",
+                    "videos need the package torchvision, which is not installed",
                     "pip install 'gym-fed[vision]'",
                 )
 

@@ -71,7 +71,7 @@ KNOWN = frozenset(
     for one in patterns
     for form in (one, one.replace(_SHORT, "(?i:'s|'t|'re|'ve|'m|'ll|'d)"))
 )
-"""All of these, also as the published tokenizers write them. They take as long as the text, whatever it is."""
+"""All of these, also as the published tokenizers write them. Their time is linear in the length of any text."""
 
 
 MAX_PATTERNS = 32
@@ -83,7 +83,7 @@ _LINEAR = re.compile(
     r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d{0,2}(?:,\d{0,2})?\})?",
     re.S,
 )
-"""At most one repeat, at the end, and any count below 100: takes as long as the text."""
+"""At most one repeat, at the end, and any count below 100: the time is linear in the length of the text."""
 _LARGE_COUNT = re.compile(r"(?<!\\)(?<!\\[xo])\{(?:\d*,)?\d{4,}(?:,\d*)?\}")
 """Each character of a text can take that many steps. Not an escaped brace, nor a code such as ``\\x{1F600}``."""
 

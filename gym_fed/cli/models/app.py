@@ -95,7 +95,7 @@ def push(
 ) -> None:
     """Publish a model as the next version of NAME, signed with your key; no version is ever replaced.
 
-    With --to hf no version is made: a folder is written as the Hub takes it, and uploaded where --repo is given.
+    With --to hf no version is made: a folder in the Hub's layout is written, and uploaded if --repo is given.
     """
     given = {"--licence": licence, "--description": description, "--parent": parent, "--evals": evals}
     for_hub = {"--output": output, "--repo": repo, "--public": public or None, "--as-is": as_is or None}
@@ -156,7 +156,9 @@ def _push(
     if label is not None:
         require_tag(label)
         if label == LATEST:
-            raise GymError(ErrorCode.USAGE, f"--tag {LATEST}: always is the newest version", "leave it out")
+            raise GymError(
+                ErrorCode.USAGE, f"--tag {LATEST}: always refers to the newest version", "leave it out"
+            )
     models = ModelRegistry(registry)
     pushed = models.push(
         name,
@@ -173,7 +175,7 @@ def _push(
     conflicting = conflicts(pushed.manifest)
     place = "" if registry is None else f" --registry {shlex.quote(registry)}"
     for conflict in conflicting:
-        err.print(f"look at: {plain(conflict, 500)}")
+        err.print(f"warning: {plain(conflict, 500)}")
     print_result(
         as_json,
         _document(pushed, models.url, conflicting),
@@ -232,7 +234,7 @@ def _push_to_hub(
     confirm: Confirm | None,
     as_json: bool,
 ) -> None:
-    """Write the folder of a model, or of a registry's version, and upload it where a repository is named.
+    """Write the folder of a model, or of a registry's version, and upload it if a repository is given.
 
     Raises:
         GymError: ``USAGE`` without a folder; as ``hub_folder_of_model``, ``hub_folder_of_version`` and ``upload``.
@@ -255,7 +257,7 @@ def _push_to_hub(
         stated = StatedFacts(base=base, **facts)
         hub_folder = hub_folder_of_model(name, model, output, stated, as_is=as_is, note=err.print)
     for problem in hub_folder.problems:
-        err.print(f"look at: {plain(problem, 500)}")
+        err.print(f"warning: {plain(problem, 500)}")
     commit = None if repo is None else upload(hub_folder.folder, repo, public=public)
     place = f"; it is at {commit}" if commit else ""
     print_result(

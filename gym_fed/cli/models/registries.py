@@ -338,4 +338,4 @@ def _print_version(found: ModelVersion, pinned: bool, tags: dict[str, int], conf
         rows.append(("about", plain(manifest.description)))
     print_columns(rows, indent="")
     for conflict in conflicting:
-        err.print(f"look at: {plain(conflict, 500)}")
+        err.print(f"warning: {plain(conflict, 500)}")

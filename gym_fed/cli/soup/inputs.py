@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.base.models import LoadedModel
@@ -176,7 +175,7 @@ def open_all(
             refused[name] = error.message
             console.err.print(f"left out: {error.message}")
     if not opened:
-        raise GymError(ErrorCode.USAGE, f"none of the {counted(len(names), 'update')} can be used")
+        raise GymError(ErrorCode.USAGE, f"no update of {len(names)} can be used")
     return opened, refused
 
 

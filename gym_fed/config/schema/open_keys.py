@@ -1,6 +1,6 @@
 """Keys that a registry adds to a schema: the section of an algorithm or tuning method, the key of a feature.
 
-Those of ours are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
+Built-in ones are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
 installed package or a file that was dropped in. It names the class of its section as ``Settings``. The section is
 checked against that class, and an error in it is reported as for a field, with file, line and column.
 """
@@ -33,7 +33,7 @@ class _Added:
     Attributes:
         value: The raw value.
         wanted: Its type; None for a key that nothing reads.
-        idle: Whose section it is, where that one is not chosen.
+        idle: What is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
     """
 
     value: Any
@@ -41,7 +41,7 @@ class _Added:
     idle: str = ""
 
     def __repr__(self) -> str:
-        return repr(self.value)  # what a complaint quotes
+        return repr(self.value)  # quoted in error messages
 
 
 def _checked(added: Any) -> Any:
@@ -58,9 +58,9 @@ def _checked(added: Any) -> Any:
 
 
 class OpenModel(ReadsOtherWords):
-    """A schema with a section for what its keys choose; every other key that is not a field is refused.
+    """A schema with a section for each chosen member; every other key that is not a field is refused.
 
-    Only the section of what is chosen may be given, and it is there even when nothing in it is set.
+    Only the sections of chosen members may be given, and they exist even if nothing in them is set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -82,7 +82,7 @@ class OpenModel(ReadsOtherWords):
 
     @classmethod
     def added_key(cls, name: str) -> Any:
-        """Return the type of the key ``name``, which is not a field, if its member is chosen; None without one.
+        """Return the type of the key ``name``, which is not a field; None if no member has a section of that name.
 
         Raises:
             GymError: ``MISSING_DEPENDENCY`` for a member of another package that cannot be used.
@@ -93,7 +93,9 @@ class OpenModel(ReadsOtherWords):
         settings_types = [settings for settings in settings_types if settings is not None]
         if len(settings_types) > 1:
             reason = f"{name}: two members of that name have a section"
-            raise GymError(ErrorCode.MISSING_DEPENDENCY, reason, "remove one of the packages that bring them")
+            raise GymError(
+                ErrorCode.MISSING_DEPENDENCY, reason, "remove one of the packages that provide them"
+            )
         return settings_types[0] if settings_types else None
 
     def chosen_sections(self) -> dict[str, Any]:
@@ -120,7 +122,7 @@ class OpenModel(ReadsOtherWords):
             elif chosen not in kind.own() and kind.type_of(chosen).Settings is not None:
                 if chosen in cls.model_fields:
                     raise kind.broken(
-                        chosen, f"{kind.kind} {chosen!r}: its section would be a key of ours", "rename it"
+                        chosen, f"{kind.kind} {chosen!r}: gym-fed has a key of that name", "rename it"
                     )
                 filled[chosen] = {} if filled.get(chosen) is None else filled[chosen]
         return {
@@ -178,7 +180,7 @@ class OpenModel(ReadsOtherWords):
             for name in kind.names():
                 if name not in cls.model_fields and (name not in kind.own() or kind.type_of(name).Settings):
                     resolved["properties"].setdefault(
-                        name, {"type": "object", "description": f"Of {key}: {name}."}
+                        name, {"type": "object", "description": f"Settings of {key}: {name}."}
                     )
         for name in () if cls.features is None else cls.features.names():
             if name not in cls.model_fields:

@@ -1,7 +1,7 @@
 """The catalogue of Hugging Face datasets under their common names: ``data: [{name: gsm8k}]``.
 
-The entries are facts in ``assets/catalogue.yaml``. What is not certain of a set is left out there, and shown as not
-stated: a licence is never guessed.
+The entries are facts in ``assets/catalogue.yaml``. Facts about a dataset that are not certain are left out, and shown
+as not stated: a licence is never guessed.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ class CatalogueEntry(StrictModel):
     """The split that is read unless another is named; None where one has to be named."""
 
     folder: str | None = None
-    """Only the files in this folder of it."""
+    """Only the files in this folder of the repository."""
 
     files: list[str] = Field(default_factory=list)
-    """Only these files of it."""
+    """Only these files of the repository."""
 
     format: Literal["alpaca", "sharegpt", "messages", "preference", "kto", "text"]
     """Format of its rows, a name in ``gym_fed.core.registries.FORMATS``."""
@@ -57,7 +57,7 @@ class CatalogueEntry(StrictModel):
     """Its columns, by the names of the format; others are not read. Defaults to the format's own names."""
 
     speakers: dict[str, str] = Field(default_factory=dict)
-    """Words for who speaks that the format does not know, and what they mean."""
+    """Role names that the format does not know, and the roles that they mean."""
 
     licence: str | None = None
     """SPDX identifier of the licence that its card states; None where it was not certain."""
@@ -75,7 +75,7 @@ class CatalogueEntry(StrictModel):
     """A short description."""
 
     also: list[str] = Field(default_factory=list)
-    """Other names of it."""
+    """Aliases."""
 
     @model_validator(mode="after")
     def _validate_place(self) -> CatalogueEntry:
@@ -107,13 +107,13 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     """Return the entry of that name or alias.
 
     Raises:
-        GymError: ``NOT_FOUND`` with the names that are near.
+        GymError: ``NOT_FOUND`` with similar names.
     """
     entries = catalogue()
     by_name = entries | {other: entry for entry in entries.values() for other in entry.also}
     if name not in by_name:
         close = difflib.get_close_matches(name, by_name, n=3) or list(entries)[:8]
         reason = f"the catalogue has no data set {name!r}"
-        remedy = f"such as {', '.join(close)}; `gym data catalogue` lists them"
+        remedy = f"give another name, such as {', '.join(close)}; `gym data catalogue` lists all"
         raise GymError(ErrorCode.NOT_FOUND, reason, remedy)
     return by_name[name]

@@ -79,7 +79,7 @@ def _bounded(renderer: ChatRenderer, rows: list[list[Any]]) -> Iterator[Rendered
         template = tokenizer.get_chat_template(None, None)
         raise limit_error(template, error.need, f"the rows from {rows[0][1]} to {rows[-1][1]}") from error
     except EvaluationError as error:
-        # The template fails for every row; rendering a single row gives the error that names it.
+        # One failing row fails the whole batch; render the rows one by one to name it.
         if len(rows) > 1:
             for row in rows:
                 yield from _bounded(renderer, [row])

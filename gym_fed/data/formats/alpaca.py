@@ -28,7 +28,9 @@ class Alpaca(Format):
             messages = messages[1:]
         roles = [message["role"] for message in messages]
         if not roles or roles != ["user", "assistant"] * (len(roles) // 2):
-            raise BadRow("is not question and answer in turn, as alpaca needs", "choose messages or sharegpt")
+            raise BadRow(
+                "does not alternate user and assistant, as alpaca requires", "choose messages or sharegpt"
+            )
         texts = [message["content"] for message in messages]
         history = [list(texts[at : at + 2]) for at in range(0, len(texts) - 2, 2)]
         written |= {"instruction": texts[-2], "input": "", "output": texts[-1]}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gym_fed.doctor.check import Check, Finding, Level
 
-_BUILD = "for native code install a C++ compiler and the package again: pip install ."
+_BUILD = "for native code, install a C++ compiler, then reinstall the package: pip install ."
 
 
 class Kernels(Check):

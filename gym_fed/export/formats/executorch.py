@@ -30,7 +30,7 @@ class ExecuTorch(ProgramFormat):
         from transformers.exporters import ExecutorchConfig
         from transformers.exporters.exporter_executorch import ExecutorchExporter
 
-        options.report("recording the forward", 0, 0)
+        options.report("recording the forward pass", 0, 0)
         length = {1: torch.export.Dim("length", max=MAX_TOKENS)}
         config = ExecutorchConfig(
             dynamic=True,

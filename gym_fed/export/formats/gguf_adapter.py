@@ -1,4 +1,4 @@
-"""A GGUF LoRA adapter: llama-server applies it to its base per request, and Ollama by ADAPTER."""
+"""A GGUF LoRA adapter: llama-server applies it to its base per request, Ollama with ``ADAPTER``."""
 
 from __future__ import annotations
 

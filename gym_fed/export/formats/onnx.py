@@ -13,7 +13,7 @@ from gym_fed.export.formats._program import ProgramFormat, any_shape, example_in
 from gym_fed.export.formats.base import Options, Tolerance
 
 MAX_INSIDE_BYTES = 1_900_000_000
-"""Maximum bytes of weights in the file itself, since protobuf ends at 2 GiB. More go to ``model.onnx.data``."""
+"""Maximum bytes of weights in the file itself, since protobuf is limited to 2 GiB; more go to ``model.onnx.data``."""
 
 
 class Onnx(ProgramFormat):
@@ -43,7 +43,7 @@ class Onnx(ProgramFormat):
         from transformers.exporters import OnnxConfig
         from transformers.exporters.exporter_onnx import OnnxExporter
 
-        options.report("recording the forward", 0, 0)
+        options.report("recording the forward pass", 0, 0)
         config = OnnxConfig(
             dynamic=True,
             dynamic_shapes=any_shape(),
@@ -71,7 +71,7 @@ class Onnx(ProgramFormat):
         if weights > MAX_INSIDE_BYTES and self.is_file:
             raise GymError(
                 ErrorCode.USAGE,
-                f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which ends at 2 GiB",
+                f"{weights / 1e9:.1f} GB of weights do not fit in one ONNX file, which is limited to 2 GiB",
                 "give a folder: -o FOLDER --format onnx",
             )
         onnx_ir.save(
@@ -81,7 +81,7 @@ class Onnx(ProgramFormat):
 
 @contextmanager
 def _quiet_root_logger() -> Iterator[None]:
-    """Silence the quantiser's advice by the root logger, which would configure logging for the whole process."""
+    """Keep the quantiser's messages to the root logger from configuring logging for the whole process."""
     handler, root = logging.NullHandler(), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -100,9 +100,11 @@ def _without_source_paths(program: Any) -> None:
 
 
 def _int8() -> Any:
-    """Return a pass that stores weights of products in 8 bits, a scale per output; inputs are rounded at run time.
+    """Return a pass that stores the weights of matrix products in 8 bits, with one scale per output channel.
 
-    Weights are unsigned: with signed ones processors without VNNI overflow in 16 bits.
+    Inputs are quantised at run time.
+
+    Weights are unsigned: signed ones overflow 16-bit sums on processors without VNNI.
     """
     from onnxruntime.quantization import QuantType
     from transformers.exporters import OnnxRuntimeDynamicConfig, OnnxRuntimeQuantizer

@@ -27,7 +27,7 @@ class OpenVino(ProgramFormat):
     untried = "Llama, Mistral, Gemma"
 
     def write_program(self, model: Any, file: Path, options: Options) -> None:
-        options.report("recording the forward", 0, 0)
+        options.report("recording the forward pass", 0, 0)
         with without_telemetry():
             from transformers.exporters import OpenVINOConfig
             from transformers.exporters.exporter_openvino import OpenVINOExporter

@@ -31,7 +31,7 @@ class TorchExport(ProgramFormat):
         from transformers.exporters import DynamoConfig
         from transformers.exporters.exporter_dynamo import DynamoExporter
 
-        options.report("recording the forward", 0, 0)
+        options.report("recording the forward pass", 0, 0)
         config = DynamoConfig(
             dynamic=True, dynamic_shapes=any_shape(), prefer_deferred_runtime_asserts_over_guards=True
         )

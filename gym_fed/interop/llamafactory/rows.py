@@ -16,7 +16,7 @@ _FOLDER = "data"
 
 
 def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
-    """Write our lists of rows for each of ``keys``, theirs by ours."""
+    """Translate the data sources under each of ``keys``, which maps LLaMA-Factory's keys to ours."""
     folder = str(translator.take("dataset_dir", _FOLDER))
     most = translator.take("max_samples")
     if folder.startswith(_REMOTE):
@@ -29,7 +29,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
             sources = [{**_place(name, folder, info), **limit} for name in given]
             if catalogued := [source["name"] for source in sources if "name" in source]:
                 translator.note(
-                    key, f"there is no {info}: {', '.join(catalogued)} of gym data catalogue is read"
+                    key, f"there is no {info}: read from gym data catalogue: {', '.join(catalogued)}"
                 )
             translator.put(ours, sources, key)
     media = translator.take("media_dir")
@@ -38,7 +38,7 @@ def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
 
 
 def _place(name: str, folder: str, info: str) -> dict[str, str]:
-    """Return the place of a data set: the Hub, its own list, or the catalogue's place on the Hub."""
+    """Return the source of a data set: the Hub, an entry of ``dataset_info.json``, or the catalogue."""
     from gym_fed.config.train.catalogue import catalogue_entry
     from gym_fed.data.sources import is_catalogued
 
@@ -51,7 +51,7 @@ def _place(name: str, folder: str, info: str) -> dict[str, str]:
 
 
 def translate_rows(translator: Translator, algorithm: str) -> None:
-    """Write rows, their cutting and packing, and the template."""
+    """Translate data sources, truncation, packing and the chat template."""
     translate_sources(translator, {"dataset": "data", "eval_dataset": "eval_data"})
     translator.move("tokenized_path", "tokenized_path")
     if translator.take("disable_shuffling", False):
@@ -81,7 +81,9 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
         if algorithm == "sft":
             translator.put("reasoning", "off", "enable_thinking")
         else:
-            translator.lose("enable_thinking", "only sft leaves the empty thought of a template unlearned")
+            translator.lose(
+                "enable_thinking", "only sft excludes a template's empty thinking block from the loss"
+            )
     translate_template(translator)
 
 
@@ -114,12 +116,12 @@ def translate_template(translator: Translator) -> None:
     else:
         translator.lose(
             "template",
-            f"{name!r} is unknown, and the tokenizer has no template; known are {', '.join(NAMED)}",
+            f"{name!r} is unknown, and the tokenizer has no template; known: {', '.join(NAMED)}",
         )
 
 
 def _has_template(model: str) -> bool:
-    """True if the model has a chat template; False if it is not on this machine."""
+    """True if the model has a chat template, or if it is not on this machine."""
     from gym_fed.base.models import resolve
 
     try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, whole_number
 
 if TYPE_CHECKING:
     import httpx
@@ -221,7 +221,12 @@ def _refusal(place: str, answer: httpx.Response) -> GymError:
     if answer.status_code == 401:
         hint = "give the key in an environment variable, and its name by --api-key-env"
     if after := answer.headers.get("retry-after"):
-        hint = f"try again in {counted(after, 'second')}"
+        seconds = whole_number(after, 9)  # or an HTTP date
+        hint = (
+            f"try again in {counted(seconds, 'second')}"
+            if seconds is not None
+            else f"try again at {after[:80]}"
+        )
     return GymError(
         known or _CODES.get(answer.status_code, fallback), f"{place}: {answer.status_code}: {message}", hint
     )

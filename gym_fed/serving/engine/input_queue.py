@@ -32,7 +32,7 @@ class InputQueue:
     Args:
         config: Limits how many may wait.
         loop: Its waiting and running requests count, too.
-        counters: Used to estimate the seconds of a refusal.
+        counters: Used to estimate when a refused request may be sent again.
 
     Attributes:
         refused: Requests that were refused because too many waited.
@@ -102,15 +102,15 @@ class InputQueue:
         waiting = self._loop.waiting + len(self._arrived)
         own = self._loop.waiting_of(user) + sum(request.user == user for request in self._arrived)
         for count, most, who in (
-            (waiting, self._config.max_queued, "requests"),
-            (own, self._config.max_queued_per_user, "requests of this user"),
+            (waiting, self._config.max_queued, "waiting requests"),
+            (own, self._config.max_queued_per_user, "waiting requests of this user"),
         ):
             if count + num_new > most + free:
                 self.refused += 1
                 seconds = self.retry_after_seconds()
                 raise GymError(
                     ErrorCode.BUSY,
-                    f"{count} {who} are waiting already",
+                    f"too many {who}: {count}",
                     f"try again in {counted(seconds, 'second')}",
                 )
 

@@ -266,7 +266,7 @@ def _category(line: str, where: str) -> str:
         raise _refused(
             where,
             f"{plain(line, 80)!r} names no category",
-            "write it as [self-harm]: small letters, digits, - and _, 32 at most",
+            "write it as [self-harm]: lowercase letters, digits, - and _, 32 at most",
         )
     return name
 

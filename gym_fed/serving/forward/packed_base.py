@@ -1,9 +1,9 @@
 """The packed linear layers of a base, packed once and kept in a file that later starts map into memory.
 
 The file name has the digest of the base's float32 weights, the type that they were packed from, the format, and the
-version of the layout. The file holds the digest of every tensor, and the logits of the trial of the start that wrote
-it. It is written atomically, and only the most recently used files are kept. A file that does not match its name, or
-that others may write to, is logged and written again.
+version of the layout. The file holds the digest of every tensor, and the logits of the trial before it was
+written. It is written atomically, and only the most recently used files are kept. A file that does not match its name,
+or that others may write to, is logged and written again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 class Packer:
     """Packs layer after layer without a file.
 
-    Weights that are joined to one matrix share one buffer: a buffer each would leave holes between the packed ones.
+    Weights that are joined into one matrix share one buffer: a buffer each would leave holes between the packed ones.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class PackedBase:
 
     Attributes:
         path: The path of the file.
-        logits: ``[3, vocabulary]`` float32 of the trial of the start that wrote the file; None if it is not mapped.
+        logits: ``[3, vocabulary]`` float32, from the trial before the file was written; None if it is not mapped.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class PackedBase:
         return self.logits is not None
 
     def open(self, layers: Layers) -> bool:
-        """Map the file if it holds exactly these layers and is safe. Otherwise that is logged; ``save`` replaces it."""
+        """Map the file if it holds exactly these layers and is safe. Otherwise log why; ``save`` replaces it."""
         try:
             _require_safe(os.stat(self.path.parent))
             file = open_packed(self.path, _require_safe)
@@ -112,7 +112,7 @@ class PackedBase:
             }
             logits = file.tensors.get(_LOGITS)
             if file.metadata != self._labels or len(linears) + 1 != len(file.tensors):
-                raise CodecError("it is of another base, type, format or layout")
+                raise CodecError("it is for another base, type, format or layout")
             if not isinstance(logits, Tensor):
                 raise CodecError("it has no logits of a trial")
             stored = {name: (linear.format, linear.rows, linear.cols) for name, linear in linears.items()}
@@ -174,7 +174,7 @@ class PackedBase:
         return (
             ""
             if 2 * num_bytes <= free
-            else f"twice its {counted(num_bytes, 'byte')} must be free, not {free:,}"
+            else f"twice its {counted(num_bytes, 'byte')} must be free, but only {free:,} are"
         )
 
     def _remove_oldest(self) -> None:
@@ -206,4 +206,4 @@ def _require_safe(status: os.stat_result) -> None:
     if status.st_uid != user:
         raise CodecError(f"{kind} belongs to user {status.st_uid}, not to {user}")
     if status.st_mode & 0o022:
-        raise CodecError(f"{kind} may be written by others (mode {status.st_mode & 0o777:o}); take that away")
+        raise CodecError(f"{kind} may be written by others (mode {status.st_mode & 0o777:o}); run chmod go-w")

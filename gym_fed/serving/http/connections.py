@@ -109,7 +109,7 @@ class LimitedServer(uvicorn.Server):
 
 
 class Connections:
-    """All connections of one server, for the event loop's thread.
+    """All connections of one server; not thread-safe, for use in the event loop only.
 
     Args:
         config: Limits and timeouts.
@@ -155,7 +155,7 @@ class Connections:
         self._by_address[address] += 1
         if self._by_address[address] > self._config.max_per_address:
             self._make_room(
-                [other for other in self._open if other.address == address], "too many of one address"
+                [other for other in self._open if other.address == address], "too many from one address"
             )
         elif len(self._open) > self._most:
             self._make_room(list(self._open), "too many")
@@ -221,7 +221,7 @@ class _Counted(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         unsent = self.transport.get_write_buffer_size()
         if not unsent or unsent != self._unsent:
             self._unsent, self._moved = unsent, now
-        return "that took no answer" if now - self._moved > config.stalled_seconds else ""
+        return "that did not read the answer" if now - self._moved > config.stalled_seconds else ""
 
     def end(self) -> None:
         """Close at once and drop pending writes."""

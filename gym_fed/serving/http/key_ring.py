@@ -72,7 +72,11 @@ class KeyRing(Generic[KeyT]):
                 self._keys, self._seen = (), None
             except OSError as error:
                 self._seen = None
-                raise GymError(ErrorCode.PERMISSION_DENIED, f"{self.path}: {error.strerror}") from error
+                raise GymError(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"{self.path}: {error.strerror}",
+                    "name a file that this user can read",
+                ) from error
             return self._keys
 
     def remove(self, name: str) -> None:
@@ -87,7 +91,7 @@ class KeyRing(Generic[KeyT]):
                 raise GymError(
                     ErrorCode.NOT_FOUND,
                     f"{self.path} has no key {name!r}",
-                    "list the keys to see their names",
+                    "`list` in place of `remove` shows the names",
                 )
             self._write(remaining)
 
@@ -102,7 +106,7 @@ class KeyRing(Generic[KeyT]):
                 raise GymError(
                     ErrorCode.FILE_EXISTS,
                     f"{self.path} has a key {key.name!r} already",
-                    "remove that key first",
+                    f"remove it first, with `remove {key.name}` in place of `add`",
                 )
             self._write((*known, key))
 
@@ -120,7 +124,8 @@ class KeyRing(Generic[KeyT]):
         write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
 
     def _read(self) -> tuple[KeyT, ...]:
-        data = self.path.read_bytes()
+        with self.path.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
         problem = f"larger than {MAX_FILE_BYTES:,} bytes"
         if len(data) <= MAX_FILE_BYTES:
             try:

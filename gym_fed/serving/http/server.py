@@ -219,7 +219,7 @@ def require_usable(tls: TlsConfig) -> None:
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is not a certificate or key, has expired,
-            or does not belong to the other; ``KEY_LOCKED`` for a key under a passphrase.
+            or does not belong to the other; ``KEY_LOCKED`` for an encrypted key.
     """
     from gym_fed.trust.identity.tls import validity
 
@@ -264,7 +264,7 @@ def _unreadable(path: Path) -> GymError:
 def _no_passphrase(path: Path) -> str:
     raise GymError(
         ErrorCode.KEY_LOCKED,
-        f"tls.key: {path} is under a passphrase",
+        f"tls.key: {path} is encrypted",
         "decrypt it (openssl pkey), in a file that only this user may read",
     )
 

@@ -27,8 +27,8 @@ _log = logging.getLogger(__name__)
 class UsageLog:
     """Appends whole lines or nothing, so that several servers may share a file.
 
-    A line that cannot be written, because the disk is full, fails no answer: it is counted, and written to the
-    process's log, from which it can be appended by hand.
+    If a line cannot be written, such as when the disk is full, the request still succeeds: the line is counted, and
+    written to the process's log, from which it can be appended by hand.
 
     Args:
         path: The file; created with mode 0600 if missing.
@@ -76,7 +76,7 @@ class UsageLog:
                 self._append(f"{text}\n".encode())
         except OSError as error:
             self.lost += 1
-            _log.error("%s did not take a line (%s): %s", self._path, error.strerror, text)
+            _log.error("cannot append to %s (%s): %s", self._path, error.strerror, text)
 
     def _append(self, data: bytes) -> None:
         size = os.fstat(self._file).st_size

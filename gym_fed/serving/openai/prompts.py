@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _COPIES = 2
 TEXT_ONLY = NoPictures()
 _CHARACTERS_A_TOKEN = 8
-"""More characters than a token of ordinary text has; used to choose the prefix that checks a text's length."""
+"""An upper bound on the characters per token in ordinary text; determines the prefix that is tokenized first."""
 
 
 class Prompts:
@@ -144,7 +144,7 @@ class Prompts:
         """Encode a text, or validate token ids; ``special=False`` omits the tokenizer's BOS and EOS tokens.
 
         Raises:
-            RequestError: For an empty or too long text, or ids outside the vocabulary.
+            RequestError: For a text that is empty or too long, or ids outside the vocabulary.
         """
         if isinstance(given, str):
             self._require_fits(given, param)
@@ -312,8 +312,8 @@ _PROBE = "a probe of parts"
 class ContentParts:
     """Converts message contents to the form that a vision model's chat template takes: lists of text and image parts.
 
-    Until tools have been added to the messages, a content is one text, with a random placeholder, which no client can
-    guess, for each picture. Rendering a list shows which roles take lists.
+    Until tools have been added to the messages, each message's content is one string, with a random placeholder for
+    each picture that no client can guess. Rendering a list shows which roles take lists.
 
     Args:
         render: Renders messages to a text; raises ``RequestError``.
@@ -325,7 +325,7 @@ class ContentParts:
         self._takes: dict[str, bool] = {}
 
     def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
-        """Return a content as one text, with placeholders for pictures."""
+        """Return a message's content as one string, with placeholders for pictures."""
         return text_of(content, self._picture)
 
     def shaped(self, rows: list[Row]) -> list[Row]:

@@ -48,7 +48,7 @@ _CALL: Row = {
 }
 
 Render = Callable[..., str]
-"""Renders messages, tools and ``prompt`` (whether an answer begins) to a text; raises ``RequestError``."""
+"""Renders messages and tools, with the generation prompt unless ``prompt`` is False. Raises ``RequestError``."""
 
 
 class ToolTemplate:
@@ -60,7 +60,7 @@ class ToolTemplate:
         name: The name of the format; ``auto`` detects it.
 
     Attributes:
-        malformed: How many texts of answers looked like calls but were malformed.
+        malformed: Number of texts in answers that looked like calls but were malformed.
     """
 
     def __init__(self, render: Render, control: Mapping[str, int], name: str = AUTO) -> None:
@@ -110,7 +110,7 @@ class ToolTemplate:
             "field 'tools' is not supported: this model's chat template has calls in a form that is not known here",
             param="tools",
             name="unsupported_parameter",
-            hint=f"the server's tool_format: {_FALLBACK} describes tools in a system message instead",
+            hint=f"set the server's tool_format to {_FALLBACK} to describe tools in a system message instead",
         )
 
     def prepare(self, rows: list[Row], tools: list[Row] | None) -> tuple[list[Row], list[Row] | None]:
@@ -206,7 +206,7 @@ class ToolTemplate:
             "field 'tools' is not supported: this model's chat template does not show tools",
             param="tools",
             name="unsupported_parameter",
-            hint=f"the server's tool_format: {AUTO} describes them in a system message instead",
+            hint=f"set the server's tool_format to {AUTO} to describe them in a system message instead",
         )
 
     def _require_calls_shown(self, rows: list[Row], tools: list[Row] | None) -> None:
@@ -275,7 +275,7 @@ class ToolUse:
         """Create a parser for an answer; None if it cannot have calls.
 
         Args:
-            fragments: Whether the caller takes calls in parts, which only constrained calls are sent in.
+            fragments: Whether the caller accepts calls in parts; only constrained calls are sent in parts.
         """
         if self.shown is None:
             return None

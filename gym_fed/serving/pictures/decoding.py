@@ -226,7 +226,7 @@ _MAX_ENTRIES = 512
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _SOI, _EOI, _SOS, _COMMENT, _EXIF = 0xD8, 0xD9, 0xDA, 0xFE, 0xE1
 _OF_COLOURS = (0xE0, 0xEE)
-"""JFIF and Adobe, which say how a JPEG's numbers are colours."""
+"""JFIF and Adobe, which define how a JPEG's numbers map to colours."""
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
@@ -313,7 +313,7 @@ def _gif(data: bytes) -> tuple[bytes, int]:
 
 
 def _table(flags: int) -> int:
-    """Return the bytes of the colour table that follows."""
+    """Return the size in bytes of the colour table that follows."""
     return 3 << (flags % 8 + 1) if flags & 0x80 else 0
 
 

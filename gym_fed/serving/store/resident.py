@@ -13,10 +13,13 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 _KEPT_SECONDS = 30.0
 

@@ -10,7 +10,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
-from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
 from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, ignoring_damage
 from gym_fed.serving.store.objects import DeltaObjects
@@ -25,8 +24,9 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.target_modules import ModelLayout
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
-Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], LoadedVariant]
+Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], "LoadedVariant"]
 """Takes name, open delta, layout of the model and SHA-256, like ``variant_weights.loaded_variant``."""
 
 DEFAULT_CACHE_BYTES = 10 * 10**9

@@ -20,13 +20,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.serving.forward.variant_weights import LoadedVariant
 from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.resident import Load, LoadQueue, RecentFailures, ResidentFiles, fresh
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,7 @@ class VariantCache:
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Drop a variant whose row was removed or replaced from memory, as soon as its last use ends."""
+        """Drop from memory a variant whose row was removed or replaced, as soon as its last use ends."""
         with self._changed:
             self._retire(name)
 

@@ -1,18 +1,18 @@
 """Centred clipping: a mean of clipped differences to the last estimate, repeated.
 
-Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", algorithm 2. From v = 0, some times
-over::
+Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimization", algorithm 2. From v = 0,
+``iterations`` times::
 
     v <- v + (1/n) sum_i (x_i - v) min(1, radius / |x_i - v|)
 
-The paper starts from the last round's result. Updates are deltas here, so the start is no change at all, and a round is
-reproduced from itself alone. Without ``radius``, every step takes the median distance to v (of an even number, the
-lower of the middle two). Less than half of the contributors cannot move it beyond honest distances. The paper leaves
+The paper starts from the last round's result. Updates are deltas here, so the start is no change at all, and a round
+can be reproduced on its own. Without ``radius``, every step takes the median distance to v (of an even number, the
+lower of the middle two). Fewer than half of the contributors cannot move it beyond honest distances. The paper leaves
 the radius open; ByzFL takes 100.
 
 With f malicious clients of n >= 2f + 1 the result stays bounded by honest norms. It is near the honest mean m for
 f < n / 4: ``|v - m| <= R n / (n - 4f)`` in the limit, for R the largest honest distance to m. (Each step brings v
-nearer by a share of at least n / 2 - 2f of n, since half of the updates count in full.)
+nearer by a share of at least (n / 2 - 2f) / n, since half of the updates count in full.)
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.lazy import torch
-from gym_fed.core.text import counted
 from gym_fed.soup.aggregator import WeightRule
 from gym_fed.soup.gram import GramMatrix, Needs
 
@@ -67,8 +66,7 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
     if math.fsum(trust.tolist()) == 0.0:
         raise GymError(
             ErrorCode.UPDATE_REFUSED,
-            f"none of the {counted(gram.count, 'update')} has a positive cosine to the root update of aggregator "
-            f"{rule!r}",
+            f"no update of {gram.count} has a positive cosine to the root update of aggregator {rule!r}",
             "look at the coordinator's data: it says the opposite of every contributor's",
         )
     return trust, root_norm / lengths

@@ -1,11 +1,11 @@
 r"""FLTrust selects the updates and CAF weights them; for a coordinator with clean data of its own.
 
-``byzantine_robust`` knows no direction, so small changes in one direction pass its filter. FLTrust weighs by the cosine
-to the root update, so a client that knows that update weighs most. Each closes the other's gap (this project;
+``byzantine_robust`` has no trusted direction, so small changes in one direction pass its filter. FLTrust weighs by the
+cosine to the root update, so a client that knows that update weighs most. Each closes the other's gap (this project;
 docs/robustness.md has the figures)::
 
     s_i = |g_0| / |g_i| g_i                      every update at the root update's norm (Cao et al. 2021, equation 3)
-    c_i = 1 if <g_i, g_0> > 0 else 0             FLTrust's ReLU of the cosine, but not the cosine (equation 2)
+    c_i = 1 if <g_i, g_0> > 0 else 0             the sign of FLTrust's ReLU of the cosine (equation 2)
     soup = CAF of the s_i with counts c_i        (Allouah et al. 2025, algorithm 2)
 
 CAF ends as it does in ``byzantine_robust``: as soon as nothing stretches the round by more than a lone contributor may.

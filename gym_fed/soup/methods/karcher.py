@@ -1,6 +1,6 @@
 """Karcher mean of directions on the sphere, scaled by the mean norm.
 
-Karcher 1977, "Riemannian center of mass and mollifier smoothing". What mergekit calls ``karcher``, converged.
+Karcher 1977, "Riemannian center of mass and mollifier smoothing". mergekit's ``karcher``, iterated to convergence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Karcher(MergeMethod):
     """Average directions along the sphere, so that nearly orthogonal deltas do not shrink each other.
 
     The mean ``m`` minimises ``sum_i w_i angle(m, u_i)**2`` over unit vectors, by steps of ``sum_i w_i log_m(u_i)``
-    from the directions' straight mean on. All the way it is a combination of the ``u_i``, so that their inner
+    starting at their normalised arithmetic mean. It is always a linear combination of the ``u_i``, so that their inner
     products are enough and the tensors are read twice. It is multiplied by ``sum_i w_i |delta_i|`` as in mergekit,
     zeros included; a zero delta has no direction. Opposite directions of equal weight have no mean: the result is
     zero. A direction exactly opposite to ``m`` pulls nowhere (mergekit divides by zero there).
@@ -76,7 +76,7 @@ class Karcher(MergeMethod):
             direction = direction / _norm(_combined(direction, units))
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"tensor {name!r}: the Karcher mean is not found to {self.config.tolerance} in "
+            f"tensor {name!r}: the Karcher mean did not converge to {self.config.tolerance} in "
             f"{self.config.max_iterations} iterations",
             "raise max_iterations or tolerance",
         )
@@ -85,7 +85,7 @@ class Karcher(MergeMethod):
 def _coordinates(cosines: np.ndarray) -> np.ndarray:
     """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero if dependent.
 
-    In coordinates vectors that cancel out do so exactly enough; lengths taken from inner products would stop at 1e-8.
+    In coordinates, vectors that cancel out do so exactly enough; lengths taken from inner products would stop at 1e-8.
     """
     units = np.zeros_like(cosines)
     for j in range(len(cosines)):

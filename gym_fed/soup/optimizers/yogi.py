@@ -1,7 +1,7 @@
-"""FedYogi: FedAdam with a second moment that moves by the square's own size.
+"""FedYogi: FedAdam with an additive update of the second moment.
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: ``v <- v - (1 - b2) d^2 sign(v - d^2)``, and the step is
-``m / (sqrt(v) + tau)``, with no correction for the start from zero.
+``m / (sqrt(v) + tau)``, without bias correction.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", algorithm 1 (as in its
 published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates do. The
-price is that a malicious client spoils a bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the mean by weight
+price is that a malicious client spoils a bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the weighted mean
 of its updates, and weighs as much as they do together; the last may be smaller.
 
 The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"). So any

@@ -49,7 +49,7 @@ def read_config(name: str, *, from_hub: bool = True) -> Any:
 
     Args:
         name: A model name or folder.
-        from_hub: True to read the config of a model that is only on the Hub from there.
+        from_hub: Read the config from the Hub if the model is not on this machine.
     """
     from transformers import AutoConfig
 

@@ -57,7 +57,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
 
 
 def stop() -> None:
-    """Leave the other processes."""
+    """Leave the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -119,7 +119,7 @@ def _broadcast(message: bytes) -> bytes:
     """Send the main process's bytes to every process."""
     size = torch.tensor([len(message)], device=_device())
     dist.broadcast(size, src=0)
-    # An empty message of the others is overwritten.
+    # The other processes pass an empty message and receive into a buffer of the main process's size.
     buffer = torch.zeros(int(size.item()), dtype=torch.uint8)
     if is_main():
         buffer = torch.frombuffer(bytearray(message), dtype=torch.uint8)

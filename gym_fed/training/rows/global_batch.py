@@ -2,7 +2,7 @@
 
 A mean of means over batches of unequal size differs from the mean over their rows or tokens. So every batch's mean is
 weighted by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor ``processes``
-undoes that gradients are averaged over them. The sum over a step is then the mean over its items, independent of
+undoes the averaging of gradients over them. The sum over a step is then the mean over its items, independent of
 batches and processes.
 """
 
@@ -28,8 +28,8 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
     _waiting: tuple[Any, ...] = ()
 
     def items(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return the number of items of each kind (rows, tokens) in the batch's means; whole numbers or tensors of
-        one."""
+        """Return the number of items of each kind (rows, tokens) in the batch's means; integers or one-element
+        tensors."""
         raise NotImplementedError
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> Any:
@@ -47,7 +47,7 @@ class GlobalBatch(_Trainer):  # type: ignore[misc]
         return super().training_step(model, inputs, num_items_in_batch)
 
     def count(self, batches: list[Any]) -> None:
-        """Count the items of a step's batches, at least one. All processes have the same number of batches."""
+        """Count the items of a step's batches, which are not empty. All processes have the same number of batches."""
         counts = [self.items(batch) for batch in batches]
         names = list(counts[0])
         import torch

@@ -32,7 +32,7 @@ _PACKAGES = (
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}", re.ASCII)
 _REF = re.compile(r"refs/[^\x00-\x20\x7f~^:?*\[\\]{1,200}")
 _MOST_READ, _MOST_PACKED = 4096, 1 << 20
-"""Maximum bytes that are read of a file of a repository."""
+"""Maximum bytes that are read from a file in a Git repository."""
 
 
 class RunWarning(UserWarning):
@@ -82,7 +82,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
             return
         differences = "; ".join(_difference(key, last.get(key), value) for key, value in changed.items())
         warnings.warn(
-            f"{folder}: resumed in another environment, results may differ: {differences}",
+            f"{folder}: resumed in another environment, so results may differ: {differences}",
             RunWarning,
             stacklevel=2,
         )

@@ -23,9 +23,9 @@ from gym_fed.training.processes.group import is_main
 
 
 def check_spikes(config: TrainingConfig) -> None:
-    """Refuse ``loss_spikes`` if the loss of a step does not measure its batch."""
+    """Refuse ``loss_spikes`` if the algorithm's loss does not measure how well the model fits its rows."""
     measures = config.loss_spikes is None or ALGORITHMS.new(config.algorithm).loss_measures_rows(config)
-    reason = f"loss_spikes: the loss of {config.algorithm} does not measure how well its rows are known"
+    reason = f"loss_spikes: the loss of {config.algorithm} does not measure how well the model fits its rows"
     refuse_first((not measures, reason, "remove the section"))
 
 
@@ -50,7 +50,10 @@ def require_finite(model: Any, step: int) -> None:
 
 @dataclass(frozen=True)
 class Spike:
-    """A step whose loss or gradient norm jumped. ``usual`` is the median of the steps before (None for NaN)."""
+    """A step whose loss or gradient norm jumped.
+
+    ``usual`` is the median of the steps before; None if the value is not finite.
+    """
 
     step: int
     metric: str
@@ -122,7 +125,7 @@ class Rollbacks:
             raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate, or look at the first rows")
         if len(self.entries) >= self._settings.max_rollbacks:
             steps = ", ".join(str(entry["step"]) for entry in self.entries)
-            reason = f"{event}, after {len(self.entries)} rollbacks (at steps {steps}) already"
+            reason = f"{event}; rollbacks so far: {len(self.entries)} (at steps {steps})"
             remedy = "lower learning_rate, look at the rows, or raise loss_spikes.max_rollbacks"
             raise Diverged(ErrorCode.DATA_INVALID, reason, remedy)
         skipped = _skipped_batches(to_step, spike.step, len(trainer.get_train_dataloader()), trainer.args)
@@ -149,7 +152,7 @@ class SkippingSampler:
     Args:
         inner: The original sampler.
         batch_size: Rows of one batch (of all processes).
-        ranges: ``(epoch, from, until)``: batches of the order after the previous ranges are removed.
+        ranges: ``(epoch, from, until)``: batch indices in the order that remains after the previous ranges are removed.
     """
 
     def __init__(self, inner: Any, batch_size: int, ranges: Sequence[tuple[int, int, int]]) -> None:

@@ -1,8 +1,8 @@
 """Ed25519 keys that sign updates and ledgers, and their PEM files, optionally with a passphrase.
 
 An encrypted private key is PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 5958, RFC 8018, RFC 7914). ``cryptography``
-reads this format but writes only PBKDF2 with 2048 rounds, of which a GPU tests millions per second. So this module
-writes the envelope, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half a second per
+reads this format but writes only PBKDF2 with 2048 rounds, at which a GPU tests millions of guesses per second. So this
+module writes the envelope, with scrypt at N = 2^17, r = 8, p = 1 (OWASP's first choice: 128 MiB and half a second per
 guess). `load_pem_private_key` can read it; the openssl command rejects it with its default memory limit.
 """
 
@@ -36,11 +36,11 @@ from gym_fed.core.json_files import canonical_json
 PUBLIC_KEY_BYTES = 32
 
 Passphrase = Callable[[str], bytes]
-"""Gives the passphrase of what is named."""
+"""A function that returns the passphrase of the named file."""
 
 
 CONTRIBUTOR_PATTERN = r"c[0-9a-f]{32}"
-"""The id of an account."""
+"""The pattern of an account id."""
 
 
 def contributor_id(public_key: bytes) -> str:
@@ -140,11 +140,11 @@ def load_or_create(path: Path, passphrase: Passphrase | None = None) -> SigningK
 
 
 def read_private_key(pem: bytes, what: str, passphrase: Passphrase | None) -> Ed25519PrivateKey:
-    """Read an Ed25519 key from PEM; raises as ``SigningKey.load``."""
+    """Read an Ed25519 key from PEM; raises the same errors as ``SigningKey.load``."""
     secret: bytes | None = None
     if is_encrypted(pem):
         if passphrase is None:
-            raise GymError(ErrorCode.KEY_LOCKED, f"{what} is under a passphrase, and none was given")
+            raise GymError(ErrorCode.KEY_LOCKED, f"{what} is encrypted, and no passphrase was given")
         secret = passphrase(what)
     try:
         key = load_pem_private_key(pem, password=secret)

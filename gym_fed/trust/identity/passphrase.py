@@ -94,7 +94,7 @@ class PassphraseSource:
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise GymError(
                     ErrorCode.KEY_LOCKED,
-                    f"{what} is under a passphrase, and there is no terminal to ask for it",
+                    f"{what} is encrypted, and there is no terminal to ask for it",
                     f"set {self.variable}, or give the command a file that holds it",
                 )
             ask = ask_on_terminal

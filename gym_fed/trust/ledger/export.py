@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
 from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.keys import server_id
 from gym_fed.trust.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
@@ -77,7 +76,7 @@ class LedgerCheck:
         body = self._chain.add(entry)
         if (before := body.get(HEADS_BEFORE, self._heads)) != self._heads:
             raise corrupt(
-                f"entry {entry.sequence} counts {counted(before, 'signed head')}, but {self._heads} are stored"
+                f"entry {entry.sequence} counts {str(before)[:80]} signed heads, but {self._heads} are stored"
             )
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)

@@ -103,7 +103,7 @@ class SignedRestored:
         statement = self.statement
         if statement.server != server_id(public_key):
             raise corrupt(
-                f"the statement of a restore is of {statement.server[:24]}, not of {server_id(public_key)}"
+                f"the statement of a restore is from {statement.server[:24]}, not from {server_id(public_key)}"
             )
         try:
             verify_signature(public_key, {"hub_restored": vars(statement)}, bytes.fromhex(self.signature))

@@ -78,11 +78,11 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(module.__file__))
         version = int(library.gq_version())
     except (ImportError, OSError, AttributeError) as error:
-        return None, f"the native extension is not there: {error}; it is built where pip finds a C++ compiler"
+        return None, f"the native extension is missing: {error}; it is built if pip finds a C++ compiler"
     if version != VERSION:
         return (
             None,
-            f"the native extension is of build {version}, wanted {VERSION}: install the package again",
+            f"the native extension has build {version}, but {VERSION} is required: install the package again",
         )
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name, None)
@@ -102,7 +102,7 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def library_holding_lock() -> ctypes.PyDLL:
-    """The library without releasing the GIL, for calls of microseconds."""
+    """The library, loaded so that its calls keep the GIL; for calls that take microseconds."""
     held = ctypes.PyDLL(library()._name)
     for name, arguments in _SIGNATURES.items():
         function = getattr(held, name)
@@ -193,7 +193,7 @@ def majority(path: str, packed: Tensor) -> Tensor:
 def sign_products(
     path: str, bits: Sequence[Tensor], scales: Sequence[Tensor], cols: int, group: int | None
 ) -> Tensor:
-    """``[n, n]`` float64 of ``n`` packed matrices and their float32 scales."""
+    """Inner products ``[n, n]`` float64 of ``n`` packed sign matrices with their float32 scales."""
     n = len(bits)
     out = torch.empty(n, n, dtype=torch.float64)
     rows, factors = _pointers(bits), _pointers(scales)
@@ -280,10 +280,10 @@ def _pointers(tensors: Sequence[Tensor]) -> np.ndarray[Any, Any]:
 
 
 def call(name: str, path: str, *arguments: int | float | None) -> int:
-    """The status of a library function.
+    """Call a library function and return its status.
 
     Raises:
-        MemoryError: Where it had no memory for its work space.
+        MemoryError: If it could not allocate its workspace.
     """
     library = _load()[0]
     assert library is not None

@@ -9,7 +9,7 @@ from gym_quant.tiled_linear import TiledLinear
 class Int4Linear(TiledLinear):
     """Asymmetric, 5 bits per weight in groups of 32, with a float16 scale and minimum each.
 
-    Scale and minimum are fitted to the codes by least squares from a few starts. A lossy format for small models.
+    Scale and minimum are fitted to the codes by least squares from a few starts. It degrades small models.
     """
 
     format = "int4"

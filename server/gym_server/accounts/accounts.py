@@ -129,7 +129,7 @@ class Accounts:
         if not is_name(name, MAX_NAME):
             raise GymError(
                 ErrorCode.USAGE,
-                f"name {plain(name, 80)!r} is empty, has more than {MAX_NAME} characters, or invisible ones",
+                f"name {plain(name, 80)!r} is empty, is longer than {MAX_NAME} characters, or contains invisible ones",
                 "choose another with --name",
             )
         with self._signed_for_us():
@@ -171,7 +171,7 @@ class Accounts:
                 raise GymError(
                     ErrorCode.KEY_REVOKED,
                     f"this key of {contributor} was {what} here",
-                    "enrol with the account's current key, or with a new one as somebody new",
+                    "enrol with the account's current key, or with a new key as a new contributor",
                 )
             if status == "left":
                 self.keys.require_pace(tx, contributor)
@@ -341,7 +341,7 @@ class Accounts:
         if len(work) > _MAX_WORK_BYTES or not work_is_done(self._server, public_key, work, self.work_bits):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
-                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, and none was given",
+                f"enrolment here needs a proof of work of {counted(self.work_bits, 'bit')}, and no valid one was given",
                 "gym-client join does it: about a second of one core at 20 bits",
             )
 
@@ -355,7 +355,7 @@ class Accounts:
                 raise
             raise GymError(
                 error.code,
-                f"{error.message}, or was made for another hub than {self._server} with the TLS key "
+                f"{error.message}, or was made for a hub other than {self._server} with the TLS key "
                 f"{self._tls or 'none (plain text)'}",
                 "compare the fingerprint in servers/ with the coordinator's; another hub may have passed this on",
             ) from error

@@ -22,7 +22,7 @@ import gym_fed
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.files import file_sha256
+from gym_fed.core.files import file_sha256, is_safe_path
 from gym_fed.trust.identity.keys import encrypted_pem, is_encrypted
 from gym_fed.trust.ledger.heads import SignedHead
 from gym_server.backup.place import DATABASE, MANIFEST, File, Place, SnapshotManifest, object_name
@@ -97,6 +97,7 @@ def backup(
             )
         there = place.objects()
         objects, new = dict[str, int](), 0
+        data = _data_files(config, state.folder)
         for sha256, what in sorted(names.items()):
             size = _copy_object(state.database, state.store, place, sha256, what, there)
             if size is not None:
@@ -114,7 +115,7 @@ def backup(
             DATABASE: copy,
             CONFIG_NAME: state.folder / CONFIG_NAME,
             **states,
-            **_data_files(config, state.folder),
+            **data,
         }
         for name, content in keys.items():
             sources[f"keys/{name}"] = Path(work) / f"key-{name}"
@@ -266,7 +267,11 @@ def _copy_record(place: Place, path: Path, sha256: str, there: dict[str, int]) -
 
 
 def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
-    """Return the coordinator's data files that the config names inside the hub's folder."""
+    """Return the coordinator's data files that the config names inside the hub's folder.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for a name that is not valid on every system.
+    """
     gate, root = config.gate, config.root
     named = [gate.heldout, root.data if root else None, gate.safety.prompts if gate.safety else None]
     found = {}
@@ -275,7 +280,14 @@ def _data_files(config: ServerConfig, folder: Path) -> dict[str, Path]:
             continue
         path = (folder / text).resolve()
         if path.is_file() and path.is_relative_to(folder):
-            found[str(path.relative_to(folder))] = path
+            name = path.relative_to(folder).as_posix()
+            if not is_safe_path(name):
+                raise GymError(
+                    ErrorCode.CONFIG_INVALID,
+                    f"{path} has a name that cannot be restored on every system",
+                    "rename the file, and change the config",
+                )
+            found[name] = path
     return found
 
 
@@ -301,7 +313,7 @@ def _keys(folder: Path, policy: KeyPolicy) -> dict[str, bytes]:
             if policy.passphrase is None:
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
-                    f"{path} is not under a passphrase, and a holder of a backup with it can act as the hub",
+                    f"{path} is not encrypted, and a holder of a backup with it can act as the hub",
                     "add --encrypt-keys (GYM_BACKUP_PASSPHRASE), or --include-plain-keys",
                 )
             secret = secret or policy.passphrase()

@@ -44,7 +44,7 @@ class File(StrictModel):
 class SnapshotManifest(StrictModel):
     """The content of a snapshot and its ledger state. A snapshot without a manifest is unfinished."""
 
-    format: Literal["gym-backup-1"] = "gym-backup-1"
+    format: Literal["gym-backup-2"] = "gym-backup-2"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
     created_at: int
     software_version: str
@@ -67,7 +67,7 @@ class SnapshotManifest(StrictModel):
     def _inside(cls, files: dict[str, File]) -> dict[str, File]:
         for name in files:
             if not is_safe_path(name):
-                raise ValueError(f"{name!r} is no path inside a folder")
+                raise ValueError(f"{name!r} is not a path inside the folder")
         return files
 
     @property
@@ -236,7 +236,7 @@ class Place:
 
     def _corrupt(self, name: str, what: str) -> GymError:
         return GymError(
-            ErrorCode.STATE_CORRUPT, f"{self.url}: {name} {what}", "take another snapshot: --snapshot NAME"
+            ErrorCode.STATE_CORRUPT, f"{self.url}: {name} {what}", "choose another snapshot: --snapshot NAME"
         )
 
 

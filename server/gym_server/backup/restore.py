@@ -60,7 +60,7 @@ def restore(
         url: Location of the backups.
         folder: A new or empty folder.
         snapshot: Name of the snapshot; None takes the newest.
-        known: The hub's newest head that the coordinator knows of, held by anybody.
+        known: The hub's newest head that the coordinator knows of, from any contributor.
         fork: Continue although what followed the snapshot is permanently lost.
         reason: Reason, shown to contributors.
         database_url: An empty PostgreSQL database, instead of the config's.
@@ -80,7 +80,7 @@ def restore(
         raise GymError(
             ErrorCode.FILE_EXISTS,
             f"{folder} is not empty",
-            "restore into a new folder; a folder that was put back already: leave --from away",
+            "restore into a new folder; if this folder was already copied back, omit --from",
         )
     place = Place(url)
     name, manifest = _chosen(place, snapshot)
@@ -89,7 +89,7 @@ def restore(
         raise GymError(
             ErrorCode.STALE,
             f"snapshot {name} ends at entry {manifest.size}, and the hub has signed entry {lost.size} since",
-            "use a newer snapshot; if there is none, --fork continues without what is lost, and contributors are asked",
+            "use a newer snapshot, or --fork to continue without the lost entries if contributors accept that",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     work = folder.with_name(f".{folder.name}.restoring")
@@ -137,7 +137,7 @@ def read_head(path: Path) -> SignedHead:
     """Read a head from a file: ``keys/newest-head.json``, or the output of `gym-client ledger head --json`.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it is invalid.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` if it is not JSON; ``STATE_CORRUPT`` if it is not a head.
     """
     try:
         return SignedHead.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -182,7 +182,7 @@ def _newer_head(place: Place, manifest: SnapshotManifest, known: SignedHead | No
     heads = [other.signed_head for other in place.manifests().values() if other.server == manifest.server]
     if known is not None and known.head.server != manifest.server:
         raise GymError(
-            ErrorCode.USAGE, f"the head given is of {known.head.server}, the backup of {manifest.server}"
+            ErrorCode.USAGE, f"the given head is from {known.head.server}, the backup from {manifest.server}"
         )
     newer = [head for head in (*heads, known) if head is not None and head.size > manifest.size]
     return max(newer, key=lambda head: head.size, default=None)
@@ -232,7 +232,7 @@ def _sign(fresh: Path, manifest: SnapshotManifest, lost: SignedHead | None, reas
             if stored != head.head.hash:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
-                    f"the backup's database has not the entry {head.size} of its manifest",
+                    f"the backup's database lacks entry {head.size} of its manifest",
                 )
         return found.restored(reason, None, lost)
     finally:

@@ -51,6 +51,8 @@ def load_rows(archive: Path, url: str, folder: Path) -> None:
             kinds = {name: kind for name, kind in tx.execute(text("SELECT name, type FROM sqlite_master"))}
         if other := [name for name in metadata.tables if kinds.get(name) != "table"]:
             raise GymError(ErrorCode.STATE_CORRUPT, f"the database of the backup has no table {other[0]}")
+        if target.sqlite_path is not None:
+            target.sqlite_path.touch(mode=0o600)
         with target.reading() as tx:
             if inspect(tx).get_table_names():
                 raise GymError(
@@ -62,7 +64,8 @@ def load_rows(archive: Path, url: str, folder: Path) -> None:
         copy_rows(source, target)
     except DatabaseError as error:
         raise GymError(
-            ErrorCode.STATE_CORRUPT, f"the database of the backup cannot be read: {error.orig}"
+            ErrorCode.STATE_CORRUPT,
+            f"the database of the backup cannot be copied to {target.shown}: {error.orig}",
         ) from error
     finally:
         source.close()

@@ -5,19 +5,9 @@ It is an observer that polls the database a few times a second and reports chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from gym_fed.core.text import counted, plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from gym_server.cli.snapshot import Snapshot, TaskProgress
-
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
@@ -26,8 +16,12 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.text import counted, plain
 from gym_server.cli.snapshot import Snapshot, TaskProgress, look
 from gym_server.state import HubState
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 from gym_server.store.away import StoreAway
 from gym_server.strategy.lease_history import LeaseHistoryCache
 

@@ -336,12 +336,12 @@ def rewards_shown(config: ServerConfig, database: Database, payouts: Payouts) ->
 def rewards_table(rewards: dict[str, Any], wide: bool = False) -> TextTable:
     """Return the rewards of ``rewards_shown`` as a table; ids are shortened unless ``wide``."""
     title = (
-        f"{counted(rewards['pool'], 'credit')} a round, at most {rewards['credits_per_nat']:g} per nat that is "
-        "certainly gained: "
-        f"{rewards['quality_weight']:.0%} by {rewards['score']}, {rewards['participation_weight']:.0%} to all who were "
-        f"merged; {rewards['left']} wait in the pool"
+        f"{counted(rewards['pool'], 'credit')} a round, at most {rewards['credits_per_nat']:g} per nat of "
+        "certain gain: "
+        f"{rewards['quality_weight']:.0%} by {rewards['score']}, {rewards['participation_weight']:.0%} for merged "
+        f"updates; {rewards['left']} left in the pool"
         if rewards["quality_weight"]
-        else f"{counted(rewards['pool'], 'credit')} a round, to all who were merged; contributions are not measured"
+        else f"{counted(rewards['pool'], 'credit')} a round, for merged updates; contributions are not measured"
     )
     who = Column("contributor", no_wrap=True)
     ids = [row["contributor"] for row in rewards["contributors"]]

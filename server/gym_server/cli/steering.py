@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.config.hub.task import SECTIONS, recipe_values
 from gym_fed.core.console import AsJson, out, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
@@ -167,6 +166,8 @@ def recipe_of(config: ServerConfig, source: ConfigText, recipes: RecipeChanges) 
 
 
 def _values(config: ServerConfig) -> dict[str, Any]:
+    from gym_fed.config.hub.task import recipe_values
+
     return recipe_values(config.recipe, config.codec)
 
 
@@ -176,6 +177,8 @@ def _parsed(text: str) -> tuple[str, str]:
     Raises:
         GymError: ``USAGE`` for a key outside of the two sections.
     """
+    from gym_fed.config.hub.task import SECTIONS
+
     key, equals, value = text.partition("=")
     section, _, rest = key.partition(".")
     if not equals or section not in SECTIONS or not rest:

@@ -55,7 +55,8 @@ def check_reply(
     """
     if reply.ByteSize() > MAX_RECORDS_BYTES:
         raise GymError(
-            ErrorCode.TOO_LARGE, f"a reply of {counted(reply.ByteSize(), 'byte')}; tensors are objects"
+            ErrorCode.TOO_LARGE,
+            f"a reply of {counted(reply.ByteSize(), 'byte')} is too large; send tensors as objects",
         )
     if reply.HasField("error"):
         if len(reply.error.reason) > MAX_REASON:

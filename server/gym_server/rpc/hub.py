@@ -180,7 +180,8 @@ class Hub(CallsBesideRounds):
         session = current_session()
         if request.ByteSize() > MAX_RECORDS_BYTES:
             raise GymError(
-                ErrorCode.TOO_LARGE, f"a reply of {counted(request.ByteSize(), 'byte')}; tensors are objects"
+                ErrorCode.TOO_LARGE,
+                f"a reply of {counted(request.ByteSize(), 'byte')} is too large; send tensors as objects",
             )
         receipt = await heavily(self._submit, session.contributor, session.node_id, request)
         failpoint("after-submit")

@@ -71,7 +71,7 @@ class Transfers:
 
         Raises:
             GymError: ``TOO_LARGE`` above the size limit, or for too many open uploads; ``DISK_FULL``; ``USAGE`` for an
-                invalid name, or another size than declared before; ``HASH_MISMATCH`` if the bytes of an upload that a
+                invalid name, or a size other than the declared one; ``HASH_MISMATCH`` if the bytes of an upload that a
                 crash interrupted at its end are wrong.
         """
         if self._may_know(contributor, sha256):  # grants nothing: knowing a hash gives no right to read
@@ -86,7 +86,9 @@ class Transfers:
         free = min(shutil.disk_usage(folder).free for folder in self._store.folders)
         if free < size_bytes + self._storage.reserve_bytes:
             raise GymError(
-                ErrorCode.DISK_FULL, "the hub's disk is full", "it goes on when its coordinator has made room"
+                ErrorCode.DISK_FULL,
+                "the hub's disk is full",
+                "uploads resume when its coordinator has made room",
             )
         with self._database.transaction() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
@@ -170,7 +172,7 @@ class Transfers:
                 except TimeoutError:
                     raise GymError(
                         ErrorCode.DEADLINE_EXCEEDED,
-                        f"object {first.sha256[:12]} came slower than {_SLOWEST_BYTES_PER_SECOND} bytes a second",
+                        f"object {first.sha256[:12]} arrived at less than {_SLOWEST_BYTES_PER_SECOND} bytes/s",
                         "upload it again: it continues where it ended",
                     ) from None
                 finally:
@@ -210,7 +212,8 @@ class Transfers:
         for ref in references(records):
             if not self._may_know(contributor, ref.sha256):
                 raise GymError(
-                    ErrorCode.NOT_FOUND, f"array {ref.name!r} names object {ref.sha256}, not uploaded"
+                    ErrorCode.NOT_FOUND,
+                    f"array {ref.name!r} names object {ref.sha256}, which was not uploaded",
                 )
 
     async def _append(
@@ -228,7 +231,7 @@ class Transfers:
             if chunk.offset != offset:
                 raise GymError(
                     ErrorCode.USAGE,
-                    f"a chunk at offset {chunk.offset}, the hub holds {counted(offset, 'byte')}",
+                    f"a chunk is at offset {chunk.offset}, but the hub has {counted(offset, 'byte')}",
                 )
             if offset + len(chunk.data) > declared:
                 raise GymError(

@@ -127,6 +127,6 @@ def locked_file(path: Path, refusal: GymError) -> IO[str]:
 def _locked(database: Database) -> GymError:
     return GymError(
         ErrorCode.STATE_LOCKED,
-        f"another gym-server runs on the database {database.shown}",
+        f"another gym-server is running on the database {database.shown}",
         "stop it first; every hub needs a database of its own",
     )

@@ -7,8 +7,8 @@ A round needs answers from more than half of the active contributors, so account
 round. An account blocks a round if it still holds the task when the round ends at the deadline without a quorum. Each
 blocked round doubles the number of answers that an account needs, so that answering in between does not pay for the
 next one; accounts with fewer answers share one count of blocked rounds, otherwise new accounts could block rounds
-forever. Being late in a merged round does not count as
-blocking; otherwise fast accounts could remove slow ones from the quorum.
+forever. Being late in a merged round does not count as blocking; otherwise fast accounts could remove slow ones from
+the quorum.
 """
 
 from __future__ import annotations

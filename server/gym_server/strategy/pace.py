@@ -75,7 +75,7 @@ class Pace:
     def is_complete(self, current: Round) -> bool:
         """Return True if a collecting round need not wait any longer.
 
-        That is if all have answered, the grace period or the deadline is over, or nobody is left.
+        This is so if all have answered, the grace period or the deadline is over, or nobody is left.
         """
         assert current.spec is not None
         server_round, now = current.server_round, self._state.clock.now()
@@ -104,13 +104,13 @@ class Pace:
         working = outcomes.count("")
         if self._state.clock.now() < current.spec.deadline_seconds:
             failed, lost = outcomes.count("failed"), outcomes.count("lost")
-            return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, nobody else is there"
+            return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, and nobody else is working"
         if not working:
             return f"{short} at the deadline"
         known = [seconds for task in tasks if not task.outcome and (seconds := self._expected(current, task))]
         slowest = f", the slowest for about {readable_seconds(max(known))}" if known else ""
         return (
-            f"{short} at the deadline: {counted(working, 'contributor')} of {len(tasks)} still work{slowest}; "
+            f"{short} at the deadline: {working} of {counted(len(tasks), 'contributor')} still working{slowest}; "
             f"raise rounds.deadline_seconds ({self._live_config.current.rounds.deadline_seconds:g})"
         )
 
@@ -201,7 +201,7 @@ class Pace:
         if not working or self._logged_quorum == server_round:
             return
         self._logged_quorum = server_round
-        text = "round %d: quorum, %d updates of %s; %d still at work, waited for %.0f s at most%s"
+        text = "round %d: quorum, %d updates of %s; %d still at work, waiting up to %.0f s for them%s"
         history = self._history(server_round)
         silent = sum(not history.of(task).is_awaited for task in working)
         note = f" ({silent} of them left their last {MAX_UNANSWERED} tasks unanswered)" if silent else ""

@@ -1,8 +1,8 @@
 """Personal variants that contributors store on the hub: uploaded by their owner, read by those whom the owner names.
 
-An upload is checked twice: everything but the bytes before the transfer, and everything again in the transaction that
-writes it. The ledger records uploads and removals by the digest of the signed document, which contains a signature and
-so cannot be guessed. Names and readers are shown only to those who may read the variant.
+Everything but the bytes of an upload is checked before the transfer, and again in the transaction that writes it. The
+bytes are checked in between. The ledger records uploads and removals by the digest of the signed document, which
+contains a signature and so cannot be guessed. Names and readers are shown only to those who may read the variant.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class HubVariants:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 f"the variant is signed for {signed.manifest.owner}, but {caller} sends it",
-                "a variant is put by its owner alone",
+                "only the owner of a variant can upload it",
             )
         with self._database.reading() as tx:
             self.checks.check(tx, signed, names)
@@ -195,7 +195,7 @@ class HubVariants:
         return found
 
     def page(self, caller: str | None, after: str = "", size: int = 0) -> tuple[list[HeldVariant], str]:
-        """Return variants by owner and name, and the token of the next page (empty after the last).
+        """Return variants sorted by owner and name, and the token of the next page (empty after the last).
 
         Args:
             caller: Account whose own and readable variants are listed; None lists all, for the coordinator.

@@ -107,7 +107,7 @@ def test_without_torchvision_pictures_are_prepared_and_films_are_refused(kind: s
     batch = processor(images=[picture], text=["<|image_pad|>"], return_tensors="pt")
     assert batch["image_grid_thw"].tolist() == [[1, 2, 4]], "28 pixels make two patches"
     assert batch["input_ids"].shape == (1, 2), "four patches make one token"
-    with pytest.raises(GymError, match="films need the package torchvision"):
+    with pytest.raises(GymError, match="videos need the package torchvision"):
         processor.video_processor(videos=[[picture] * 2])
     processor.save_pretrained(tmp_path / "saved")
     saved = json.loads((tmp_path / "saved/processor_config.json").read_text())

@@ -313,7 +313,7 @@ def test_an_export_is_verified_without_the_hub_and_a_receipt_it_lacks_is_missed(
     assert json.loads(done.stdout)["verified"]["receipts"] == 3
     short = path.read_text().splitlines(keepends=True)[:5]
     path.write_text("".join(short))
-    with pytest.raises(GymError, match="ends at entry 2; a receipt here is of entry 3"):
+    with pytest.raises(GymError, match="ends at entry 2, but a stored receipt is for entry 3"):
         verify_copy(scene.home, path, scene.hub.key.public_key, Tally(scene.me))
     scene.hub.start()
 
@@ -330,7 +330,7 @@ def test_rewards_show_credits_and_receipts(scene: Scene) -> None:
 
 
 def test_a_hub_has_to_be_named_where_there_are_two_or_none(scene: Scene, tmp_path: Path) -> None:
-    with pytest.raises(GymError, match="was never joined to a hub"):
+    with pytest.raises(GymError, match="has never joined a hub"):
         address_of(Home.open(tmp_path / "another home"), None)
     other = Address.parse("127.0.0.1:1")
     scene.client.pin.but(address=str(other)).save(scene.home, other)

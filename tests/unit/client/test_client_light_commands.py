@@ -14,7 +14,7 @@ for line in ("id", "privacy", "status", "rewards", "key show", "pause", "resume"
     try:
         app([*line.split(), "--home", "home"], standalone_mode=False)
     except GymError as error:
-        assert "was never joined to a hub" in str(error), (line, error)
+        assert "has never joined a hub" in str(error), (line, error)
     found = {"torch", "transformers", "flwr", "datasets"} & set(sys.modules)
     assert not found, (line, found)
 print("none of them")

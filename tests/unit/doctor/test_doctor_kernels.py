@@ -33,8 +33,8 @@ def test_a_path_that_is_not_there_fails_with_the_remedy(monkeypatch: pytest.Monk
 def test_without_native_code_the_command_that_builds_it_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYM_KERNELS", raising=False)
     monkeypatch.setattr(native, "features", lambda: None)
-    monkeypatch.setattr(native, "absence", lambda: "the native extension is not there")
+    monkeypatch.setattr(native, "absence", lambda: "the native extension is missing")
     (finding,) = look()
     assert finding.level is Level.OK
-    assert finding.finding.startswith("torch reference (the native extension is not there")
+    assert finding.finding.startswith("torch reference (the native extension is missing")
     assert "C++ compiler" in finding.remedy

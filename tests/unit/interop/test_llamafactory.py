@@ -547,7 +547,10 @@ def test_a_set_of_the_hub_is_the_catalogues_where_there_is_no_list_of_theirs(
     info = {"dataset_info": "data/dataset_info.json", "num_examples": 1000}
     wanted = [{"dataset": "alpaca_en_demo", **info}, {"dataset": "mine", **info}]
     assert done.values["data"] == [{"name": "alpaca_gpt4_en", "num_examples": 1000}, *wanted]
-    assert "there is no data/dataset_info.json: alpaca_gpt4_en of gym data catalogue" in done.notes["dataset"]
+    assert (
+        "there is no data/dataset_info.json: read from gym data catalogue: alpaca_gpt4_en"
+        in done.notes["dataset"]
+    )
     with pytest.raises(
         GymError, match=r"no dataset_info.json at .*'alpaca_en_demo' lie in LLaMA-Factory's"
     ) as caught:

@@ -61,10 +61,10 @@ def test_a_path_that_this_processor_lacks_is_an_error(monkeypatch: pytest.Monkey
 def test_without_the_extension_torch_computes_and_says_why() -> None:
     hidden = "import sys; sys.modules['gym_quant.kernels._native'] = None; "
     done = ask(hidden + CODE, None)
-    assert done.stdout.startswith("torch | torch reference (the native extension is not there"), done.stderr
+    assert done.stdout.startswith("torch | torch reference (the native extension is missing"), done.stderr
     forced = ask(hidden + CODE, "avx2")
     assert "CodecError" in forced.stderr
-    assert "native extension is not there" in forced.stderr
+    assert "native extension is missing" in forced.stderr
 
 
 def test_a_block_ends_and_other_threads_do_not_see_it() -> None:

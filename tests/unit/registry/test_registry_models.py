@@ -199,7 +199,7 @@ def test_tags_move_are_pulled_by_and_keep_their_history(
     assert [move.version for move, _ in registry.history("me/tiny", "stable")] == [2, 1, None]
     with pytest.raises(GymError, match="has no tag stable"):
         registry.show("me/tiny:stable")
-    with pytest.raises(GymError, match="always is the newest"):
+    with pytest.raises(GymError, match="always refers to the newest"):
         registry.tag("me/tiny@1", "latest")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "security.md"
-HEAD = ["asset", "attacker", "control", "held by"]
+HEAD = ["asset", "attacker", "control", "tested by"]
 FEWEST_ROWS = 20
 LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
 

@@ -385,7 +385,7 @@ def test_a_manifest_that_names_a_path_outside_is_refused(scene: Scene, name: str
     document = json.loads(manifest.read_text())
     document["files"][name] = document["files"]["gym-server.yaml"]
     manifest.write_text(json.dumps(document))
-    with pytest.raises(GymError, match="no path inside a folder"):
+    with pytest.raises(GymError, match="not a path inside the folder"):
         restore(scene.place, scene.folder / "new")
 
 
@@ -480,7 +480,7 @@ def test_plain_keys_are_backed_up_only_with_leave_or_under_a_passphrase(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.joined("ann")
-    with pytest.raises(GymError, match=r"ledger\.pem is not under a passphrase"):
+    with pytest.raises(GymError, match=r"ledger\.pem is not encrypted"):
         backup(scene.hub.fed.state, scene.hub.fed.config, scene.place, KeyPolicy())
     assert not Path(scene.place).exists()
     backup(

@@ -73,7 +73,7 @@ def test_a_minority_forms_no_round_and_its_end_says_how_many_still_work_and_for_
     room = opened([*fast(3), *(Member(f"slow{i}", 1000) for i in range(5))])
     ended = room.run(2)
     assert [one.state for one in ended] == [ABORTED] * 2
-    assert "3 of 5 updates at the deadline: 5 contributors of 8 still work" in ended[0].reason
+    assert "3 of 5 updates at the deadline: 5 of 8 contributors still working" in ended[0].reason
     assert "the slowest for about 17 min; raise rounds.deadline_seconds (900)" in ended[0].reason
     assert "ends while 5 are still at work" in caplog.text
 

@@ -277,7 +277,7 @@ def test_the_tests_server_ends_with_a_test_process_that_is_killed() -> None:
 def test_a_second_hub_is_refused_while_the_first_runs(database_url: str, tmp_path: Path) -> None:
     first, second = Database.open(database_url, tmp_path), Database.open(database_url, tmp_path)
     held = HubLock(first)
-    with pytest.raises(GymError, match="another gym-server runs on the database") as refusal:
+    with pytest.raises(GymError, match="another gym-server is running on the database") as refusal:
         HubLock(second)
     assert refusal.value.code is ErrorCode.STATE_LOCKED
     assert PASSWORD not in str(refusal.value)

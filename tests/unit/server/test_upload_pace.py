@@ -37,8 +37,8 @@ async def _chunks(count: int, size: int, pause: float) -> AsyncIterator[pb.Uploa
 @pytest.mark.parametrize(
     ("count", "size", "pause", "message"),
     [
-        (100, 1, 0.05, "came slower than"),
-        (200, 0, 0.02, "came slower than"),
+        (100, 1, 0.05, "arrived at less than"),
+        (200, 0, 0.02, "arrived at less than"),
         (2, 10, 4.0, "no byte of the upload"),
     ],
     ids=["a byte at a time", "empty chunks", "silence"],

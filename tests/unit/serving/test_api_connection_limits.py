@@ -69,7 +69,7 @@ def test_who_takes_nothing_of_its_answer_is_given_up_and_who_takes_some_is_not()
     def why(now: float) -> str:
         return _Counted.too_slow(connection, now, CONFIG)
 
-    assert (why(1.0), why(60.0), why(62.0)) == ("", "", "that took no answer")
+    assert (why(1.0), why(60.0), why(62.0)) == ("", "", "that did not read the answer")
     unsent[0] = 400
     assert (why(63.0), why(122.0)) == ("", ""), "it took some"
     unsent[0] = 0

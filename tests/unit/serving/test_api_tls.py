@@ -43,7 +43,7 @@ def test_files_that_no_connection_could_be_made_with_are_refused_by_name(tmp_pat
         ((certificate, other[1]), ErrorCode.CONFIG_INVALID, "is not the key of"),
         (past, ErrorCode.CONFIG_INVALID, "ended at"),
         (future, ErrorCode.CONFIG_INVALID, "begins at"),
-        (locked, ErrorCode.KEY_LOCKED, "under a passphrase"),
+        (locked, ErrorCode.KEY_LOCKED, "is encrypted"),
         ((noise, key), ErrorCode.CONFIG_INVALID, "is no PEM certificate"),
         ((certificate, noise), ErrorCode.CONFIG_INVALID, "cannot be used"),
     ]

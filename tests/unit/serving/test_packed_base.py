@@ -93,7 +93,7 @@ DAMAGE: dict[str, tuple[Callable[[PackedBase, bytes], object], str]] = {
         lambda kept, whole: kept.path.write_bytes(
             whole.replace(kept._labels["base"].encode(), b"sha256:" + b"0" * 64)
         ),
-        "of another base, type, format or layout",
+        "for another base, type, format or layout",
     ),
     "a bit of a weight": (
         lambda kept, whole: kept.path.write_bytes(
@@ -253,7 +253,7 @@ def test_what_a_killed_start_left_is_removed(tmp_path: Path, folder: Path) -> No
 
 
 @pytest.mark.parametrize(("free", "limit", "words"), [
-    (10, 10**9, "bytes must be free, not 10"),
+    (10, 10**9, "bytes must be free, but only 10 are"),
     (10**12, 1000, "over packed_size, 1,000"),
 ])  # fmt: skip
 def test_a_file_for_which_there_is_no_room_is_not_written(

@@ -95,8 +95,8 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
         more = refused(lambda: engine.submit(ask("c")))
         assert own.code is more.code is ErrorCode.BUSY
         assert (own.message, more.message) == (
-            "2 requests of this user are waiting already",
-            "3 requests are waiting already",
+            "too many waiting requests of this user: 2",
+            "too many waiting requests: 3",
         )
         assert f"{engine.retry_after_seconds()} seconds" in more.hint
         toy.gate.set()

@@ -70,7 +70,7 @@ def test_a_template_whose_end_token_is_no_token_is_refused_before_the_weights_ar
                 Trainer(config(plain_base, tmp_path / "run", chat_template=template)).train(ROWS)
             return
         with pytest.raises(
-            GymError, match=r"ends an answer with <.*>, which is no token of the tokenizer"
+            GymError, match=r"ends an answer with <.*>, which is not a token of the tokenizer"
         ) as caught:
             Trainer(config(plain_base, tmp_path / "run", chat_template=template)).train(ROWS)
     finally:

@@ -124,7 +124,7 @@ def test_a_section_that_would_take_the_place_of_a_key_of_ours_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, {"gym_fed.algorithms": {"seed": f"{HERE}:WeighedSft"}})
-    with pytest.raises(GymError, match="'seed': its section would be a key of ours"):
+    with pytest.raises(GymError, match="'seed': gym-fed has a key of that name"):
         read(tmp_path, "algorithm: seed\n")
 
 

@@ -306,7 +306,7 @@ class ArchitectureKeys:
         shown = "is missing" if found is None else f"is {plain(str(found), 80)}"
         return invalid(
             self._header.file,
-            f"{self._prefix}{key} {shown}, which is not read here",
+            f"{self._prefix}{key} {shown}, which is not supported",
             "give the model folder that it was made of",
         )
 

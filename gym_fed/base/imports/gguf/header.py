@@ -151,7 +151,7 @@ class _HeaderCursor:
                 raise invalid(self._file, f"has the tensor {shown} twice")
             tensors[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
         if total > self._size:
-            raise invalid(self._file, f"has tensors of {counted(total, 'byte')} in {self._size}")
+            raise invalid(self._file, f"has only {self._size} bytes for tensors of {counted(total, 'byte')}")
         return tensors
 
     def _tensor_bytes(self, shown: str, shape: tuple[int, ...], kind: int) -> int:
@@ -203,11 +203,11 @@ class _HeaderCursor:
     def _string(self, most: int) -> str:
         (length,) = self._numbers("<Q")
         if length > most:
-            raise invalid(self._file, f"has a text of {counted(length, 'byte')} at byte {self._at}")
+            raise invalid(self._file, f"has a string of {counted(length, 'byte')} at byte {self._at}")
         try:
             return self._take(length).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise invalid(self._file, f"has a text that is not UTF-8 before byte {self._at}") from error
+            raise invalid(self._file, f"has a string that is not UTF-8 before byte {self._at}") from error
 
     def _numbers(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack(layout, self._take(struct.calcsize(layout)))

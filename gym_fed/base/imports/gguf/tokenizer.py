@@ -118,7 +118,7 @@ def _byte_level(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
     if not set_pre_tokenizer(backend, pre, needed=bool(pairs)):
         raise invalid(
             header.file,
-            f"its tokenizer cuts text as {plain(pre, 60)!r}, which is not read here",
+            f"its tokenizer cuts text as {plain(pre, 60)!r}, which is not supported",
             "give the model folder that it was made of",
         )
     for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):

@@ -2,7 +2,7 @@
 
 With ``h_w = log pi(y_w|x) - log ref(y_w|x)``, ``h_l`` the same of the rejected answer, and log-probabilities summed
 over the answer's tokens, the loss of a pair is ``-log sigmoid(beta * (h_w - h_l))``: Rafailov et al. 2023, "Direct
-Preference Optimization", equation 7 (``loss_type: sigmoid``). The other losses are of the same two log-ratios.
+Preference Optimization", equation 7 (``loss_type: sigmoid``). The other losses use the same two log-ratios.
 
 All of them are computed by ``trl.trainer.dpo_trainer.DPOTrainer._compute_loss``; ``DpoMeans`` takes their means over
 the whole step. ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
@@ -25,7 +25,7 @@ class Dpo(Pairs):
     # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half the model forgets.
     learning_rate_scale = 0.25
     federates = True
-    # Alone, DPO on a few dozen pairs makes both answers unlikely: of 30 pairs gym-nano learnt to write neither.
+    # Alone, DPO on a few dozen pairs makes both answers unlikely: from 30 pairs, gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     tried = "full, LoRA; federated rounds with both; two processes"
     untried = "pictures"

@@ -1,7 +1,7 @@
-"""The common part of the unlearning algorithms: pairs of rows, one to forget and one to keep, and their refusals.
+"""The base class of the unlearning algorithms: it pairs rows to forget with rows to keep, and validates both.
 
-Pairs are made once by the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time in
-another order. So every batch has both kinds, and a resumed run has the same batches.
+Pairs are drawn once from the seed: an epoch covers the larger group, and repeats the rows of the smaller one, each time
+in another order. So every batch has both kinds, and a resumed run has the same batches.
 """
 
 from __future__ import annotations
