@@ -239,6 +239,13 @@ def test_a_servers_context_makes_the_oldest_turns_go(stub: Stub) -> None:
             ErrorCode.BUSY,
             "try again in 7 seconds",
         ),
+        (
+            503,
+            {"Retry-After": "Fri, 1 Jan 2027"},
+            b"{}",
+            ErrorCode.UNAVAILABLE,
+            "try again at Fri, 1 Jan 2027",
+        ),
         (404, {}, b'{"error": {"message": "gone", "code": "model_not_found"}}', ErrorCode.NOT_FOUND, "gone"),
         (409, {}, b'{"error": {"message": "no", "code": "base_mismatch"}}', ErrorCode.BASE_MISMATCH, "no"),
         (400, {}, b'{"error": {"message": "no top_k here"}}', ErrorCode.USAGE, "no top_k here"),

@@ -43,7 +43,8 @@ def test_a_server_that_cannot_load_leaves_collection_on() -> None:
 
 
 def test_a_server_listens_before_it_loads_torch() -> None:
-    program = "import sys, gym_fed.serving.http.server; print({'torch', 'transformers'} & set(sys.modules))"
+    modules = "gym_fed.serving.http.server, gym_fed.serving.store.store"
+    program = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

@@ -322,6 +322,24 @@ def test_a_second_backup_copies_new_objects_only_and_every_file_is_checked(scene
     assert len(check_backup(scene.place)["snapshots"]) == 1
 
 
+def test_data_with_a_name_that_some_systems_refuse_is_named_before_anything_is_copied(scene: Scene) -> None:
+    (scene.hub.fed.folder / "rows:1.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
+    config = scene.hub.fed.config
+    gate = config.gate.model_copy(update={"heldout": "rows:1.jsonl"})
+    with pytest.raises(GymError, match=r"rows:1\.jsonl has a name that cannot be restored") as caught:
+        backup(scene.hub.fed.state, config.model_copy(update={"gate": gate}), scene.place, PLAIN)
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
+    assert not [path for path in Path(scene.place).rglob("*") if path.is_file() and path.suffix != ".lock"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no modes")
+def test_a_restored_database_can_be_read_by_its_owner_only(scene: Scene) -> None:
+    scene.joined("ann")
+    scene.backup()
+    restore(scene.place, scene.folder / "new")
+    assert (scene.folder / "new" / "hub.db").stat().st_mode & 0o777 == 0o600
+
+
 def test_a_ledger_that_was_changed_is_not_backed_up(scene: Scene) -> None:
     ann = scene.joined("ann")
     scene.pay(1, ann.pin.contributor, 10)
@@ -608,7 +626,7 @@ def test_a_restore_takes_rows_from_the_backups_database_and_no_trigger(
     ("statements", "message"),
     [
         ("ALTER TABLE invites RENAME TO i; CREATE VIEW invites AS SELECT * FROM i", "has no table invites"),
-        ("ALTER TABLE invites DROP COLUMN note", "cannot be read: no such column: invites.note"),
+        ("ALTER TABLE invites DROP COLUMN note", "cannot be copied to .*: no such column: invites.note"),
         ("DROP TABLE invites", "has no table invites"),
     ],
 )

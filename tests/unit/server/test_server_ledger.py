@@ -6,6 +6,7 @@ import json
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import LedgerCheck, first_line, lines, verify_file, verify_lines
-from gym_fed.trust.ledger.heads import EntryProof, SignedHead
+from gym_fed.trust.ledger.heads import HEADS_BEFORE, EntryProof, SignedHead
 
 ANN, BOB = "c" + "a" * 32, "c" + "b" * 32
 
@@ -189,6 +190,17 @@ def test_a_signed_head_that_was_deleted_is_missed_by_verify_by_the_start_and_by_
         written.append(tx, "note", {"contributor": BOB})  # counts on from the entries, not from the rows
     with pytest.raises(GymError, match="entry 6 counts 4 signed heads, but 3 are stored"):
         written.check_heads()
+
+
+@pytest.mark.parametrize("count", ["many", None, [1]])
+def test_a_count_of_heads_that_is_no_number_makes_an_export_invalid(written: Ledger, count: object) -> None:
+    (first, *_), chain = written.entries(), LedgerCheck(written.public_key)
+    chain._chain = SimpleNamespace(
+        add=lambda entry: {HEADS_BEFORE: count}
+    )  # a chain that signs what it likes
+    with pytest.raises(GymError, match="signed heads, but 0 are stored") as caught:
+        chain.entry(first)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_the_newest_head_that_was_deleted_is_missed_at_the_start(written: Ledger, database: Database) -> None:
