@@ -194,7 +194,8 @@ def licence_of(folder: Path) -> str:
     from gym_fed.core.plain_yaml import parse_value
 
     try:
-        card = parse_value(text[4:].partition("\n---")[0])
+        head, end, _ = text[4:].partition("\n---")
+        card = parse_value(head if end else head.rpartition("\n")[0])  # without the line that is cut
     except ValueError:
         return ""
     licence = (card.get("license_name") or card.get("license")) if isinstance(card, dict) else None

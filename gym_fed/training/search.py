@@ -241,7 +241,12 @@ class Search:
         text = dump_yaml(self.config)
         file = self.folder / "search.yaml"
         if file.exists():
-            stored = parse_value(file.read_text(encoding="utf-8"))
+            try:
+                stored = parse_value(file.read_text(encoding="utf-8"))
+            except ValueError as error:
+                reason = f"{file}: cannot be read: {error}"
+                remedy = "choose another output_dir, or delete the folder"
+                raise GymError(ErrorCode.STATE_CORRUPT, reason, remedy) from error
             if _comparable(with_schema_defaults(stored, self.config)) != _comparable(
                 with_schema_defaults(parse_value(text), self.config)
             ):

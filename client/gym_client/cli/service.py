@@ -153,7 +153,7 @@ def _command() -> list[str]:
     if installed.is_file():
         return [str(installed)]
     program = shutil.which("gym-client")
-    return [program] if program else module_command("gym_client.cli.main")
+    return [program] if program else module_command("gym_client.cli.entry")
 
 
 Platform = Literal["linux", "macos", "windows"]

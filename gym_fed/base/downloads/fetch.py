@@ -124,7 +124,7 @@ def _fetch_file(offer: DownloadOffer, file: RepoFile, blobs: Path, state: _State
             part.unlink()
             state.at(file, 0, f"{file.path} came with other bytes than the Hub names and is fetched again")
     problem = (
-        f"{counted(size, 'byte')} instead of {file.size_bytes}"
+        f"{counted(size, 'byte')} instead of {file.size_bytes:,}"
         if size != file.size_bytes
         else "another checksum"
     )

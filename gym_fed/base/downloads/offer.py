@@ -263,7 +263,9 @@ def _read_info(
     for sibling in info.siblings:
         path = sibling.rfilename
         if not is_safe_path(path):
-            raise _unusable(name, f"a file is called {plain(path, 80)!r}, which would leave its folder")
+            raise _unusable(
+                name, f"a file is called {plain(path, 80)!r}, which is not a safe path on every system"
+            )
         size = sibling.lfs.size if sibling.lfs is not None else sibling.size
         if size is None or (sibling.lfs is None and sibling.blobId is None):
             raise _unusable(name, f"the Hub gives no size or no checksum for {plain(path, 80)}")

@@ -147,7 +147,7 @@ class DataSections(StrictModel):
     """System message for conversations that have none."""
 
     reasoning: Literal["learn", "drop", "off"] = "learn"
-    """True if to learn or drop ``reasoning_content`` (or ``thinking``) of the assistant's messages.
+    """What to do with ``reasoning_content`` (or ``thinking``) of the assistant's messages.
     ``off`` (``sft`` and ``pretrain``) drops it, and does not learn the empty thought that some templates (Qwen3's)
     write in its place, as in prompts with thinking switched off. With ``learn``, a row whose reasoning the chat
     template cannot show is refused."""

@@ -5,27 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.training.loops.base import Loop, StringThread, answered
-
-if TYPE_CHECKING:
-    from gym_fed.base.models import LoadedModel
-
-from typing import TYPE_CHECKING
-
 from gym_fed.core.errors import ErrorCode, GymError
-
-if TYPE_CHECKING:
-    from gym_fed.base.models import LoadedModel
-
-from typing import TYPE_CHECKING
-
 from gym_fed.evaluation.graders.base import Grader
-from gym_fed.training.loops.base import Graded, ThreadGrader
-
-if TYPE_CHECKING:
-    from gym_fed.base.models import LoadedModel
-
-from typing import TYPE_CHECKING
+from gym_fed.training.loops.base import Graded, Loop, StringThread, ThreadGrader, answered
 
 if TYPE_CHECKING:
     from gym_fed.base.models import LoadedModel

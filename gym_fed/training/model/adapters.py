@@ -24,8 +24,8 @@ _OF_THE_RUN = (
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
 """Settings of how an adapter is trained, which each run chooses for itself."""
-_HEADS = ("score", "classifier")
 _NEW_ADAPTER = "set new_adapter: true to merge it and train another"
+_HEADS = ("score", "classifier")
 """Names that PEFT adds to every adapter of a model with a score."""
 
 

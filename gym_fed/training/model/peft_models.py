@@ -35,8 +35,6 @@ _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
     """Call ``wrap`` with the section of the chosen method, on a quantised base if the config has one."""
-    from gym_fed.training.model.quantization import require_quantised
-
     require_quantised(model, config)
     frozen = frozen_parts(model, config)
     return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
@@ -52,7 +50,7 @@ def wrap(
         peft_config: A ``peft.PeftConfig``; not changed.
         section: The section of the YAML, for errors.
         seed: Seed of the random factors.
-        frozen: Parts of a model that reads images which get no adapter; see ``vision_parts.frozen_parts``.
+        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the settings fit no layer of the model, or PEFT would change them.

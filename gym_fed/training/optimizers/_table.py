@@ -75,7 +75,11 @@ class ScheduleFree(LibraryOptimizer):
         unused = config.warmup_ratio or (config.warmup_steps and not self.warms_up)
         remedy = "give warmup_steps" if self.warms_up else "remove it: this optimizer warms up by itself"
         refuse_first(
-            (other != "constant", schedule, "set it to constant; warmup_steps still counts"),
+            (
+                other != "constant",
+                schedule,
+                f"set it to constant{'; warmup_steps still counts' if self.warms_up else ''}",
+            ),
             (unused, f"{key}: optimizer {config.optimizer} cannot use it", remedy),
         )
         super().check(config)

@@ -71,13 +71,13 @@ class ClippedGradients:
         if self.mode == "ghost":
             torch.autograd.backward(losses.sum(), retain_graph=True)
             shares = self.hooks.get_clipping_coef().detach()
-            counted = torch.isfinite(self.hooks.get_norm_sample())
+            finite = torch.isfinite(self.hooks.get_norm_sample())
             _clear_gradients(optimizer.params)
             self.hooks.disable_hooks()
             weighed = shares * losses
-            if not counted.all():  # times 0 they would still leave NaN in the sum
-                rest = {key: value[counted] for key, value in batch.items()}
-                weighed = shares[counted] * example_losses(self.model, rest)
+            if not finite.all():  # times 0 they would still leave NaN in the sum
+                rest = {key: value[finite] for key, value in batch.items()}
+                weighed = shares[finite] * example_losses(self.model, rest)
             if len(weighed):
                 torch.autograd.backward(weighed.sum())
                 optimizer.accumulate()
@@ -184,12 +184,12 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
         """
         samples = [self._get_flat_grad_sample(weight) for weight in self.params]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
-        counted = torch.isfinite(norms)
-        shares = (self.max_grad_norm / (norms[counted] + 1e-6)).clamp(max=1.0)
-        everyone = bool(counted.all())
+        finite = torch.isfinite(norms)
+        shares = (self.max_grad_norm / (norms[finite] + 1e-6)).clamp(max=1.0)
+        everyone = bool(finite.all())
         for weight, sample in zip(self.params, samples, strict=True):
             _check_processed_flag(weight.grad_sample)
-            weight.summed_grad += torch.einsum("i,i...", shares, sample if everyone else sample[counted])
+            weight.summed_grad += torch.einsum("i,i...", shares, sample if everyone else sample[finite])
             _mark_as_processed(weight.grad_sample)
 
     def add_noise(self) -> None:

@@ -67,7 +67,8 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
         )
     has_groups = getattr(section, "num_generations", 1) > 1  # PPO writes one answer to a prompt
     rewards = [entry["reward"] for entry in history if "reward" in entry]
-    has_learned = _mean(rewards[len(rewards) // 2 :]) - _mean(rewards[: len(rewards) // 2]) > _LEARNED
+    half = len(rewards) // 2
+    has_learned = half > 0 and _mean(rewards[half:]) - _mean(rewards[:half]) > _LEARNED
     if flat and has_groups and not has_learned and (share := _mean(flat)) > _MANY_FLAT:
         warnings.append(
             f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "

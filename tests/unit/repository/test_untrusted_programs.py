@@ -100,8 +100,8 @@ OWN_YAML = {
     "gym_fed/core/plain_yaml.py",  # the bounded loader
     "gym_fed/evaluation/suites/definitions.py",  # the installed harness
     "gym_fed/evaluation/probe/prompts.py",  # these read files of the package
-    "gym_fed/config/recipe_presets.py",
-    "gym_fed/config/hub/evaluations.py",
+    "gym_fed/config/recipes.py",
+    "gym_fed/config/hub/sections.py",
     "gym_fed/config/train/catalogue.py",
     "gym_fed/cli/completion.py",
 }

@@ -261,6 +261,7 @@ def test_equal_rewards_of_answers_that_became_good_or_that_stand_alone_are_not_w
     settings = TrainingConfig(model="gym-nano", algorithm="grpo", graders=[{"grader": "exact"}])
     assert reward_warnings(settings, flat) == []
     assert len(reward_warnings(settings, [{**entry, "reward": 0.5} for entry in flat])) == 1
+    assert len(reward_warnings(settings, [{"frac_reward_zero_std": 1.0, "reward": 1.0}])) == 1
     alone = TrainingConfig(model="gym-nano", algorithm="ppo", graders=[{"grader": "exact"}])
     assert reward_warnings(alone, [{"frac_reward_zero_std": 1.0}] * 4) == []
 
