@@ -134,7 +134,7 @@ class VariantWriter:
         figures: Mapping[str, Any],
     ) -> VariantRecord:
         """Sign a delta and add it as the user's; its figures stay in the store."""
-        from gym_fed.serving.store.history import sign_variant
+        from gym_fed.serving.store.signing import sign_variant
 
         signed = (
             None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gym_fed.base.models import load_model
 from gym_fed.delta.base import BaseSpec
-from gym_fed.serving.store.history import sign_variant
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.variants import Coding, write_random_delta

@@ -11,7 +11,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.serving.forward.variant_weights import LoadedVariant
-from gym_fed.serving.store.history import sign_variant
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.variant import SignedVariant
 

@@ -6,9 +6,8 @@ import json
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
-from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter
+from gym_fed.base.modeling.adapters import CONFIG, Adapter
 from gym_fed.base.modeling.tensor_files import folder_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
@@ -83,33 +82,3 @@ def _other_base(adapter: Adapter, model: str, wanted: str, found: str) -> GymErr
 
 def _short(name: str) -> str:
     return _QUANTISED_NAME.sub("", Path(name).name).lower()
-
-
-def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
-    """Write the adapter as PEFT does, with a base name that can be loaded wherever the base is."""
-    model.save_pretrained(str(folder), save_embedding_layers=False)
-    name_base(folder, base_name)
-
-
-def name_base(folder: Path, base_name: str | None) -> None:
-    """Write the base's name into an adapter's config, and its digest next to it; delete PEFT's model card."""
-    from gym_fed.base.models import folder_here
-
-    (folder / "README.md").unlink(missing_ok=True)
-    if base_name is not None:
-        file = folder / "adapter_config.json"
-        values = json.loads(file.read_text(encoding="utf-8"))
-        values["base_model_name_or_path"] = base_name
-        file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        record_base(folder, folder_here(base_name))
-
-
-def cast_adapter(folder: Path, dtype: str) -> None:
-    """Convert the floating-point tensors of an adapter to another type."""
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    target, file = getattr(torch, dtype), folder / WEIGHTS
-    tensors = load_file(file)
-    cast = {n: value.to(target) if value.is_floating_point() else value for n, value in tensors.items()}
-    save_file(cast, file, metadata={"format": "pt"})

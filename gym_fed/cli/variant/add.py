@@ -134,7 +134,7 @@ def _listed(line: bytes, where: str, folder: Path) -> dict[str, Any]:
 
 
 def _require_valid(rows: list[dict[str, Any]], note: str) -> None:
-    from gym_fed.serving.store.history import MAX_NOTE
+    from gym_fed.serving.store.signing import MAX_NOTE
 
     for row in rows:
         if (length := len(row.get("note", note))) > MAX_NOTE:
@@ -184,7 +184,7 @@ def sign(
     """Sign a delta for a server that adds variants over HTTP; writes the manifest next to it."""
     from gym_fed.core.files import write_atomically
     from gym_fed.serving.openai.tokenizing import manifest_path
-    from gym_fed.serving.store.history import sign_variant
+    from gym_fed.serving.store.signing import sign_variant
 
     if not delta.is_file():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no delta at {delta}")

@@ -321,7 +321,7 @@ def undo(
     as_json: AsJson = False,
 ) -> None:
     """Make an earlier revision the newest again, signed under the next number; running servers use it at once."""
-    from gym_fed.serving.store.history import undo as make_newest
+    from gym_fed.serving.store.signing import undo as make_newest
 
     with open_store(store) as opened:
         before = opened.get(name)

@@ -31,7 +31,7 @@ class PeftAdapter(ExportFormat):
         return shlex.join(("gym", "chat", str(path)))
 
     def write(self, source: Source, target: Path, options: Options) -> None:
-        from gym_fed.base.modeling.adapter_base import cast_adapter, save_adapter
+        from gym_fed.base.modeling.adapter_saving import cast_adapter, save_adapter
         from gym_fed.base.modeling.rope import write_base_changes
 
         model = _on_the_base(source, options)

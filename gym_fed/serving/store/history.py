@@ -1,117 +1,19 @@
-"""Revisions of variants: sign a new one, list and verify those that are kept, and restore an earlier one."""
+"""Earlier revisions of variants: list and verify them."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
 from gym_fed.serving.store.objects import DeltaObjects
-from gym_fed.serving.store.records import VariantRecord, validate_name
+from gym_fed.serving.store.records import VariantRecord
 from gym_fed.serving.store.registry import VariantRegistry
 from gym_fed.serving.store.verification import open_verified
-from gym_fed.trust.identity.keys import SigningKey
-from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
-
-if TYPE_CHECKING:
-    from gym_fed.serving.store.store import VariantStore
-
-
-MAX_NOTE = 512
-
-
-def sign_variant(
-    delta: Path, key: SigningKey, *, name: str, revision: int = 1, note: str = ""
-) -> SignedVariant:
-    """Check a delta, and sign its manifest in the name of the key's account.
-
-    Args:
-        delta: The file.
-        key: The signing key, whose account becomes the owner; ``SigningKey.of_account`` for an account with a rotated
-            key.
-        name: The name to serve the variant as.
-        revision: Must be higher than that of the variant it replaces.
-        note: A comment for people; at most ``MAX_NOTE`` characters.
-
-    Raises:
-        GymError: As ``DeltaFile.open``; ``USAGE`` for a name or note that a manifest cannot carry.
-    """
-    from gym_fed.delta.file import DeltaFile
-
-    validate_name(name)
-    if len(note) > MAX_NOTE:
-        raise GymError(ErrorCode.USAGE, f"a note of {counted(len(note), 'character')}", f"at most {MAX_NOTE}")
-    with DeltaFile.open(delta) as opened:
-        manifest = VariantManifest(
-            variant=name,
-            owner=key.contributor,
-            base_model=opened.manifest.base_model,
-            base_digest=opened.manifest.base_digest,
-            delta_sha256=opened.sha256(),
-            size_bytes=opened.size_bytes,
-            revision=revision,
-            note=note,
-        )
-    return SignedVariant.sign(manifest, key)
-
-
-_RESTORED = re.compile(r"revision \d+ again(: )?", re.ASCII)
-
-
-def undo(
-    store: VariantStore, name: str, key: SigningKey | None, *, to: int | None = None
-) -> tuple[VariantRecord, int]:
-    """Add the delta of an earlier revision again, as the newest revision with a new number and signature.
-
-    Args:
-        store: The store.
-        name: The name of the variant.
-        key: The owner's key; None leaves the new revision unsigned.
-        to: The number of the revision; None: the one before the newest.
-
-    Returns:
-        The new row, and the number of the earlier revision.
-
-    Raises:
-        GymError: ``NOT_FOUND`` for a revision that is not kept; what ``VariantHistory.verify`` and
-            ``VariantStore.add`` refuse.
-    """
-    revisions = store.history.of(name)
-    newest = next(revision for revision in revisions if revision.is_newest).record
-    earlier = [revision for revision in revisions if not revision.is_newest]
-    target = next((revision for revision in earlier if to is None or revision.record.revision == to), None)
-    if target is None:
-        there = ", ".join(str(revision.record.revision) for revision in earlier) or "none"
-        missing = "an earlier revision" if to is None else f"an earlier revision {to}"
-        raise GymError(
-            ErrorCode.NOT_FOUND,
-            f"variant {name!r}, at revision {newest.revision}, does not have {missing} here",
-            f"earlier ones that are kept: {there}",
-        )
-    store.history.verify(target)
-    old, path = target.record, store.history.path(target)
-    before = _RESTORED.sub("", old.note, count=1)
-    note = f"revision {old.revision} again{': ' if before else ''}{before}"[:MAX_NOTE]
-    number = max(revision.record.revision for revision in revisions) + 1
-    signed = None if key is None else sign_variant(path, key, name=name, revision=number, note=note)
-    if signed is not None and signed.manifest.delta_sha256 != old.sha256:
-        raise GymError(ErrorCode.HASH_MISMATCH, f"{path} was changed while it was being signed")
-    record = store.add(
-        path,
-        signed,
-        name=name,
-        owner=newest.owner,
-        replace=True,
-        note="" if signed else note,
-        figures=target.figures,
-    )
-    return record, old.revision
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.adapter_base import cast_adapter, name_base
+from gym_fed.base.modeling.adapter_saving import cast_adapter, name_base
 from gym_fed.base.modeling.adapters import write_base_adapters
 from gym_fed.base.modeling.rope import BASE_CHANGES, write_base_changes
 from gym_fed.base.models import NANO

@@ -92,7 +92,7 @@ class Tuning(ABC):
 
     def save(self, model: Any, config: TrainingConfig, folder: Path, base_name: str | None) -> None:
         """Write the trained weights. Adapters name their base."""
-        from gym_fed.base.modeling.adapter_base import save_adapter
+        from gym_fed.base.modeling.adapter_saving import save_adapter
 
         save_adapter(model, folder, base_name)
 

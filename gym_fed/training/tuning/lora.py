@@ -10,7 +10,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.modeling.adapter_base import save_adapter
+from gym_fed.base.modeling.adapter_saving import save_adapter
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.variant.app import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.history import sign_variant
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
 from tests.support.loopback_hub import LoopbackHub, some_delta
 

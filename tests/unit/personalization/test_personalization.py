@@ -19,7 +19,7 @@ from gym_fed.personalization.base import Base, LossEvaluator
 from gym_fed.personalization.rebase import search_alpha
 from gym_fed.personalization.results import CreatedVariant, Listener
 from gym_fed.personalization.rows import read_rows
-from gym_fed.serving.store.history import sign_variant
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.preferences import capitals

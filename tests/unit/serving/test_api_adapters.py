@@ -17,7 +17,7 @@ from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
 from gym_fed.serving.openai.tokenizing import LOAD, UNLOAD, manifest_path
-from gym_fed.serving.store.history import undo
+from gym_fed.serving.store.signing import undo
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.scripted_engine import ScriptedEngine

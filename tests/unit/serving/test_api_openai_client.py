@@ -24,7 +24,7 @@ from gym_fed.serving.http.keys import KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, OpenAIService
 from gym_fed.serving.setup import Serving, open_serving
-from gym_fed.serving.store.history import sign_variant
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.api_server import api_server
 from tests.support.nano_store import nano_store, signs

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.store.history import undo
 from gym_fed.serving.store.registry import VariantRegistry
+from gym_fed.serving.store.signing import undo
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.small_variants import fake_loader, signed_small_delta, small_base, small_delta

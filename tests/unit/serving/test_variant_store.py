@@ -15,8 +15,8 @@ import pytest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.serving.store.bulk import IncomingVariant
-from gym_fed.serving.store.history import sign_variant
 from gym_fed.serving.store.records import VariantRecord
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.store.store import VariantStore
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.variant import SignedVariant
