@@ -282,7 +282,7 @@ def _hardware(optimizer: Any) -> str:
 
 def _first_line(member: Any) -> str:
     """Return the first line of the member's module; for an entry of a table its summary or its class."""
-    if not isinstance(member, type) and type(member).__module__.rpartition(".")[2].startswith("_"):
+    if not isinstance(member, type) and type(member).__module__.rpartition(".")[2].startswith(("_", "base")):
         return _cell(getattr(member, "summary", "") or f"`{member.source.replace(':', '.')}`")
     module = inspect.getmodule(member if isinstance(member, type) else type(member))
     return _cell(" ".join((getattr(module, "__doc__", None) or "").split("\n\n")[0].split()))

@@ -57,12 +57,12 @@ def grade(
     built = build_graders(load_config(graders, GraderSections).graders)
     chosen = load_rows(rows, "prompt" if model is None else "auto")[:limit]
     if model is None:
-        from gym_fed.evaluation.generation import grade_answers
+        from gym_fed.evaluation.grading import grade_answers
 
         grades = grade_answers(chosen, built)
     else:
         from gym_fed.base.models import load_model
-        from gym_fed.evaluation.generation import grade as grade_model
+        from gym_fed.evaluation.grading import grade as grade_model
 
         loaded = load_model(model, device=device)
         grades = grade_model(loaded.model, loaded.tokenizer, chosen, built, max_new_tokens=max_tokens)

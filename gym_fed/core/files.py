@@ -31,6 +31,8 @@ def default_home() -> Path:
 _BLOCK_BYTES = 1 << 20
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
 """Names that Windows reserves in every folder, with any extension."""
+_SPACES = "\u00a0\u202f\u200c\u200d"
+"""Invisible characters of ordinary names: macOS screenshots have narrow spaces; Persian and emoji need joiners."""
 
 
 @contextmanager
@@ -207,7 +209,7 @@ def is_safe_path(text: str) -> bool:
     parts = text.split("/")
     return (
         0 < len(text) <= 1024
-        and all(is_visible(character) and character not in "\\:" for character in text)
+        and all((is_visible(each) or each in _SPACES) and each not in "\\:" for each in text)
         and all(part.rstrip(". ") == part != "" and len(part.encode()) <= 255 for part in parts)
         and not any(_DEVICE.fullmatch(part) for part in parts)
     )

@@ -216,17 +216,13 @@ def _check_places_of_images(row: Row) -> None:
     )
     if places not in (0, len(row["images"])):
         raise BadRow(
-            f"has {places} places for images and {counted(len(row['images']), 'image')}",
+            f"has {counted(places, 'place')} for images and {counted(len(row['images']), 'image')}",
             "write <image> once for each",
         )
 
 
 _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
 """Columns that may be empty in a row."""
-
-
-_SHOWN = 20
-_MAX_SHOWN = 40
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
@@ -257,7 +253,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
             return [(str(ours), str(theirs)) for ours, theirs in pairs]
         raise GymError(
             ErrorCode.USAGE,
-            f"--columns: {plain(text, _MAX_SHOWN)} is not a JSON object of names",
+            f"--columns: {plain(text, _SHOWN_CHARACTERS)} is not a JSON object of names",
             """write '{"prompt": "question", "completion": "answer"}'""",
         )
     pairs = []
@@ -287,8 +283,8 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
         known = columns_of(row)
         missing = [theirs for theirs in columns.values() if theirs not in known]
         if missing:
-            names = [plain(str(key), _MAX_SHOWN) for key in known]
-            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+            names = [plain(str(key), _SHOWN_CHARACTERS) for key in known]
+            shown = ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
             raise BadRow(
                 f"has no column {missing[0]!r}",
                 f"name one of its columns instead: {shown}" if shown else "drop the row: it is empty",

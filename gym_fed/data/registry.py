@@ -43,7 +43,7 @@ class DatasetFile(StrictModel):
     @classmethod
     def _stays_inside(cls, value: str) -> str:
         if not is_safe_path(value):
-            raise ValueError("leads out of the dataset's folder")
+            raise ValueError("is not a safe path on every system")
         return value
 
 
@@ -95,13 +95,21 @@ class DatasetRegistry:
         Existing objects are not uploaded again; pushing the newest version again returns that version.
 
         Raises:
-            GymError: ``USAGE`` without a valid name or licence; ``FILE_NOT_FOUND``; ``DATA_INVALID`` when a file
-                changes while it is read.
+            GymError: ``USAGE`` without a valid name or licence; ``FILE_NOT_FOUND``; ``DATA_INVALID`` for a file
+                with an unsafe name, or one that changes while it is read.
         """
         _check_name(name)
         licence = checked_licence(licence)
+        local_files = list(_local_files(Path(path)))
+        for local, relative in local_files:
+            if not is_safe_path(relative):
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{local}: its name cannot be stored on every system",
+                    "rename it: no colons, backslashes or names such as aux, and no dot or space at the end",
+                )
         files = []
-        for local, relative in _local_files(Path(path)):
+        for local, relative in local_files:
             sha256 = file_sha256(local)
             self._objects.put(local, sha256)
             files.append(DatasetFile(path=relative, sha256=sha256, num_bytes=local.stat().st_size))

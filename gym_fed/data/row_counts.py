@@ -104,11 +104,13 @@ class RowCounts:
             every = f"the row is {use}" if self.rows == 1 else f"all {counted(self.rows, 'row', 'are')} {use}"
             return every + (f": {counted(labelled, 'labelled token')}" if labelled else "")
         why = " (nothing to learn)" if self.dropped else ""
-        parts = [f"{self.learned} of {counted(self.rows, 'row', 'are')} {use}, {self.dropped} dropped{why}"]
+        parts = [
+            f"{self.learned:,} of {counted(self.rows, 'row', 'are')} {use}, {self.dropped:,} dropped{why}"
+        ]
         if self.cut:
-            parts.append(f"{self.cut} are longer than max_length {max_length}")
+            parts.append(f"{self.cut:,} are longer than max_length {max_length}")
         if labelled:
-            parts.append(f"{self.tokens} of {counted(labelled, 'labelled token', 'are')} {use}")
+            parts.append(f"{self.tokens:,} of {counted(labelled, 'labelled token', 'are')} {use}")
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
@@ -120,22 +122,24 @@ class RowCounts:
         problems = []
         if self.dropped > _MANY_DROPPED * self.rows:
             problems.append(
-                f"{self.dropped} of {counted(self.rows, 'row', 'have')} nothing to learn and are dropped"
+                f"{self.dropped:,} of {counted(self.rows, 'row', 'are')} dropped, with nothing to learn"
             )
         if self.tokens_cut > _MANY_CUT * labelled:
             problems.append(
-                f"{self.tokens_cut} of {counted(labelled, 'labelled token', 'are')} beyond max_length {max_length}"
+                f"{self.tokens_cut:,} of {counted(labelled, 'labelled token', 'are')} beyond max_length {max_length}"
             )
         return f"{' and '.join(problems)}; {self._remedy(max_length)}" if problems else None
 
     def nothing_learned(self, max_length: int | None) -> GymError:
         """Return the ``DATA_INVALID`` error for data without a learned row, with reason and remedy."""
         max_length = self.max_length or max_length
-        problem = f"none of the {counted(self.rows, 'row')} has anything to learn"
+        problem, whose = "the row has nothing to learn", "its"
+        if self.rows > 1:
+            problem, whose = f"none of the {counted(self.rows, 'row')} has anything to learn", "their"
         if not self.tokens_cut:
             return GymError(
                 ErrorCode.DATA_INVALID,
-                f"{problem}: their answers are empty, or marked as not learned",
+                f"{problem}: {whose} answers are empty, or marked as not learned",
                 "keep at least one assistant turn that has neither weight: 0 nor train: false",
             )
         longer = f"{problem} within max_length={max_length}"

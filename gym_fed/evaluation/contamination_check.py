@@ -322,9 +322,7 @@ class ContaminationReport:
     def describe(self) -> str:
         """Summarize in one line."""
         against = ", ".join(self.suites) or "no suite is here"
-        return (
-            f"{self.contaminated} of {counted(self.rows, 'row')} contain evaluation rows (checked: {against})"
-        )
+        return f"{self.contaminated} of {counted(self.rows, 'row', 'contain')} evaluation rows (checked: {against})"
 
 
 class ContaminationCheck:

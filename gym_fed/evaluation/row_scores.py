@@ -16,8 +16,9 @@ from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import RowCounts, teaches
 from gym_fed.evaluation.compare import paired_difference
-from gym_fed.evaluation.generation import grade_answers, greedy_ids
+from gym_fed.evaluation.generation import greedy_ids
 from gym_fed.evaluation.graders.base import Grader, build_graders
+from gym_fed.evaluation.grading import grade_answers
 from gym_fed.evaluation.loss import BATCH_TOKENS, row_losses
 from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rendering, render
 

@@ -30,7 +30,7 @@ folder, delta, manifest, owner, *lines = sys.argv[1:]
 for line in lines:
     child = os.fork()
     if not child:
-        failpoints._armed[line] = 1
+        failpoints._armed[line] = (1, "")
         store = VariantStore.open(f"{folder}/{line}")
         if line == "variant-removed":
             store.remove("alice")

@@ -79,7 +79,7 @@ def test_a_killed_evaluation_goes_on_and_has_the_samples_of_an_unbroken_one(
     asked.update(scored=0, answered=0)
     again, said = evaluate("broken")
     assert asked == {"scored": scored, "answered": answered}
-    assert f"{kill_after} of {NUM_SCORED + NUM_ANSWERED} requests were computed by an earlier run" in said
+    assert f"reusing {kill_after} of {NUM_SCORED + NUM_ANSWERED} requests, computed by an earlier run" in said
     assert again["id"] == whole["id"]
     assert again["tasks"] == whole["tasks"]
     for before, after in zip(samples(whole), samples(again), strict=True):

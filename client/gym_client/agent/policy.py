@@ -194,7 +194,7 @@ class Policy(StrictModel):
                 raise GymError(
                     ErrorCode.POLICY_REFUSED,
                     f"the hub announces {counted(num_bytes, 'byte')} to download {purpose}, over this machine's "
-                    f"max_download_bytes of {self.max_download_bytes}",
+                    f"max_download_bytes of {self.max_download_bytes:,}",
                     "raise max_download_bytes in policy.yaml to allow it",
                 )
 

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 _LOADER = "gym-api-load"
 """The server's thread that loads the model, and then what renders chats."""
-
 _SHOWN_MODELS = 5
 _DAY_SECONDS = 24 * 60 * 60
 
@@ -58,9 +57,7 @@ app = App(
     cls=_ServesByDefault,
     help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
 )
-keys_app = App(
-    help="Add, list and remove the keys of a server, each for some of its models.", no_args_is_help=True
-)
+keys_app = App(help="Add, list and remove a server's keys, each for some models.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
 
 FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `add` creates it.")]

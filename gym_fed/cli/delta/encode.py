@@ -102,7 +102,9 @@ def encode(
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name, or pass --overwrite")
     if plot is not None:
         require_matplotlib()
-    chosen = codec or _default_codec(tuned, calibrated=data is not None or group_size is not None)
+    has_settings = bool(settings) or any(x is not None for x in (data, group_size, aligned, unaligned))
+    keeps_factors = codec is None and not has_settings and _is_lora_run(tuned)
+    chosen = codec or ("lora" if keeps_factors else "bitdelta")
     words = {"codec": chosen, "group_size": _number(group_size), "lora_rank": rank, "small_tensors": small}
     given = {key: value for key, value in words.items() if value is not None}
     report = Quantizer(_policy(given, settings or [], has_text=data is not None)).quantize(
@@ -119,22 +121,22 @@ def encode(
         console.print_json(report.to_dict())
     else:
         _show(report)
-        if codec is None and chosen == "lora":
+        if keeps_factors:
             console.out.print("codec lora: the run's own factors; --codec bitdelta writes one bit per weight")
     if plot is not None:
         draw_errors(plot, {output.name: _errors(report)})
 
 
-def _default_codec(tuned: str, *, calibrated: bool) -> str:
-    """Return ``lora`` for a LoRA run, whose factors are exact; ``bitdelta`` for others and for calibrated scales."""
+def _is_lora_run(tuned: str) -> bool:
+    """Return True for an adapter whose factors ``lora`` keeps exactly."""
     from gym_fed.base.modeling.adapters import CONFIG, read_adapter
     from gym_fed.base.models import resolve
 
     folder = Path(resolve(tuned))
-    if calibrated or not (folder / CONFIG).is_file():
-        return "bitdelta"
+    if not (folder / CONFIG).is_file():
+        return False
     adapter = read_adapter(tuned, folder)
-    return "lora" if adapter.kind == "LORA" and not adapter.config.get("use_dora") else "bitdelta"
+    return adapter.kind == "LORA" and not adapter.config.get("use_dora")
 
 
 def _number(group_size: str | None) -> int | str | None:

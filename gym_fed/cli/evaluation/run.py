@@ -237,8 +237,8 @@ def _run(evaluator: Evaluator, yes: bool) -> list[EvaluationRun]:
         def on_progress(progress: Progress) -> None:
             nonlocal reached
             if reached is None and progress.done:
-                requests = counted(progress.total, "request", "were")
-                err.print(f"{progress.done} of {requests} computed by an earlier run and are reused")
+                requests = counted(progress.total, "request")
+                err.print(f"reusing {progress.done:,} of {requests}, computed by an earlier run")
             reached = progress
             activity.report(progress.done, progress.total, f"evaluating {progress.task}".rstrip())
 

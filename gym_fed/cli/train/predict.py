@@ -71,7 +71,7 @@ def _run_predict(settings: PredictConfig, as_json: bool) -> None:
     from gym_fed.evaluation.predictions import predict as answer
 
     def show(done: int, total: int) -> None:
-        err.print(f"{done} of {counted(total, 'row')} are answered", style="dim")
+        err.print(f"{done} of {counted(total, 'row', 'are')} answered", style="dim")
 
     with stop_on_ctrl_c(" with what is answered") as should_stop:
         results: dict[str, Any] = answer(settings, on_answers=show, should_stop=should_stop)

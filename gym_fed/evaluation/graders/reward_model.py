@@ -1,17 +1,11 @@
-"""Grade answers with a trained reward model: one scalar per conversation (Ouyang et al. 2022, eq. 1).
-
-A model of LLaMA-Factory or older TRL has its value head in ``value_head.safetensors``: ``v_head.summary.weight``
-``[1, width]`` and ``v_head.summary.bias`` ``[1]``. The score is the head's value at the last token.
-"""
+"""Grade answers with a trained reward model: one scalar per conversation (Ouyang et al. 2022, eq. 1)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
 
 from gym_fed.base.modeling.adapters import base_of, read_adapter
@@ -49,7 +43,6 @@ class RewardModelGrader(Grader):
         super().__init__(config)
         self._folder = Path(resolve(config.model))
         self._device = pick_device(config.device)
-
         self._value_head = _has_value_head(self._folder)
         if not self._value_head:
             _require_scalar_head(self._folder, config.model)
@@ -64,9 +57,10 @@ class RewardModelGrader(Grader):
         self._model = model.to(self._device).eval()
 
     def _with_value_head(self) -> Any:
+        from gym_fed.evaluation.graders._value_head import load_value_head_model  # imports torch
 
         self._tokenizer = load_tokenizer(str(self._folder))
-        return _load_value_head_model(self.config.model, self._folder, self.config.dtype)
+        return load_value_head_model(self.config.model, self._folder, self.config.dtype)
 
     def _classifier(self) -> Any:
         import torch
@@ -152,27 +146,8 @@ def _require_scalar_head(folder: Path, name: str) -> None:
         raise GymError(ErrorCode.MODEL_INVALID, f"{name}: has {labels} labels; a reward model has 1", hint)
 
 
-HEAD = "value_head.safetensors"
+_HEAD = "value_head.safetensors"
 _PICKLED = "value_head.bin"
-_NAMES = ("v_head.summary.weight", "v_head.summary.bias")
-
-
-class _ValueHeadModel(torch.nn.Module):
-    """A language model with a value head, with the interface of a single-label classifier: ``logits`` ``[n, 1]``."""
-
-    def __init__(self, model: Any, head: torch.nn.Linear) -> None:
-        super().__init__()
-        self.model, self.head = model, head
-        self.config = model.config
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
-        """Return the values at the last tokens; padding is on the right."""
-        model: Any = self.model
-        hidden = model(
-            input_ids=input_ids, attention_mask=attention_mask, output_hidden_states=True, use_cache=False
-        ).hidden_states[-1]
-        last = hidden[torch.arange(len(hidden), device=hidden.device), attention_mask.sum(-1) - 1]
-        return SimpleNamespace(logits=self.head(last.float()))
 
 
 def _has_value_head(folder: Path) -> bool:
@@ -181,43 +156,10 @@ def _has_value_head(folder: Path) -> bool:
     Raises:
         GymError: ``MODEL_INVALID`` for a head that is pickled.
     """
-    if not (folder / HEAD).is_file() and (folder / _PICKLED).is_file():
+    if not (folder / _HEAD).is_file() and (folder / _PICKLED).is_file():
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{folder / _PICKLED}: is pickled, and pickles are never read",
-            f"save its tensors with safetensors.torch.save_file as {HEAD}",
+            f"save its tensors with safetensors.torch.save_file as {_HEAD}",
         )
-    return (folder / HEAD).is_file()
-
-
-def _load_value_head_model(name: str, folder: Path, dtype: str) -> _ValueHeadModel:
-    """Load the model of ``folder`` with its value head in float32.
-
-    Raises:
-        GymError: ``MODEL_INVALID`` for a head without its tensors, of another width, or that is not finite.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    from gym_fed.base.models import load_model
-
-    model = load_model(name, dtype=dtype).model
-    width = int(model.config.get_text_config().hidden_size)
-    try:
-        tensors = load_file(folder / HEAD)
-        weight, bias = (tensors[key].float() for key in _NAMES)
-        if weight.shape != (1, width) or bias.shape != (1,):
-            raise ValueError(
-                f"its shapes are {list(weight.shape)} and {list(bias.shape)}, not [1, {width}] and [1]"
-            )
-        if not (weight.isfinite().all() and bias.isfinite().all()):
-            raise ValueError("it has values that are not finite")
-    except (OSError, KeyError, ValueError, SafetensorError) as error:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{folder / HEAD}: is not a value head of this model: {error}",
-            "give its own folder",
-        ) from error
-    head = torch.nn.Linear(width, 1)
-    head.load_state_dict({"weight": weight, "bias": bias})
-    return _ValueHeadModel(model, head)
+    return (folder / _HEAD).is_file()

@@ -240,9 +240,9 @@ def _number(path: Path, text: str) -> float:
     try:
         number = float(text)
     except ValueError as error:
-        raise _bad(path, f"{plain(text, 40)} is no number") from error
+        raise _bad(path, f"{plain(text, 40)} is not a number") from error
     if not math.isfinite(number):
-        raise _bad(path, f"{plain(text, 40)} is no number")
+        raise _bad(path, f"{plain(text, 40)} is not a number")
     return number
 
 

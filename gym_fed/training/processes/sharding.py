@@ -30,7 +30,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     optimizer = OPTIMIZERS.new(config.optimizer)
     key = f"distributed.strategy: {settings.strategy}"
     wanted = settings.world_size
-    size = f"distributed.world_size: the run is for {wanted} processes, and here is {num_processes}"
+    size = f"distributed.world_size: the run needs {wanted}, here is {num_processes}"
     several = num_processes > 1 and optimizer.of_one_process
     one_process = f"optimizer: {config.optimizer} {optimizer.of_one_process}"
     alone = num_processes == 1 and settings.strategy != "ddp"

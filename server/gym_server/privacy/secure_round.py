@@ -54,7 +54,6 @@ from gym_server.strategy.grid import LOST
 from gym_server.strategy.pace import Pace
 
 log = logging.getLogger("gym_server")
-
 POLL_SECONDS = 0.2
 
 

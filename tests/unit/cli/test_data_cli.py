@@ -224,7 +224,7 @@ def test_mix_follows_the_weights_and_the_seed(tmp_path: Path) -> None:
     assert text == mixed("2.jsonl", 1)[0] != mixed("3.jsonl", 2)[0]
     done = gym("mix", a, b, "-o", tmp_path / "4.jsonl", "--num", 5000)
     assert "fewer than the 5000" in done.output
-    assert "no weight" in error_of(gym("mix", f"{a}:much", "-o", tmp_path / "5.jsonl")).message
+    assert "not a weight" in error_of(gym("mix", f"{a}:much", "-o", tmp_path / "5.jsonl")).message
 
 
 def test_dedup_keeps_rows_as_written_and_says_which_went(tmp_path: Path) -> None:

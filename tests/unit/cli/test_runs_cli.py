@@ -81,7 +81,7 @@ def test_one_folder_that_cannot_be_read_hides_no_others(tmp_path: Path) -> None:
         "torn": "unreadable",
         "foreign": "unreadable",
     }
-    assert "cannot be read" in status["torn"]["why"]
+    assert "not valid YAML" in status["torn"]["why"]
     assert gym("list", tmp_path).count("unreadable") == 2
 
 

@@ -189,8 +189,8 @@ def test_terms_over_max_download_bytes_are_refused_before_anything_is_loaded_or_
     asked = No("")
     error = refused(hub, home.folder, asked)
     assert error.code is ErrorCode.POLICY_REFUSED
-    assert "1000001" in error.message
-    assert "max_download_bytes of 1000000" in error.message
+    assert "1,000,001" in error.message
+    assert "max_download_bytes of 1,000,000" in error.message
     assert asked.asked == []
     assert not hub.enrolled
     hub.announces[key] = 1_000_000

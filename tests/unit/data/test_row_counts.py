@@ -169,7 +169,7 @@ def test_a_run_hears_of_its_rows_before_the_first_step_and_keeps_the_counts(
 def test_a_run_that_nobody_listens_to_warns_of_lost_rows(tiny_base: Path, tmp_path: Path) -> None:
     loaded = load_model(str(tiny_base))
     rows = [{"messages": turns("hi", "yes")}] * 3 + [{"messages": turns(LONG, "no")}] * 2
-    with pytest.warns(RunWarning, match="2 of 5 rows have nothing to learn and are dropped"):
+    with pytest.warns(RunWarning, match="2 of 5 rows are dropped, with nothing to learn"):
         Trainer(config(tmp_path / "run"), model=loaded.model, tokenizer=loaded.tokenizer).train(rows)
 
 

@@ -112,14 +112,14 @@ Change = Callable[[dict[str, Any]], object]
             ),
             "are not its own",
         ),
-        (lambda d: d["detailed_evaluation_results"].update(total_rows=1), "more than the 1 lines"),
+        (lambda d: d["detailed_evaluation_results"].update(total_rows=1), "more than the 1 line"),
         (lambda d: d["detailed_evaluation_results"].update(checksum="0" * 64), "cut or altered"),
         (lambda d: d["evaluation_results"].append(d["evaluation_results"][0]), "twice"),
         (lambda d: d["evaluation_results"].pop(0), "which the document lacks"),
         (lambda d: d["evaluation_results"][0]["score_details"].update(score="1"), "score_details.score"),
         (lambda d: d["model_info"]["additional_details"].update({"identity.model": "f"}), "its identity"),
         (lambda d: d["eval_library"]["additional_details"].update(facts="[" * 9000), "facts"),
-        (lambda d: d["eval_library"]["additional_details"].update(seconds="nan"), "no number"),
+        (lambda d: d["eval_library"]["additional_details"].update(seconds="nan"), "not a number"),
     ],
 )
 def test_a_document_that_was_altered_is_refused_with_the_place(
@@ -140,7 +140,7 @@ def test_a_document_that_was_altered_is_refused_with_the_place(
     [
         (lambda line: line[:-20] + "\n", "line 1"),
         (lambda line: line.replace('"cut": "3"', '"cut": "4"'), "cut or altered"),
-        (lambda line: line.replace("[1e-300, 0.1]", "[NaN]"), "no number"),
+        (lambda line: line.replace("[1e-300, 0.1]", "[NaN]"), "not a number"),
         (lambda line: line.replace("[1e-300, 0.1]", "[" * 5000), "metadata"),
         (lambda line: line.replace('"sample_id": "0"', '"sample_id": "7"'), "stands after"),
         (lambda line: line.replace('"evaluation_id": "tiny', '"evaluation_id": "huge'), "another run"),

@@ -262,8 +262,8 @@ def test_columns_of_known_sets_are_read(
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.jsonl", '{"prompt": "A"}\n{"prompt": ', "line 2 is no JSON"),
-        ("a.jsonl", '{"prompt": "A"}\n' + "[" * 100_000 + "\n", "line 2 is no JSON"),
+        ("a.jsonl", '{"prompt": "A"}\n{"prompt": ', "line 2 is not JSON"),
+        ("a.jsonl", '{"prompt": "A"}\n' + "[" * 100_000 + "\n", "line 2 is not JSON"),
         ("a.jsonl", '\n\n{"prompt": ["A"]}\n', "line 3 has no text of at most"),
         ("a.jsonl", '"A"\n', "line 1 has no text of at most"),
         ("a.jsonl", '{"prompt": "\\ud800"}\n', "line 1 has half of a surrogate pair"),

@@ -224,7 +224,7 @@ def test_size_weight_and_converter_of_a_source_are_read(folder: Path) -> None:
     first, second = config.data
     assert (first.path, first.format, first.num_examples, first.weight) == ("data/a.json", "alpaca", 5, 2.0)
     assert (second.hub, second.split) == ("owner/rows", "test")
-    assert any("the first 5 rows" in note for note in notes)
+    assert any("size 5: the first rows" in note for note in notes)
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_one_more_than_may_wait_is_refused_with_the_seconds_to_wait(tokenizer: A
             "too many waiting requests of this user: 2",
             "too many waiting requests: 3",
         )
-        assert f"{engine.retry_after_seconds()} seconds" in more.hint
+        assert f"try again in {engine.retry_after_seconds()} second" in more.hint
         toy.gate.set()
         assert all(len(one.result(SECONDS).token_ids) == 4 for one in requested)
         assert engine.stats().refused == 2

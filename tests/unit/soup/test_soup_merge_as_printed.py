@@ -109,7 +109,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_readmes_line_merges_what_delta_encode_and_delta_diff_made(clean: Path, tuned: Path) -> None:
     a, b = (
         gym("delta", "encode", "gym-nano", str(tuned / "full"), "-o", "a.gymdelta"),
-        gym("delta", "encode", "gym-nano", str(tuned / "run"), "-o", "b.gymdelta"),
+        gym("delta", "encode", "gym-nano", str(tuned / "run"), "-o", "b.gymdelta", "--codec", "bitdelta"),
     )
     assert (a.exit_code, b.exit_code) == (0, 0), (a.output, b.output)
     done = gym(*LINE)

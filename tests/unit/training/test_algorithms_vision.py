@@ -297,7 +297,7 @@ def test_pictures_stand_where_the_text_puts_them() -> None:
     assert shown("what?", 2) == "##what?"
     assert shown([{"type": "text", "text": "x<image>"}, {"type": "image"}], 2) == "x##"
     assert place_images([{"role": "user", "content": "a"}], 0, 1) == [{"role": "user", "content": "a"}]
-    with pytest.raises(GymError, match="row 7 has 1 images and 2 places"):
+    with pytest.raises(GymError, match="row 7 has 1 image and 2 places for them"):
         place_images([{"role": "user", "content": "<image><image>"}], 1, 7)
 
 

@@ -139,7 +139,7 @@ def test_neftune_adds_noise_while_training_only(tiny_base: Path, tmp_path: Path)
     loaded.model(input_ids=asked[-1])
     assert differences[-1] == 0
     assert not loaded.model.get_input_embeddings()._forward_hooks
-    with pytest.raises(GymError, match="neftune_noise_alpha: grpo generates"):
+    with pytest.raises(GymError, match="neftune_noise_alpha: grpo would generate its answers with the noise"):
         check_config(
             config(tmp_path, algorithm="grpo", neftune_noise_alpha=5.0, gradient_accumulation_steps=2)
         )

@@ -18,7 +18,8 @@ from gym_fed.core.errors import GymError
 from gym_fed.data import generate
 from gym_fed.evaluation import retention
 from gym_fed.evaluation.generation import greedy_ids
-from gym_fed.training.run.check import LearningCheck, answer_of, prompt_of, reward_warnings
+from gym_fed.training.run.check import LearningCheck, answer_of, prompt_of
+from gym_fed.training.run.reward_warnings import reward_warnings
 from gym_fed.training.trainer import Trainer
 
 DOUBLE = generate("double", 200)

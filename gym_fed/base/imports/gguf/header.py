@@ -151,7 +151,8 @@ class _HeaderCursor:
                 raise invalid(self._file, f"has the tensor {shown} twice")
             tensors[name] = StoredTensor(name, shape, kind, start + offset, num_bytes, self._file)
         if total > self._size:
-            raise invalid(self._file, f"has only {self._size} bytes for tensors of {counted(total, 'byte')}")
+            room = counted(self._size, "byte")
+            raise invalid(self._file, f"has {room}, too few for tensors of {counted(total, 'byte')}")
         return tensors
 
     def _tensor_bytes(self, shown: str, shape: tuple[int, ...], kind: int) -> int:

@@ -1,0 +1,123 @@
+"""Grading: a model answers the prompts of rows, or the rows hold answers, and graders score them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.evaluation.graders.base import Grader, Sample, checked_values
+
+
+@dataclass(frozen=True)
+class Grades:
+    """The scores that graders gave.
+
+    Attributes:
+        means: Mean of each grader, by its name, and of their sum under ``reward``.
+        values: The value of each sample, by grader.
+        samples: The graded answers, in the rows' order.
+    """
+
+    means: dict[str, float]
+    values: dict[str, list[float]] = field(repr=False)
+    samples: list[Sample] = field(repr=False)
+
+
+def grade(
+    model: Any,
+    tokenizer: Any,
+    rows: Sequence[dict[str, Any]],
+    graders: Sequence[Grader],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+) -> Grades:
+    """Grade greedy answers to the prompts of ``rows``.
+
+    Args:
+        model: A causal LM.
+        tokenizer: The model's tokenizer, with a chat template.
+        rows: Prompts (strings or messages), or conversations, whose last answer becomes the column ``answer``.
+        graders: Set up here and torn down at the end.
+        max_new_tokens: Longer answers are cut.
+        batch_size: Prompts per generation.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for no rows or rows without prompts; what the graders raise.
+    """
+    from gym_fed.data.rows import as_kind
+    from gym_fed.data.string_rows import as_turns
+    from gym_fed.evaluation.generation import generate_batch  # imports torch
+
+    prompts = as_turns(tokenizer, as_kind(rows, "prompt"))
+    for number, row in enumerate(prompts, 1):
+        if isinstance(row["prompt"], str):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"row {number}: the prompt is plain text",
+                'give messages: [{"role": "user", "content": ...}]',
+            )
+    with ExitStack() as stack:
+        _set_up(stack, graders)
+        conversations = [row["prompt"] for row in prompts]
+        answers = generate_batch(
+            model, tokenizer, conversations, max_new_tokens=max_new_tokens, batch_size=batch_size
+        )
+        return _graded([_sample(row, text) for row, text in zip(prompts, answers, strict=True)], graders)
+
+
+def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> Grades:
+    """Grade existing answers.
+
+    Args:
+        rows: ``prompt`` and ``completion``, as texts or messages, or ``messages`` that end with the assistant; with the
+            columns that the graders read.
+        graders: Set up here and torn down at the end.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for no rows or rows without an answer; what the graders raise.
+    """
+    samples = [_answered(row, number) for number, row in enumerate(rows, 1)]
+    with ExitStack() as stack:
+        _set_up(stack, graders)
+        return _graded(samples, graders)
+
+
+def _answered(row: dict[str, Any], number: int) -> Sample:
+    completion = row.get("completion")
+    prompt = row.get("prompt")
+    messages = row.get("messages") or []
+    if messages and messages[-1]["role"] == "assistant":
+        prompt, completion = messages[:-1], messages[-1:]
+    if prompt is None or not isinstance(completion, str | list) or completion == []:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"row {number} has no answer to grade",
+            "give prompt and completion, or a model that answers",
+        )
+    rest = {key: value for key, value in row.items() if key not in ("prompt", "completion", "messages")}
+    return Sample(prompt, completion if isinstance(completion, str) else str(completion[-1]["content"]), rest)
+
+
+def _sample(row: dict[str, Any], text: str) -> Sample:
+    return Sample(row["prompt"], text, {key: value for key, value in row.items() if key != "prompt"})
+
+
+def _set_up(stack: ExitStack, graders: Sequence[Grader]) -> None:
+    for grader in graders:
+        stack.callback(grader.teardown)
+        grader.setup()
+
+
+def _graded(samples: list[Sample], graders: Sequence[Grader]) -> Grades:
+    if not samples:
+        raise GymError(ErrorCode.DATA_INVALID, "no rows to grade", "give at least one row")
+    if not graders or len({grader.name for grader in graders}) != len(graders):
+        names = ", ".join(grader.name for grader in graders) or "none"
+        raise GymError(ErrorCode.USAGE, f"graders: {names}", "give at least one, each with a name of its own")
+    values = {g.name: checked_values(g.name, g.grade(samples), len(samples)) for g in graders}
+    means = {name: sum(column) / len(column) for name, column in values.items()}
+    return Grades({**means, "reward": sum(means.values())}, values, samples)

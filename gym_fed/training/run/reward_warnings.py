@@ -1,0 +1,49 @@
+"""Warnings at the end of a run of rewards that could not learn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gym_fed.config.train.training import TrainingConfig
+
+_MANY_TRUNCATED = 0.5
+_MANY_FLAT = 0.5
+_LEARNED = 0.1
+"""Rise of the mean reward from the first to the second half of a run that learns, whose answers become equally good."""
+
+
+def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
+    """Return warnings about rewards from the log, with remedies; empty for algorithms without rewards.
+
+    Args:
+        config: The run's config.
+        history: The trainer's log entries; GRPO and similar algorithms log ``completions/clipped_ratio`` and
+            ``frac_reward_zero_std``, the share of prompts whose answers got equal rewards. ``reward_std`` is no
+            measure of it: TRL computes it over the answers of all prompts.
+    """
+    warnings = []
+    ratio, equal = "completions/clipped_ratio", "frac_reward_zero_std"
+    clipped = [entry[ratio] for entry in history if ratio in entry]
+    flat = [entry[equal] for entry in history if equal in entry]
+    section = config.chosen_sections().get(config.algorithm)
+    limit = getattr(section, "max_completion_length", None)
+    if clipped and limit is not None and (share := sum(clipped) / len(clipped)) > _MANY_TRUNCATED:
+        warnings.append(
+            f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
+            f"rewards say little; raise it, or ask for shorter answers"
+        )
+    has_groups = getattr(section, "num_generations", 1) > 1  # PPO writes one answer to a prompt
+    rewards = [entry["reward"] for entry in history if "reward" in entry]
+    half = len(rewards) // 2
+    has_learned = half > 0 and _mean(rewards[half:]) - _mean(rewards[:half]) > _LEARNED
+    if flat and has_groups and not has_learned and (share := _mean(flat)) > _MANY_FLAT:
+        warnings.append(
+            f"all answers to a prompt got the same reward for {share:.0%} of the prompts, from which nothing is "
+            f"learned; look at the graders with gym grade, raise {config.algorithm}.num_generations or temperature, "
+            "or take prompts that the model sometimes gets right"
+        )
+    return warnings
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
