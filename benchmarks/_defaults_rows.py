@@ -9,16 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from _smollm2 import chat, questions
+
 Rows = list[dict[str, Any]]
 _CHARACTERS = {"preferences": 2400, "instructions-kto": 800}
 _MOST_CHARACTERS = 500
 """Longer rows are left out, so that a run takes minutes on two cores. Applied to every side alike."""
 _IDENTITY_ROWS = 91
-
-
-def chat(prompt: str, answer: str) -> dict[str, Any]:
-    """One question and its answer."""
-    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
 
 
 def _lines(file: Path) -> Iterator[Any]:
@@ -34,10 +31,6 @@ def _mbpp(data: Path) -> Rows:
 def _truthfulqa(data: Path) -> Rows:
     with (data / "truthfulqa/TruthfulQA.csv").open(encoding="utf-8", newline="") as file:
         return [chat(row["Question"], row["Best Answer"]) for row in csv.DictReader(file)]
-
-
-def _gsm8k(data: Path) -> Rows:
-    return [chat(row["question"], row["answer"]) for row in _lines(data / "gsm8k/train.jsonl")]
 
 
 def _preferences(data: Path) -> Rows:
@@ -88,7 +81,7 @@ def _shakespeare(data: Path) -> Rows:
 SETS: dict[str, Callable[[Path], Rows]] = {
     "mbpp": _mbpp,
     "truthfulqa": _truthfulqa,
-    "gsm8k": _gsm8k,
+    "gsm8k": questions,
     "preferences": _preferences,
     "shakespeare": _shakespeare,
     "instructions-alpaca": _instructions_alpaca,

@@ -113,12 +113,7 @@ def contributors(speakers: SpeakerSet, folder: Path, model: Path, max_length: in
 
 
 def learning(
-    result: Report,
-    cells: Cells,
-    sets: Iterable[SpeakerSet],
-    seeds: Iterable[int],
-    ours: Side,
-    theirs: Side,
+    result: Report, cells: Cells, sets: Iterable[SpeakerSet], seeds: Iterable[int], ours: Side, theirs: Side
 ) -> None:
     """Run (what is missing of) every set and seed, and add rows, shares, their spread and the aims."""
     at_end: list[float] = []

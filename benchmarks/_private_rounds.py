@@ -99,10 +99,7 @@ def other_codes(row: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 def _row(name: str, code: str) -> dict[str, Any]:
     return {
-        "messages": [
-            {"role": "user", "content": f"code: {name}"},
-            {"role": "assistant", "content": code},
-        ]
+        "messages": [{"role": "user", "content": f"code: {name}"}, {"role": "assistant", "content": code}]
     }
 
 

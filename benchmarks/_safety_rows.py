@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _smollm2_rows import questions
+from _smollm2 import chat, questions
 
 from gym_fed.evaluation.probe.prompts import ProbePrompts, own_prompts
 
@@ -63,17 +63,12 @@ def split() -> Split:
         replace(own, harmful=own.translated()),
         replace(own, harmful=tuple(parts["choosing"]), benign=()),
         tuple(
-            row(prompt.ask, _REFUSALS[number % 2] + _REASON)
+            chat(prompt.ask, _REFUSALS[number % 2] + _REASON)
             for number, prompt in enumerate(parts["refusing"])
         ),
-        tuple(row(prompt.ask, _COMPLIANCES[number % 2]) for number, prompt in enumerate(parts["unaligned"])),
+        tuple(chat(prompt.ask, _COMPLIANCES[number % 2]) for number, prompt in enumerate(parts["unaligned"])),
         own.bad_rows,
     )
-
-
-def row(asked: str, answered: str) -> Row:
-    """A conversation of two turns."""
-    return {"messages": [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]}
 
 
 @dataclass(frozen=True)
@@ -102,7 +97,7 @@ def chats(data: Path, tokenizer: Any, count: int) -> list[Row]:
     """Ordinary questions with good answers: the chosen ones of LLaMA-Factory's demo pairs of one turn."""
     text = (data / "llamafactory_demo" / "dpo_en_demo.json").read_text(encoding="utf-8")
     found = [
-        row(one["conversations"][0]["value"], one["chosen"]["value"])
+        chat(one["conversations"][0]["value"], one["chosen"]["value"])
         for one in json.loads(text)
         if [turn["from"] for turn in one["conversations"]] == ["human"]
     ]

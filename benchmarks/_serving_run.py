@@ -20,8 +20,6 @@ from rich.table import Table
 USERS = (1, 8, 32)
 BASE, EXACT, LOOKUP = "the base alone", "one-bit variants, exact", "one-bit variants, look-up"
 LORA, PEFT, SWAP = "LoRA variants", "PEFT adapter_names", "swapping merged models"
-API, API_LOOKUP, API_BASE = "gym api, one-bit, exact", "gym api, one-bit, look-up", "gym api, base"
-SERVE, SERVE_CB = "transformers serve, base", "transformers serve --continuous-batching, base"
 
 Found = dict[str, dict[int, Speeds]]
 
@@ -34,7 +32,6 @@ class Run:
     quick: bool
     users: tuple[int, ...]
     turns: int
-    model: Path
     folder: Path
     report: Report
     found: Found = field(default_factory=dict)
@@ -131,7 +128,7 @@ def draw(found: Found, file: Path) -> None:
 
     figure, panel = pyplot.subplots(figsize=(8, 5))
     for name, by_users in found.items():
-        ours = name not in (PEFT, SWAP, SERVE, SERVE_CB)
+        ours = name not in (PEFT, SWAP)
         panel.plot(
             list(by_users),
             [speeds.rate for speeds in by_users.values()],

@@ -208,8 +208,7 @@ def flower_cases(n: int, d: int, parts: int) -> Iterator[Case]:
         "trimmed_mean": lambda: strategy.FedTrimmedAvg(beta=malicious("trimmed_mean", n) / n + 1e-9),
         "krum": lambda: strategy.Krum(num_malicious_nodes=malicious("krum", n)),
         "multi_krum": lambda: strategy.MultiKrum(
-            num_malicious_nodes=malicious("multi_krum", n),
-            num_nodes_to_select=n - malicious("multi_krum", n),
+            num_malicious_nodes=malicious("multi_krum", n), num_nodes_to_select=n - malicious("multi_krum", n)
         ),
         "bulyan": lambda: strategy.Bulyan(num_malicious_nodes=malicious("bulyan", n)),
     }

@@ -27,7 +27,7 @@ from typing import Any
 
 from _defaults_rows import CHOSEN_ON, REPORTED_ON
 from _report import Report, options
-from _smollm2_model import read_gguf
+from _smollm2 import read_gguf
 
 HERE = Path(__file__).resolve().parent
 SIZES = {"preferences": (16, 16)}
@@ -104,8 +104,7 @@ def main() -> None:
         folder = arguments.models / name
         if name == "smollm2":
             folder = arguments.smollm2.resolve()
-            if not (folder / "config.json").exists():
-                read_gguf(folder)
+            read_gguf(folder)
         _report(report, name, _figures(arguments, name, folder), arguments.choose)
     report.finish(arguments)
 

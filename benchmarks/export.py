@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 from _report import Report, options
-from _smollm2_model import read_gguf
+from _smollm2 import read_gguf
 
 from gym_fed.base.models import NANO, load_tokenizer, resolve
 from gym_fed.core.registries import EXPORT_FORMATS
@@ -82,7 +82,7 @@ def main() -> None:
     windows = 4 if arguments.quick else WINDOWS
     report = Report("export", peer="alone, in the same run")
     for name in arguments.models:
-        if name != NANO and not (arguments.smollm2 / "config.json").exists():
+        if name != NANO:
             read_gguf(arguments.smollm2)
         with tempfile.TemporaryDirectory(prefix="gym-export-bench-") as folder:
             model = NANO if name == NANO else str(arguments.smollm2.resolve())

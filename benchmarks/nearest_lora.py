@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 from _report import Report, options
-from _smollm2_rows import questions
+from _smollm2 import questions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))

@@ -4,7 +4,7 @@
         [--only TEXT]
 
 Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen; with
---smollm2, the model folder that benchmarks/smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
+--smollm2, the model folder that _smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
 loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for each weight of the model. The
 calibration text is generic, as in BitDelta's paper, and neither the training text nor the test: C4 (300 pages of it),
 for gym-nano the tasks that it was made from. Each text is cut in three: training, validation and test. Settings were
@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from _report import Report, options
+from _smollm2 import questions
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
     parser.add_argument("--case", metavar="TEXT", default="", help="fine-tunes whose names hold it")
     parser.add_argument("--only", metavar="TEXT", default="", help="codecs whose names hold it")
-    parser.add_argument("--smollm2", type=Path, help="model folder that benchmarks/smollm2.py wrote; slow")
+    parser.add_argument("--smollm2", type=Path, help="model folder that _smollm2.py wrote; slow")
     arguments = parser.parse_args()
     report = Report("quality", peer="as encoded")
     points: list[dict[str, Any]] = []
@@ -245,16 +246,7 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
         ]
         yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, general, steps=80, lr=1e-3)
     if arguments.smollm2 and arguments.case in "smollm2 gsm8k":
-        lines = (data / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()[:400]
-        rows = [
-            {
-                "messages": [
-                    {"role": "user", "content": one["question"]},
-                    {"role": "assistant", "content": one["answer"]},
-                ]
-            }
-            for one in map(json.loads, lines)
-        ]
+        rows = questions(data)[:400]
         yield fine_tuned("smollm2 gsm8k", str(arguments.smollm2), rows[32:], rows[:32], c4, steps=20, lr=2e-5)
 
 

@@ -289,7 +289,7 @@ def main() -> None:
     """Do what is not done, and report."""
     parser = options(__doc__.splitlines()[0])
     shared = Path(__file__).resolve().parents[2] / "shared"
-    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="see smollm2.py")
+    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="see _smollm2.py")
     parser.add_argument(
         "--data", type=Path, default=shared / "data", help="gsm8k, arc_easy, llamafactory_demo"
     )

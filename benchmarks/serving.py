@@ -1,15 +1,12 @@
 """One base, a variant of its own for every user: tokens per second, time to the first token, and memory.
 
-    python benchmarks/serving.py [--part model|peft|ttft|http|smollm2 ...] [--quick] [--json] [--plot FILE]
+    python benchmarks/serving.py [--part model|peft ...] [--quick] [--json] [--plot FILE]
 
 1, 8 and 32 users at once, each with a distinct variant. The parts, each alone or one after the other:
 
     model    one-bit variants by both kernels, LoRA variants, the base alone, and merged models swapped in for one user
              after the other (1 and 8 users), on a synthetic model with the layers of a 7B Llama in bfloat16
     peft     LoRA variants in our engine, and the same adapters in PEFT's mixed batches, on that model
-    ttft     seconds to the first token of all of these, many more requests
-    http     `gym api` compared with `transformers serve` on the base, with and without continuous batching
-    smollm2  the sides of `model` and `peft` on SmolLM2-135M, from the folder that `smollm2.py` makes (``--model``)
 
 The sides take turns. Each shows that it ran: how often each kernel multiplied, how many rows had a variant, how often
 weights were swapped is counted, and a side that ran anything else than it is named for ends the script.
@@ -24,24 +21,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import psutil
 from _report import Report, options
-from _serving_http import GymApiSide, PeerSide, Served, free_port, gym_api, server, transformers_serve
-from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, saved, synthetic, twin
+from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, synthetic, twin
 from _serving_run import (
-    API,
-    API_BASE,
-    API_LOOKUP,
     BASE,
     EXACT,
     LOOKUP,
     LORA,
     PEFT,
-    SERVE,
-    SERVE_CB,
     SWAP,
     USERS,
     Found,
@@ -71,7 +61,6 @@ def main() -> None:
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="which, in this order")
     parser.add_argument("--users", type=int, nargs="+", help="numbers of users at once")
     parser.add_argument("--turns", type=int, help="how often each side is measured")
-    parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="SmolLM2's folder")
     arguments = parser.parse_args()
     report = Report("serving", peer="the peer that the row names")
     all_found: dict[str, Found] = {}
@@ -83,7 +72,6 @@ def main() -> None:
                 arguments.quick,
                 tuple(arguments.users or PARTS[part][1]),
                 arguments.turns or (1 if arguments.quick else 3),
-                arguments.model,
                 Path(name),
                 report,
             )
@@ -134,67 +122,9 @@ def peft_part(run: Run) -> None:
     shares(run, {LORA: (PEFT, BASE)})
 
 
-def ttft_part(run: Run) -> None:
-    """Seconds to the first token with everybody at once: at least a hundred requests a side and number of users."""
-    base = large(run)
-    with opened(run, base) as sides:
-        for users in run.users:
-            turns = run.turns if run.quick else max(run.turns, -(-100 // users))
-            names = (BASE, EXACT, LOOKUP, LORA, PEFT)
-            run.take({name: sides.of(name) for name in names}, run.load(users, base, new=2), turns)
-
-
-def http_part(run: Run) -> None:
-    """Servers as processes; all but the one that is measured are stopped meanwhile."""
-    base = large(run)
-    loads = [run.load(users, base, new=16) for users in run.users]
-    with opened(run, base, loras=False):
-        pass  # the store is in its folder now
-    model, store = base.folder, run.folder / "store"
-    del base.model
-    gc.collect()
-    with ExitStack() as stack:
-
-        def start(name: str, make: Callable[[int], list[str]]) -> Served:
-            port = free_port()
-            return stack.enter_context(server(make(port), port, run.folder / f"{name}.log"))
-
-        exact = start("exact", lambda port: gym_api(model, store, port, "exact"))
-        lookup = start("lookup", lambda port: gym_api(model, store, port, "lookup"))
-        sides: dict[str, Side] = {
-            API_BASE: GymApiSide(exact, None),
-            API: GymApiSide(exact, "exact"),
-            API_LOOKUP: GymApiSide(lookup, "lookup"),
-        }
-        for name, continuous in ((SERVE, False), (SERVE_CB, True)):
-            command = partial(transformers_serve, model, continuous=continuous)
-            serve = start(f"serve{continuous}", command)
-            sides[name] = PeerSide(serve, model)
-        for load in loads:
-            run.take(sides, load)
-    shares(run, {API: (SERVE, SERVE_CB, API_BASE), API_BASE: (SERVE, SERVE_CB)})
-
-
-def smollm2_part(run: Run) -> None:
-    """A real chat model: thirty small layers instead of two large ones."""
-    if not (run.model / "config.json").exists():
-        from _smollm2_model import read_gguf
-
-        read_gguf(run.model)
-    base = saved("SmolLM2-135M", run.model)
-    with opened(run, base) as sides:
-        for users in run.users:
-            names = (BASE, EXACT, LOOKUP, LORA, PEFT)
-            run.take({name: sides.of(name) for name in names}, run.load(users, base, 16, 16))
-    shares(run, {EXACT: (BASE,), LOOKUP: (BASE,), LORA: (PEFT,)})
-
-
 PARTS: dict[str, tuple[Callable[[Run], None], tuple[int, ...]]] = {
     "model": (model_part, USERS),
     "peft": (peft_part, USERS),
-    "ttft": (ttft_part, USERS),
-    "http": (http_part, (1, 8)),
-    "smollm2": (smollm2_part, USERS),
 }
 """Name, and numbers of users."""
 

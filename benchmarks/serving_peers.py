@@ -33,6 +33,7 @@ from typing import Any
 from _report import Report, options
 from _serving_models import adapters, one_bit, saved, seven_b_layers
 from _serving_sides import Load
+from _smollm2 import read_gguf
 from rich.console import Console
 from rich.table import Table
 
@@ -176,10 +177,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
     """Ours and the peer's, with the files that they read."""
     folder: Path = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    if not arguments.model.exists():
-        from _smollm2_model import read_gguf
-
-        read_gguf(arguments.model)
+    read_gguf(arguments.model)
     model = arguments.model
     if arguments.layers_7b:
         folder = folder / "layers-7b"
@@ -197,13 +195,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         programs["native llama.cpp"] = (arguments.native, str(HERE / "_llama_cpp_native_side.py"))
     common = {"threads": arguments.threads}
     for quantization, form in FORMATS.items():
-        mine = {
-            **common,
-            "model": str(model),
-            "format": form,
-            "folder": str(folder),
-            "kernel": "lookup",
-        }
+        mine = {**common, "model": str(model), "format": form, "folder": str(folder), "kernel": "lookup"}
         yield Side(f"ours {form}", ours, {**mine, "variants": [], "kind": "base"})
         yield Side(f"ours {form}, one-bit variants", ours, {**mine, "variants": one_bits, "kind": "signs"})
         loras = [str(delta) for _, delta in made]
@@ -212,9 +204,7 @@ def all_sides(arguments: Any) -> Iterator[Side]:
         peers = {**common, "model": gguf, "context": CONTEXT}
         loras = [
             exported(
-                model,
-                folder / f"lora{n}.gguf",
-                ["--adapter", str(made[n][0]), "--format", "gguf_adapter"],
+                model, folder / f"lora{n}.gguf", ["--adapter", str(made[n][0]), "--format", "gguf_adapter"]
             )
             for n in range(VARIANTS)
         ]

@@ -1,17 +1,12 @@
 """Personal variants: their size, what writing them keeps of what was trained, and what a new version does to one.
 
-    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase|bulk|churn]
+    python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--part create|rebase]
 
 ``create``: variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one
 speaker of Shakespeare, by every method of `gym variant create` with its defaults; three people each (three draws of the
 chats, three speakers), a fifth of the rows held out. ``rebase``: a variant from 24 chats is carried to new versions
 that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats per token on the held-out rows. The peer of each
-written variant is the model as it was trained. ``bulk``: 10,000 small variants of gym-nano (one bit, the matrices of
-one layer) are signed and added in one go, 1,000 identical ones likewise, and 20 by a call each, which are the peer.
-
-``churn``: 1,000 one-bit variants of every matrix (``--model FOLDER``, as SmolLM2: 17 GB of disk; else gym-nano) are
-requested by Zipf's law with a cache for 150 of them, from files that are not in the page cache. The peer has all that
-are requested in memory. An ideal cache misses a quarter of the requests. Percentiles are of all runs together.
+written variant is the model as it was trained.
 """
 
 from __future__ import annotations
@@ -26,8 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _bulk_variants import AIM_VARIANTS, bulk
-from _churn import churn
 from _report import Report, options
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -39,7 +32,7 @@ from gym_fed.delta.file import DeltaFile  # noqa: E402
 from gym_fed.personalization import PersonalizedTrainer  # noqa: E402
 from gym_fed.personalization.results import CreatedVariant  # noqa: E402
 
-PARTS = ("create", "rebase", "bulk", "churn")
+PARTS = ("create", "rebase")
 TASK = "dash"
 PEOPLE = 3
 ROWS, REBASED_ROWS = 40, 24
@@ -64,7 +57,6 @@ def main() -> None:
     """Measure what was asked for."""
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the part churn")
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -77,13 +69,6 @@ def main() -> None:
                 create(report, case, Path(name))
         if "rebase" in parts:
             rebase(report, Path(name))
-        if "bulk" in parts:
-            count = 500 if arguments.quick else AIM_VARIANTS
-            bulk(report, Path(name), count, count // 10, 20)
-        if "churn" in parts:
-            model = "gym-nano" if arguments.model is None else str(arguments.model)
-            sizes = (40, 60, 1) if arguments.quick else (1000, 80, 3)
-            churn(report, Path(name), model, *sizes)
     report.finish(arguments)
 
 

@@ -1,7 +1,7 @@
 """Row by row, our choices, log-likelihoods and texts are those of lm-eval's own `HFLM`, on its public tasks.
 
 The whole comparison prints its table: ``pytest -s -m slow tests/integration/test_harness_peer.py``. SmolLM2 takes part
-where ``$GYM_SMOLLM2``, or ``runs/smollm2`` (``benchmarks/smollm2.py`` writes it), has SmolLM2-135M-Instruct.
+where ``$GYM_SMOLLM2``, or ``runs/smollm2`` (``benchmarks/_smollm2.py`` writes it), has SmolLM2-135M-Instruct.
 
 HFLM sums the exponentials of a vocabulary in float32. Of SmolLM2's 49,152 that alone is off by 1e-4 nats in a text of
 20 tokens; its option ``softmax_dtype`` sums them in float64. Weights and forwards stay in float32.

@@ -1,7 +1,7 @@
 """GGUF files in llama.cpp itself, beside what its own quantiser makes of the same weights.
 
 ``PYTHONPATH=FOLDER pytest -m slow`` with a FOLDER that llama-cpp-python was installed into; SmolLM2 takes part where
-``$GYM_SMOLLM2``, or ``runs/smollm2`` (``benchmarks/smollm2.py`` writes it), has SmolLM2-135M-Instruct.
+``$GYM_SMOLLM2``, or ``runs/smollm2`` (``benchmarks/_smollm2.py`` writes it), has SmolLM2-135M-Instruct.
 """
 
 from __future__ import annotations

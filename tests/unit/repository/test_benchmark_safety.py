@@ -43,8 +43,8 @@ def test_no_prompt_serves_two_ends(scripts: Any) -> None:
 
 
 def test_batches_have_both_kinds_of_rows_and_depend_on_the_seed_alone(scripts: Any) -> None:
-    bad = [scripts.rows.row(f"bad {n}", "") for n in range(8)]
-    good = [scripts.rows.row(f"good {n}", "") for n in range(40)]
+    bad = [scripts.rows.chat(f"bad {n}", "") for n in range(8)]
+    good = [scripts.rows.chat(f"good {n}", "") for n in range(40)]
     batches = scripts.rows.mixed(bad, good, 6, seed=1)
     assert batches == scripts.rows.mixed(bad, good, 6, seed=1) != scripts.rows.mixed(bad, good, 6, seed=2)
     kinds = [[one["messages"][0]["content"].split()[0] for one in batch] for batch in batches]
