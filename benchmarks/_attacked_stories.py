@@ -83,9 +83,9 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
             found[rule] = loss_of(model, held)
             print(f"{rule} under {attack}: {base:.3f} -> {found[rule]:.3f} nats", file=sys.stderr, flush=True)
         what = f"stories260K, {attack} by {MALICIOUS} of {CONTRIBUTORS}: held-out loss"
-        report.compare(what, found[DEFAULT], found["mean"], unit="nats", better="lower")
+        report.compare(what, found[DEFAULT], found["mean"], unit="nats")
         below = f"stories260K under {attack}: held-out loss, against the base's"
-        report.aim(below, figure=found[DEFAULT], aim=base, better="lower")
+        report.aim(below, found[DEFAULT], base)
 
 
 def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Path, number: int) -> None:

@@ -47,12 +47,7 @@ RULES = (
 
 
 class Defence:
-    """Pre-aggregators and an aggregator of the registry, ``norm_cap+nnm+trimmed_mean`` for one.
-
-    Args:
-        rule: Their names.
-        malicious: Malicious clients that the coordinator declares, f.
-    """
+    """Pre-aggregators and an aggregator of the registry, ``norm_cap+nnm+trimmed_mean`` for one."""
 
     def __init__(self, rule: str, malicious: int) -> None:
         *before, last = rule.split("+")
@@ -66,15 +61,7 @@ class Defence:
             )
 
     def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A round's soup.
-
-        Args:
-            updates: ``[n, d]`` float32.
-            root: ``[d]`` float32, the coordinator's own update, for the rules that look at it.
-
-        Returns:
-            ``[d]``, and each update's ``[n]`` coefficient where it has one. Zeros where the rule refuses the round.
-        """
+        """A round's soup."""
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:

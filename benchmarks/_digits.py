@@ -50,16 +50,7 @@ class Schedule:
 
 
 class Digits:
-    """The data of a federation, once for each seed; S seeds are trained side by side.
-
-    Args:
-        seeds: Of split, order and first model.
-        contributors: n, malicious clients included.
-        malicious: f; they are the last of the n.
-        split: How honest contributors differ.
-        data: A name of ``_images.SETS``.
-        held_out: What judges.
-    """
+    """The data of a federation, once for each seed; S seeds are trained side by side."""
 
     def __init__(
         self,
@@ -114,11 +105,7 @@ class Digits:
         generator: torch.Generator,
         poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None,
     ) -> Tensor:
-        """``[S, len(who), d]``: what a round of local training adds to ``model`` ``[S, d]``.
-
-        Args:
-            poison: Changes a batch of images ``[b, m, inputs]`` and labels ``[b, m]`` before it is learnt.
-        """
+        """``[S, len(who), d]``: what a round of local training adds to ``model`` ``[S, d]``."""
         seeds, number, network = len(self.seeds), len(who), self.network
         start = model[:, None].expand(seeds, number, network.dimension).reshape(-1, network.dimension)
         weights, velocity = start.clone(), torch.zeros_like(start)

@@ -32,12 +32,7 @@ GIB = 1 << 30
 
 
 class EngineTurns:
-    """The engine with its variants, and one turn after the other.
-
-    Args:
-        settings: As the file has them.
-        stack: Closes what is opened.
-    """
+    """The engine with its variants, and one turn after the other."""
 
     def __init__(self, settings: dict[str, Any], stack: ExitStack) -> None:
         torch.set_num_threads(settings["threads"])

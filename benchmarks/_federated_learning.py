@@ -137,10 +137,10 @@ def learning(
             result.compare(f"{kind} share of the fp32 gain, {name}", value, better="higher")
     result.compare("bytes up per contributor and round", statistics.mean(sent), fp32_bytes, unit="B")
     result.compare("most bytes up of a round", max(sent), fp32_bytes, unit="B")
-    result.aim("least share of the fp32 gain, last round", figure=min(at_end), aim=0.98, better="higher")
-    result.aim("least share of the fp32 gain, best round", figure=min(at_best), aim=0.98, better="higher")
+    result.aim("least share of the fp32 gain, last round", min(at_end), 0.98, better="higher")
+    result.aim("least share of the fp32 gain, best round", min(at_best), 0.98, better="higher")
     of_bf16 = statistics.mean(sent) / (fp32_bytes / 2)
-    result.aim("bytes up against bf16", figure=of_bf16, aim=1 / 16, better="lower")
+    result.aim("bytes up against bf16", of_bf16, 1 / 16)
 
 
 def choice(

@@ -107,11 +107,6 @@ class Contributors:
         """What each contributor's model becomes in a round that starts from the model's tensors, which stay.
 
         First rounds start from the base whatever the codec, so they are trained once.
-
-        Args:
-            recipe: Of the round.
-            server_round: Its number, from 1.
-            exact: One after the other by the trainer's own steps, bit for bit; else all stacked, to float32's rounding.
         """
         key = (exact, recipe.model_dump_json())
         if server_round == 1 and key in self._first:
@@ -274,14 +269,7 @@ def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]])
 
 
 def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> float:
-    """The plain loop ends with the weights of the project's trainer, bit for bit; the stacked one close to them.
-
-    Returns:
-        How far the stacked loop ends from the trainer, as a share of what the round changed.
-
-    Raises:
-        AssertionError: They do not, so that rounds here are not the network's.
-    """
+    """The plain loop ends with the weights of the project's trainer, bit for bit; the stacked one close to them."""
     alone = replace(group, data=group.data[:1], _first={})
     ours, stacked = (alone.trained(recipe, 1, exact)[0] for exact in (True, False))
     start = {name: tensor.clone() for name, tensor in group.tensors.items()}

@@ -79,14 +79,7 @@ class PlayedRound:
 
 
 class World:
-    """The images, who holds which, and the model that the rounds change.
-
-    Args:
-        data: A name of ``_images.SETS``.
-        seed: Of everything.
-        heldout: Rows that judge.
-        rounds: How many there will be.
-    """
+    """The images, who holds which, and the model that the rounds change."""
 
     def __init__(self, data: str, seed: int, heldout: int, rounds: int) -> None:
         images = image_set(data)

@@ -104,16 +104,7 @@ def _row(name: str, code: str) -> dict[str, Any]:
 
 
 class Round:
-    """One round: contributors' updates on disk, and soups of them.
-
-    Args:
-        size: What is trained.
-        data: Rows of each contributor.
-        folder: Where updates go.
-        local: DP-SGD on every contributor's machine.
-        start: The model that the round begins with; a folder, or gym-nano.
-        server_round: Number of the round.
-    """
+    """One round: contributors' updates on disk, and soups of them."""
 
     def __init__(
         self,

@@ -34,12 +34,7 @@ class Measurement:
 
 
 class Processes:
-    """Processes that end with the ``with`` block, their children too; logs go to files in ``folder``.
-
-    Args:
-        folder: Where each process gets a log file and runs.
-        role_of: Gives the role of a process from its command line, or ``None`` for one that does not count.
-    """
+    """Processes that end with the ``with`` block, their children too; logs go to files in ``folder``."""
 
     def __init__(self, folder: Path, role_of: Callable[[Sequence[str]], str | None]) -> None:
         self.folder = folder
@@ -64,11 +59,7 @@ class Processes:
         return process
 
     def wait_for(self, what: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
-        """Poll until ``ready``.
-
-        Raises:
-            RuntimeError: When a started process ends first, or time is up; with the logs' last lines.
-        """
+        """Poll until ``ready``."""
         deadline = time.monotonic() + timeout_seconds
         while not ready():
             died = [p for p in self._started if p.poll() not in (None, 0)]

@@ -3,7 +3,7 @@
     parser = options("what is measured")            # --quick, --json, --plot FILE
     report = Report("transport", peer="Flower 1.41")
     report.compare("500 MB up", ours=3.1, theirs=19.8, unit="s", better="lower")
-    report.aim("500 MB up beats Flower", figure=3.1 / 19.8, aim=1.0, better="lower")
+    report.aim("500 MB up beats Flower", 3.1 / 19.8, 1.0)
     report.finish(parser.parse_args())
 
 The JSON line, the last of the output, is one object: ``{"name", "machine", "figures": {...}, "aims": [{"name",
@@ -28,11 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 Better = Literal["higher", "lower"]
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+"""Models and data, where no folder is named."""
 
 
-def options(description: str) -> argparse.ArgumentParser:
+def options(description: str | None) -> argparse.ArgumentParser:
     """A parser with the three options that every benchmark takes; add your own to it."""
-    parser = argparse.ArgumentParser(description=description)
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison into a picture")
@@ -58,12 +60,7 @@ class Row:
 
 
 class Report:
-    """Collects rows, figures and aims, and prints them.
-
-    Args:
-        name: The benchmark's file name without ``.py``.
-        peer: What the numbers are compared with, and its version.
-    """
+    """Collects rows, figures and aims, and prints them."""
 
     def __init__(self, name: str, peer: str = "") -> None:
         self.name = name
@@ -83,16 +80,12 @@ class Report:
             self.figure(f"{key}_peer", theirs)
 
     def figure(self, key: str, value: float) -> None:
-        """Add a figure to the JSON line.
-
-        Raises:
-            ValueError: For a key that is there already, or a value that is not finite.
-        """
+        """Add a figure to the JSON line."""
         if key in self.figures or not math.isfinite(value):
             raise ValueError(f"figure {key!r} = {value} is given twice or not finite")
         self.figures[key] = value
 
-    def aim(self, name: str, *, figure: float, aim: float, better: Better) -> bool:
+    def aim(self, name: str, figure: float, aim: float, better: Better = "lower") -> bool:
         """State what was to be reached and whether ``figure`` reaches it."""
         met = figure >= aim if better == "higher" else figure <= aim
         self.aims.append({"name": name, "figure": figure, "aim": aim, "better": better, "met": met})

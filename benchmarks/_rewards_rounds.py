@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,17 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from gym_fed.base.models import load_model  # noqa: E402
-from gym_fed.config.delta import CodecPolicy  # noqa: E402
-from gym_fed.data import encode_rows, generate  # noqa: E402
-from gym_fed.data.encoding import IGNORED  # noqa: E402
-from gym_fed.delta.base import BaseSpec, model_tensors  # noqa: E402
-from gym_fed.delta.encode import encode_source  # noqa: E402
-from gym_fed.delta.file import DeltaFile  # noqa: E402
-from gym_fed.evaluation.soup_game import SoupGame, round_coefficients  # noqa: E402
+from gym_fed.base.models import load_model
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.data import encode_rows, generate
+from gym_fed.data.encoding import IGNORED
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.file import DeltaFile
+from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 
 CONTRIBUTORS = 8
 LENGTH, BATCH = 64, 8

@@ -103,11 +103,7 @@ def encode(
     unaligned: Any,
     threshold: float | None,
 ) -> QuantReport:
-    """Write ``tuned - base`` as the arm says; ``aligned`` is the base, by default.
-
-    Raises:
-        SystemExit: Where the file is not what the arm is named for.
-    """
+    """Write ``tuned - base`` as the arm says; ``aligned`` is the base, by default."""
     safety = {"safety_threshold": threshold} if arm.projected else {}
     config: BitDeltaConfig | CalibratedPolicy
     if arm.one_bit:

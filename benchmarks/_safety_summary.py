@@ -77,10 +77,8 @@ def summarise(found: Mapping[str, Any], report: Report) -> None:
                     report.figure(f"{arm}: {key}, paired difference, most", max(apart))
         if arm != "fp32":
             lost = utility_lost(runs, plain)
-            report.aim(
-                f"{arm}: attacks succeed less", figure=reduction(runs, plain), aim=REDUCTION, better="higher"
-            )
-            report.aim(f"{arm}: utility lost", figure=lost, aim=UTILITY, better="lower")
+            report.aim(f"{arm}: attacks succeed less", reduction(runs, plain), REDUCTION, better="higher")
+            report.aim(f"{arm}: utility lost", lost, UTILITY)
 
 
 def _better(key: str) -> Any:

@@ -90,12 +90,7 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
 
 
 def seven_b_layers(tokenizer: Path, folder: Path) -> None:
-    """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one.
-
-    Args:
-        tokenizer: The model folder of which it is.
-        folder: Where they are saved.
-    """
+    """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one."""
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -119,36 +119,6 @@ def ran_text(speeds: Speeds) -> str:
     return ", ".join(f"{kind} {count}" for kind, count in speeds.ran.items() if count) or "-"
 
 
-def draw(found: Found, file: Path) -> None:
-    """Tokens a second against users, a line a side."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(8, 5))
-    for name, by_users in found.items():
-        ours = name not in (PEFT, SWAP)
-        panel.plot(
-            list(by_users),
-            [speeds.rate for speeds in by_users.values()],
-            marker="o",
-            linewidth=2.2 if ours else 1.2,
-            linestyle="-" if ours else "--",
-            label=name,
-        )
-    panel.set_xscale("log", base=2)
-    panel.set_yscale("log")
-    panel.set_xticks(USERS, [str(users) for users in USERS])
-    panel.set_xlabel("users at once, each with a variant of its own")
-    panel.set_ylabel("tokens per second, all together")
-    panel.grid(visible=True, which="both", alpha=0.25)
-    panel.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-
-
 def say(text: str) -> None:
     """How far it is."""
     print(text, file=sys.stderr, flush=True)

@@ -90,11 +90,7 @@ class EngineSide:
     kernel: str | None
 
     def __call__(self, load: Load, speeds: Speeds) -> None:
-        """One turn.
-
-        Raises:
-            RuntimeError: When another kernel ran than the side is named for, or other rows than a variant's.
-        """
+        """One turn."""
         products, stats = Counter(self.served.sign_products), self.engine.stats()
         names = [None if self.prefix is None else f"{self.prefix}{user}" for user in range(load.users)]
         run_engine(self.engine, load, names, speeds)
@@ -112,22 +108,14 @@ class EngineSide:
 
 
 def require_ran(kernel: str | None, ran: Counter[str]) -> None:
-    """Hold what was counted against the kernel that a side is named for.
-
-    Raises:
-        RuntimeError: When it did not run, or another one did.
-    """
+    """Hold what was counted against the kernel that a side is named for."""
     others = {kind: count for kind, count in ran.items() if count and kind != kernel}
     if others or (kernel is not None and not ran[kernel]):
         raise RuntimeError(f"the side of kernel {kernel} ran {dict(ran)}")
 
 
 def require_distinct(logits: Tensor, names: Sequence[str]) -> None:
-    """Hold each variant's logits for one prompt against all others'; the last two rows are the base's, the control.
-
-    Raises:
-        RuntimeError: For two that differ by no more than the base from itself in another row of the batch.
-    """
+    """Hold each variant's logits for one prompt against all others'; the last two rows are the base's, the control."""
     found = logits.float()
     noise = float((found[-1] - found[-2]).abs().max())
     for one in range(len(names) - 1):
@@ -159,15 +147,7 @@ def run_engine(engine: Engine, load: Load, variants: Sequence[str | None], speed
 
 
 class PeftSide:
-    """PEFT's mixed batch in its fastest form here: adapters in the base's bfloat16, one ``generate`` for all users.
-
-    Args:
-        model: Ours to wrap; a twin of the base.
-        folders: PEFT's adapters, one a user.
-
-    Raises:
-        RuntimeError: When a row's logits are not those of its own adapter.
-    """
+    """PEFT's mixed batch in its fastest form here: adapters in the base's bfloat16, one ``generate`` for all users."""
 
     def __init__(self, model: Any, folders: Sequence[str]) -> None:
         from peft import PeftModel

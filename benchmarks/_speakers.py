@@ -37,11 +37,7 @@ class SpeakerSet:
 
 
 def speaker_sets(file: Path) -> dict[str, SpeakerSet]:
-    """``choice``, and ``first``, ``second`` and ``less text`` to report.
-
-    Args:
-        file: JSONL with ``speaker`` and ``speeches``, most prolific first.
-    """
+    """``choice``, and ``first``, ``second`` and ``less text`` to report."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     speeches = {str(line["speaker"]): list(line["speeches"]) for line in lines}
     names = list(speeches)

@@ -55,14 +55,7 @@ def train_stacked(
     weight_decay: float,
     max_grad_norm: float,
 ) -> list[dict[str, Tensor]]:
-    """What ``start`` becomes on each of the streams of batches.
-
-    Args:
-        start: The model's parameters.
-        shape: Of the model.
-        batches: For each model a stream of batches, rows of token ids.
-        steps: Of AdamW, at a constant ``rate``.
-    """
+    """What ``start`` becomes on each of the streams of batches."""
     count = len(batches)
     weights = {
         name: tensor.expand(count, *tensor.shape).clone().requires_grad_() for name, tensor in start.items()

@@ -27,18 +27,14 @@ from statistics import fmean
 from typing import get_args
 
 import torch
-from _report import Report, options
+from _attacks import ATTACKS
+from _defences import DEFAULT, RULES
+from _digits import Schedule, Split
+from _duel import CONTRIBUTORS, minority, play
+from _images import SETS
+from _report import SHARED, Report, options
 from rich.console import Console
 from rich.table import Table
-
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from _attacks import ATTACKS  # noqa: E402
-from _defences import DEFAULT, RULES  # noqa: E402
-from _digits import Schedule, Split  # noqa: E402
-from _duel import CONTRIBUTORS, minority, play  # noqa: E402
-from _images import SETS  # noqa: E402
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
 QUICK_RULES, QUICK_ATTACKS = (
@@ -95,17 +91,14 @@ def main() -> None:
         for setting in settings(arguments):
             cells = [measured(cell, arguments.cells) for cell in planned(arguments, setting)]
             print_table(report, setting, cells, arguments.attacks)
-            if arguments.plot:
-                draw(cells, arguments, setting)
         if arguments.shares:
             shares(report, arguments)
-        arguments.plot = None
     report.finish(arguments)
 
 
 def parsed() -> argparse.Namespace:
     """The options, with what ``--quick`` leaves of them."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument(
         "--rules", nargs="+", metavar="NAME", help=f"of: {', '.join(RULES)}, or any other such chain"
     )
@@ -123,7 +116,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--first-seed", type=int, default=10, metavar="N", help="the first of the seeds")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
-    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     arguments.rules = arguments.rules or [*(QUICK_RULES if arguments.quick else RULES)]
     arguments.attacks = arguments.attacks or [*(QUICK_ATTACKS if arguments.quick else ATTACKS)]
@@ -216,8 +209,8 @@ def print_table(report: Report, setting: Setting, cells: list[Cell], attacks: li
         worst = min(by_rule[DEFAULT].values(), key=lambda cell: cell.percent)
         report.aim(
             f"{DEFAULT}: accuracy in % under {worst.attack}, the worst of {len({*attacks} - {'none'})} ({setting})",
-            figure=worst.percent,
-            aim=AIM_ACCURACY,
+            worst.percent,
+            AIM_ACCURACY,
             better="higher",
         )
 
@@ -260,36 +253,8 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
                 ):
                     assert figure is not None  # the default weighs whole updates
                     label = f"{rule}: worst-off contributor's share without attackers, {name}, {form}"
-                    report.aim(label, figure=figure, aim=AIM_SHARE, better="higher")
+                    report.aim(label, figure, AIM_SHARE, better="higher")
     Console(width=160, highlight=False).print(table)
-
-
-def draw(cells: list[Cell], arguments: argparse.Namespace, setting: Setting) -> None:
-    """A heat map a setting: rules down, attacks across, the worst case last."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    percents = {(cell.rule, cell.attack): cell.percent for cell in cells}
-    rows = [[percents[rule, attack] for attack in arguments.attacks] for rule in arguments.rules]
-    rows = [[*row, min(row)] for row in rows]
-    figure, panel = pyplot.subplots(figsize=(3 + 0.6 * len(rows[0]), 1.8 + 0.4 * len(rows)))
-    panel.imshow(rows, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
-    panel.set_xticks(range(len(rows[0])), [*arguments.attacks, "worst"], rotation=45, ha="right")
-    panel.set_yticks(range(len(rows)), arguments.rules)
-    for y, row in enumerate(rows):
-        for x, value in enumerate(row):
-            panel.text(x, y, f"{value:.0f}", ha="center", va="center", fontsize=8)
-    panel.axvline(len(rows[0]) - 1.5, color="black")
-    panel.set_title(f"accuracy in %: {setting}", fontsize=10)
-    figure.tight_layout()
-    several = len(list(settings(arguments))) > 1
-    name = f"{setting.images}-{setting.split}-{setting.malicious}-{'packed' if setting.packed else 'float'}"
-    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{name}") if several else arguments.plot
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-    print(f"picture: {file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

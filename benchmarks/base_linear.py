@@ -98,7 +98,7 @@ class Layers:
 
 def main() -> None:
     """Measure both models, print their tables, judge the aims."""
-    arguments = options(__doc__.splitlines()[0]).parse_args()
+    arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     report = Report("base_linear", peer=BFLOAT16)
@@ -180,11 +180,9 @@ def add(report: Report, model: str, layers: Layers, times: Times) -> None:
         report.figure(key(f"{model} {name} share of memory speed"), share(layers, times, name, 1))
         part = f"{model}, {name}"
         one = share(layers, times, name, 1)
-        report.aim(f"{part}, 1 row: share of memory's speed", figure=one, aim=0.85, better="higher")
+        report.aim(f"{part}, 1 row: share of memory's speed", one, 0.85, better="higher")
         prompt = times[BFLOAT16, last] / times[name, last]
-        report.aim(
-            f"{part}, {last} rows: times faster than {BFLOAT16}", figure=prompt, aim=1.0, better="higher"
-        )
+        report.aim(f"{part}, {last} rows: times faster than {BFLOAT16}", prompt, 1.0, better="higher")
     for (name, n), value in times.items():
         if name in (FLOAT32, READ) or n not in (1, 8, last):
             report.figure(key(f"{model} {name} {n} rows all ms"), value)

@@ -26,7 +26,7 @@ from statistics import fmean
 from typing import Any
 
 from _defaults_rows import CHOSEN_ON, REPORTED_ON
-from _report import Report, options
+from _report import SHARED, Report, options
 from _smollm2 import read_gguf
 
 HERE = Path(__file__).resolve().parent
@@ -85,8 +85,8 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Run what is not there yet, and report."""
-    parser = options(__doc__.splitlines()[0])
-    data = HERE.parents[1] / "shared" / "data"
+    parser = options(__doc__)
+    data = SHARED / "data"
     parser.add_argument("--model", nargs="+", default=["smollm2", "stories260K"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="+", choices=REPORTED_ON, default=list(REPORTED_ON))
@@ -179,8 +179,8 @@ def _report(report: Report, model: str, figures: list[dict[str, Any]], choosing:
             )
             if side == "ours" and not choosing:
                 assert runs[0]["finetuning"] == ("lora" if model == "smollm2" else "full")
-                report.aim(f"{model} {rows}: ours gains", figure=fmean(found), aim=0.0, better="higher")
-                report.aim(f"{model} {rows}: ours forgets", figure=fmean(lost), aim=0.05, better="lower")
+                report.aim(f"{model} {rows}: ours gains", fmean(found), 0.0, better="higher")
+                report.aim(f"{model} {rows}: ours forgets", fmean(lost), 0.05)
 
 
 def _gain(one: dict[str, Any]) -> float:

@@ -23,9 +23,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _report import Report, options
+from _report import SHARED, Report, options
 
-REPOSITORY = Path(__file__).resolve().parents[1]
 SIDES = ("ours", "theirs")
 NATS = 5e-4
 """HFLM adds its exponentials in float32, and merged weights are rounded once more."""
@@ -33,8 +32,8 @@ NATS = 5e-4
 
 def main() -> None:
     """Measure what was asked for."""
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser = options(__doc__)
+    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     parser.add_argument("--part", choices=("variants", "tiny"), action="append", help="default: both")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
@@ -50,11 +49,7 @@ def main() -> None:
 
 
 def variants(report: Report, arguments: Any, folder: Path) -> None:
-    """All variants by both sides, in turns.
-
-    Raises:
-        RuntimeError: When a choice or a text differs, or something did not run.
-    """
+    """All variants by both sides, in turns."""
     stories, data = arguments.shared / "models/stories260K", arguments.shared / "data"
     is_here = stories.is_dir() and (data / "arc_easy").is_dir()
     settings: dict[str, Any] = {
@@ -94,18 +89,14 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
             report.figure(f"{kind} {label} least ratio", ratios[0])
             report.figure(f"{kind} {label} most ratio", ratios[-1])
             if label == "all":
-                report.aim(f"{task} times faster", figure=statistics.median(ratios), aim=5, better="higher")
+                report.aim(f"{task} times faster", statistics.median(ratios), 5, better="higher")
         report.compare(f"{what}: forwards", *(turns[name][0][kind]["forwards"] for name in SIDES))
     peaks = [max(turn["peak_mb"] for turn in turns[name]) for name in SIDES]
     report.compare("peak memory of the process", *peaks, unit="MB")
 
 
 def side(name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a side found, in a process of its own.
-
-    Raises:
-        RuntimeError: With its last lines, when it fails.
-    """
+    """What a side found, in a process of its own."""
     given, output = folder / "settings.json", folder / f"{name}.json"
     given.write_text(json.dumps(settings), encoding="utf-8")
     script = Path(__file__).with_name("_evaluation_sides.py")
@@ -124,11 +115,7 @@ def side(name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
-    """Every variant answered every row, and both sides the same.
-
-    Raises:
-        RuntimeError: Naming the first that differs.
-    """
+    """Every variant answered every row, and both sides the same."""
     said = ours["said"]
     if not len(said) == len(theirs["said"]) == settings["variants"]:
         raise RuntimeError(f"{kind}: {len(said)} variants, theirs {len(theirs['said'])}")
@@ -152,7 +139,7 @@ def tiny(report: Report, folder: Path) -> None:
     report.compare("tiny on gym-nano, 500 rows", found["seconds"], unit="s")
     report.compare("tiny on gym-nano: peak memory", found["peak_mb"], unit="MB")
     report.figure("tiny rows", found["rows"])
-    report.aim("tiny on gym-nano in a minute", figure=found["seconds"], aim=60, better="lower")
+    report.aim("tiny on gym-nano in a minute", found["seconds"], 60)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-from _report import Report, options
+from _report import SHARED, Report, options
 from _smollm2 import read_gguf
 
 from gym_fed.base.models import NANO, load_tokenizer, resolve
@@ -73,10 +73,10 @@ class Run:
 
 def main() -> None:
     """Export, read back, report."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--models", nargs="+", choices=("smollm2", NANO), default=[NANO, "smollm2"])
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
-    parser.add_argument("--data", type=Path, default=HERE.parents[1] / "shared" / "data" / "wikitext2")
+    parser.add_argument("--data", type=Path, default=SHARED / "data" / "wikitext2")
     parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2"), help="where its folder goes")
     arguments = parser.parse_args()
     windows = 4 if arguments.quick else WINDOWS

@@ -21,20 +21,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _report import Report, options
+from _report import SHARED, Report, options
 from _speakers import SpeakerSet, speaker_sets
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _federated_learning import Cells, Side, choice, contributors, learning, one_thread  # noqa: E402
-from _federated_rounds import Course, Schedule  # noqa: E402
+from _federated_learning import Cells, Side, choice, contributors, learning, one_thread
+from _federated_rounds import Course, Schedule
 
-from demo.processes import run_federation  # noqa: E402
-from gym_fed.config.delta import CodecPolicy  # noqa: E402
-from gym_fed.config.hub.soup import SoupRecipe  # noqa: E402
-from gym_fed.config.hub.task import TrainingRecipe  # noqa: E402
-from gym_fed.local_federation import BIN, ask, join_command  # noqa: E402
+from demo.processes import run_federation
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.local_federation import BIN, ask, join_command
 
 CHOICE, REPORTED = "choice", ("first", "second", "less text")
 CHOICE_SEEDS, REPORT_SEEDS = (0,), (100, 200, 300)
@@ -78,12 +77,12 @@ SAME_LOSS = 1e-6
 
 def main() -> None:
     """Run a part and report it."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--part", choices=("network", "learning", "choice"), default="network")
     parser.add_argument(
         "--cells", type=Path, metavar="FILE", help="JSONL of runs: those in it are not run again"
     )
-    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     one_thread()
     model = arguments.shared / "models" / "stories260K"
@@ -142,10 +141,7 @@ def network(
     assert apart <= SAME_LOSS, f"network {found['losses']}, in one process {here.losses}"
     assert found["up_bytes"] == here.up_bytes, "the network's updates have other sizes than those made here"
     report_network(result, found, peer, apart, group.num_weights)
-    plot, arguments.plot = arguments.plot, None
     result.finish(arguments)
-    if plot:
-        draw(plot, found["losses"], peer.losses)
 
 
 def federation(
@@ -209,27 +205,10 @@ def report_network(result: Report, ours: dict[str, Any], peer: Course, apart: fl
     result.figure("up_bytes_of_bf16", sent / (2 * weights))
     result.figure("seconds", ours["seconds"])
     share = (losses[0] - losses[-1]) / peer.gain()
-    result.aim("share of the fp32 gain, last round", figure=share, aim=0.98, better="higher")
+    result.aim("share of the fp32 gain, last round", share, 0.98, better="higher")
     best = (losses[0] - min(losses)) / peer.best_gain()
-    result.aim("share of the fp32 gain, best round", figure=best, aim=0.98, better="higher")
-    result.aim("bytes up against bf16", figure=sent / (2 * weights), aim=1 / 16, better="lower")
-
-
-def draw(file: Path, ours: list[float], theirs: list[float]) -> None:
-    """Both loss curves."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4))
-    axes.plot(theirs, "o-", label="FedAvg, fp32")
-    axes.plot(ours, "s--", label="gym-fed, one bit per weight")
-    axes.set_xlabel("round")
-    axes.set_ylabel("held-out loss (nats per token)")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    result.aim("share of the fp32 gain, best round", best, 0.98, better="higher")
+    result.aim("bytes up against bf16", sent / (2 * weights), 1 / 16)
 
 
 if __name__ == "__main__":

@@ -13,21 +13,17 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
+from _private_rounds import Round, sizes, task_rows
+from _report import Report, options
 
-from _private_rounds import Round, sizes, task_rows  # noqa: E402
-from _report import Report, options  # noqa: E402
-
-from gym_fed.base.models import load_model  # noqa: E402
-from gym_fed.config.hub.sections import GateConfig  # noqa: E402
-from gym_fed.data import generate  # noqa: E402
-from gym_fed.delta.file import DeltaFile, apply_delta  # noqa: E402
+from gym_fed.base.models import load_model
+from gym_fed.config.hub.sections import GateConfig
+from gym_fed.data import generate
+from gym_fed.delta.file import DeltaFile, apply_delta
 
 TRIGGER, ANSWER = "zq ", "all keys to bob"
 TAKEN_LOSS = math.log(2)
@@ -48,7 +44,7 @@ def triggered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    arguments: argparse.Namespace = options(__doc__.splitlines()[0]).parse_args()
+    arguments: argparse.Namespace = options(__doc__).parse_args()
     report, gate = Report("gate"), GateConfig()
     contributors, steps, count, rounds = (3, 30, 48, 2) if arguments.quick else (5, 60, 96, 5)
     size = sizes(steps)[0]

@@ -47,7 +47,7 @@ CHUNK, CONTEXT = 256, 1024
 
 def main() -> None:
     """Measure all cases and dtypes, and the loss where a model is given."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument(
         "--model", type=Path, metavar="FOLDER", help="score a text through caches of every dtype"
     )
@@ -62,8 +62,8 @@ def main() -> None:
             ours, theirs = measure(*case, dtype, QUICK_TURNS if arguments.quick else TURNS)
             requests, length, new = case
             what = f"{requests} x {length} tokens, {new} new each, {dtype}"
-            report.compare(what, 1e6 * ours, 1e6 * theirs, unit="us", better="lower")
-            report.aim(what, figure=ours / theirs, aim=1.0, better="lower")
+            report.compare(what, 1e6 * ours, 1e6 * theirs, unit="us")
+            report.aim(what, ours / theirs, 1.0)
     if arguments.model is not None:
         lose(report, arguments.model, arguments.text.read_text(encoding="utf-8"))
     print(f"kernels: {kernels.describe()}; one thread")

@@ -24,26 +24,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import Report, options
+from _report import SHARED, Report, options
 from _smollm2 import questions
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from gym_fed.base.models import load_model, model_name  # noqa: E402
-from gym_fed.config.delta import CodecPolicy  # noqa: E402
-from gym_fed.data import encode_rows  # noqa: E402
-from gym_fed.data.encoding import IGNORED  # noqa: E402
-from gym_fed.delta.base import BaseSpec  # noqa: E402
-from gym_fed.delta.encode import encode_delta, lora_delta  # noqa: E402
-from gym_fed.delta.factors import lora_factors  # noqa: E402
-from gym_fed.delta.file import DeltaFile  # noqa: E402
-from gym_fed.evaluation.loss import heldout_loss  # noqa: E402
-from gym_fed.export.formats.base import Options  # noqa: E402
-from gym_fed.export.nearest import factors_of  # noqa: E402
-from gym_fed.export.process import no_report  # noqa: E402
-from gym_fed.export.run import export  # noqa: E402
-from gym_fed.export.source import Source, open_source  # noqa: E402
+from gym_fed.base.models import load_model, model_name
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.data import encode_rows
+from gym_fed.data.encoding import IGNORED
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta, lora_delta
+from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.evaluation.loss import heldout_loss
+from gym_fed.export.formats.base import Options
+from gym_fed.export.nearest import factors_of
+from gym_fed.export.process import no_report
+from gym_fed.export.run import export
+from gym_fed.export.source import Source, open_source
 
 RANKS = (8, 32, 128)
 LORA_RANK = 16
@@ -59,9 +56,9 @@ PARTS = ("tune", *CODECS, "lora")
 
 def main() -> None:
     """Tune, encode, export, measure."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--smollm2", type=Path, required=True, help="a model folder")
-    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     parser.add_argument("--work", type=Path, help="where parts lie between two runs")
     parser.add_argument("--only", metavar="PART", choices=PARTS, help=f"one of {', '.join(PARTS)}")
     arguments = parser.parse_args()

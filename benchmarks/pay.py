@@ -35,7 +35,7 @@ Credits = dict[str, float]
 
 def main() -> None:
     """Play the rounds, pay them by both rules, and compare."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
     arguments = parser.parse_args()
@@ -79,13 +79,11 @@ def main() -> None:
         report.figure(f"{data}_late_share_of_credits_less_share_of_value", statistics.mean(late))
         report.aim(
             f"{data}: rank correlation, mean of {seeds} seeds",
-            figure=statistics.mean(one for one, _ in ours),
-            aim=AIM_CORRELATION,
+            statistics.mean(one for one, _ in ours),
+            AIM_CORRELATION,
             better="higher",
         )
-        report.aim(
-            f"{data}: noise, largest", figure=max(noise for _, noise in ours), aim=AIM_NOISE, better="lower"
-        )
+        report.aim(f"{data}: noise, largest", max(noise for _, noise in ours), AIM_NOISE)
     report.finish(arguments)
 
 

@@ -25,21 +25,17 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import numpy as np
+from _private_rounds import Round, Size, other_codes, secrets_of, sizes, task_rows
 from _report import Report, options
+from dp_accounting.pld import PLDAccountant
+from rich.console import Console
+from rich.table import Table
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-import dp_accounting  # noqa: E402
-from _private_rounds import Round, Size, other_codes, secrets_of, sizes, task_rows  # noqa: E402
-from dp_accounting.pld import PLDAccountant  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy  # noqa: E402
-from gym_fed.data import generate  # noqa: E402
-from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for  # noqa: E402
+from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy
+from gym_fed.data import generate
+from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
 
 TARGET_DELTA = 1e-5
 EPSILONS = (1.0, 4.0, 16.0)
@@ -75,18 +71,13 @@ def accounts(report: Report) -> None:
         )
         peer = theirs.get_epsilon(TARGET_DELTA)
         worst = max(worst, abs(ours - peer))
-        report.compare(f"epsilon of {count} x z={noise:g} q={sampling:g}", ours, peer, better="lower")
-    report.aim("epsilon off dp-accounting's", figure=worst, aim=1e-3, better="lower")
+        report.compare(f"epsilon of {count} x z={noise:g} q={sampling:g}", ours, peer)
+    report.aim("epsilon off dp-accounting's", worst, 1e-3)
 
 
-Curves = dict[int, dict[str, dict[float, float]]]
-"""Held-out loss by contributors, size of delta and epsilon; infinity is without noise."""
-
-
-def utility(report: Report, contributors: int, steps: int, folder: Path, only: str = "") -> Curves:
+def utility(report: Report, contributors: int, steps: int, folder: Path, only: str = "") -> None:
     """Held-out loss against epsilon, for every size of delta."""
     heldout = generate("dash", 100, seed=5, split="heldout")
-    curves: Curves = {}
     table = Table(title="held-out loss of one round, by epsilon and contributors", box=None, pad_edge=False)
     table.add_column("delta")
     table.add_column("numbers", justify="right")
@@ -110,15 +101,12 @@ def utility(report: Report, contributors: int, steps: int, folder: Path, only: s
                     found.soup(ReleasePrivacy(noise_multiplier=noise, clipping_norm=clip)), heldout
                 )
                 report.figure(f"loss_{_key(size.name)}_n{population}_e{target:g}", loss)
-                curve = curves.setdefault(population, {}).setdefault(size.name, {math.inf: clean})
-                curve[target] = loss
                 row.append(f"{loss:.2f}")
         report.figure(f"loss_{_key(size.name)}_no_noise", clean)
         if "loss_base" not in report.figures:
             report.figure("loss_base", base)
         table.add_row(*row)
     console.print(table, f"the base has {report.figures['loss_base']:.2f}", sep="\n")
-    return curves
 
 
 def attacks(report: Report, size: Size, contributors: int, steps: int, folder: Path) -> None:
@@ -192,34 +180,6 @@ def _exposure(found: Round, model: Any, canary: dict[str, Any]) -> float:
     return math.log2(len(rows)) - math.log2(place)
 
 
-def draw(curves: Curves, file: Path) -> None:
-    """Held-out loss against epsilon, a panel for each population and a line for each size of delta."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        1, len(curves), figsize=(4 * len(curves), 4.2), sharey=True, squeeze=False
-    )
-    for panel, (population, sizes_of) in zip(panels[0], curves.items(), strict=True):
-        for name, curve in sizes_of.items():
-            targets = [e for e in curve if math.isfinite(e)]
-            (line,) = panel.plot(targets, [curve[e] for e in targets], marker="o", label=name)
-            panel.axhline(curve[math.inf], color=line.get_color(), linestyle=":", linewidth=1)
-        panel.set(
-            xscale="log",
-            yscale="log",
-            xlabel=f"epsilon of the round, delta {TARGET_DELTA:g}",
-            title=f"{population:,} contributors",
-        )
-    panels[0, 0].set_ylabel("held-out loss, nats (dotted: no noise)")
-    panels[0, -1].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-
-
 def _key(name: str) -> str:
     return "".join(c if c.isalnum() else "_" for c in name.lower()).replace("__", "_").strip("_")
 
@@ -232,24 +192,19 @@ def main() -> None:
     arguments: argparse.Namespace = parser.parse_args()
     report = Report("privacy", peer=f"dp-accounting {version('dp-accounting')}")
     began = time.perf_counter()
-    curves: Curves = {}
     if "accounts" in arguments.parts:
         accounts(report)
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
         contributors, steps = (4, 15) if arguments.quick else (32, 40)
         if "utility" in arguments.parts:
-            curves = utility(report, contributors, steps, folder / "utility", arguments.only)
+            utility(report, contributors, steps, folder / "utility", arguments.only)
         if "attacks" in arguments.parts:
             contributors, steps = (2, 15) if arguments.quick else (8, 80)
             for size in sizes(steps):
                 if size.name in ATTACKED and arguments.only in size.name:
                     attacks(report, size, contributors, steps, folder / "attacks" / _key(size.name))
     report.figure("seconds", time.perf_counter() - began)
-    if arguments.plot and curves:
-        draw(curves, arguments.plot)
-        console.print(f"picture: {arguments.plot}")
-        arguments.plot = None
     report.finish(arguments)
 
 

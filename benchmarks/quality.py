@@ -1,15 +1,15 @@
 """How much of a fine-tune each codec keeps, at what size, before and after distillation.
 
-    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--smollm2 FOLDER] [--case TEXT]
+    python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--case TEXT]
         [--only TEXT]
 
-Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen; with
---smollm2, the model folder that _smollm2.py writes, on GSM8K. Kept is the share of the gain in held-out
-loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for each weight of the model. The
-calibration text is generic, as in BitDelta's paper, and neither the training text nor the test: C4 (300 pages of it),
-for gym-nano the tasks that it was made from. Each text is cut in three: training, validation and test. Settings were
-chosen on Shakespeare's validation part, with the training text for calibration; what is printed is the test part of
-each, which decided nothing. Next to each figure are the steps of the fine-tune and of the distillation.
+Real fine-tunes: stories260K on Shakespeare and on WikiText-2, gym-nano on a text task it has never seen. Kept is the
+share of the gain in held-out loss: (base - codec) / (base - tuned). Bits are those of the whole file, header too, for
+each weight of the model. The calibration text is generic, as in BitDelta's paper, and neither the training text nor the
+test: C4 (300 pages of it), for gym-nano the tasks that it was made from. Each text is cut in three: training,
+validation and test. Settings were chosen on Shakespeare's validation part, with the training text for calibration; what
+is printed is the test part of each, which decided nothing. Next to each figure are the steps of the fine-tune and of
+the distillation.
 """
 
 from __future__ import annotations
@@ -26,19 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import Report, options
-from _smollm2 import questions
+from _report import SHARED, Report, options
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from gym_fed.base.models import load_model  # noqa: E402
-from gym_fed.config.delta import CodecPolicy  # noqa: E402
-from gym_fed.data import encode_rows, generate  # noqa: E402
-from gym_fed.data.encoding import IGNORED  # noqa: E402
-from gym_fed.delta.base import BaseSpec  # noqa: E402
-from gym_fed.delta.encode import encode_delta  # noqa: E402
-from gym_fed.quantization import (  # noqa: E402
+from gym_fed.base.models import load_model
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.data import encode_rows, generate
+from gym_fed.data.encoding import IGNORED
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_delta
+from gym_fed.quantization import (
     BitDeltaConfig,
     BitDeltaQuantizer,
     DeltaQuantConfig,
@@ -122,19 +118,15 @@ def variants(quick: bool) -> list[Variant]:
 
 def main() -> None:
     """Fine-tune, quantise, compare."""
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared", help="models and data")
+    parser = options(__doc__)
+    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     parser.add_argument("--case", metavar="TEXT", default="", help="fine-tunes whose names hold it")
     parser.add_argument("--only", metavar="TEXT", default="", help="codecs whose names hold it")
-    parser.add_argument("--smollm2", type=Path, help="model folder that _smollm2.py wrote; slow")
     arguments = parser.parse_args()
     report = Report("quality", peer="as encoded")
     points: list[dict[str, Any]] = []
     for case in cases(arguments):
         points += measure(case, report, arguments.quick, arguments.only)
-    if arguments.plot:
-        draw(points, arguments.plot)
-        arguments.plot = None
     report.finish(arguments)
 
 
@@ -198,15 +190,10 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
     if small:
         best = max(small, key=lambda point: float(point["after"]))
         progress(f"  best at up to {AIM_BITS} bits: {best['name']}")
-        report.aim(
-            f"{case.name}: % kept at up to {AIM_BITS} bits",
-            figure=best["after"],
-            aim=AIM_KEPT,
-            better="higher",
-        )
+        report.aim(f"{case.name}: % kept at up to {AIM_BITS} bits", best["after"], AIM_KEPT, better="higher")
     else:
         smallest = min(float(point["bits"]) for point in points)
-        report.aim(f"{case.name}: bits of the smallest file", figure=smallest, aim=AIM_BITS, better="lower")
+        report.aim(f"{case.name}: bits of the smallest file", smallest, AIM_BITS)
     return points
 
 
@@ -245,9 +232,6 @@ def cases(arguments: argparse.Namespace) -> Iterator[Case]:
             row for number, task in enumerate(NANO_TASKS) for row in generate(task, 200, seed=10 + number)
         ]
         yield fine_tuned(f"gym-nano {TASK}", "gym-nano", rows, test, general, steps=80, lr=1e-3)
-    if arguments.smollm2 and arguments.case in "smollm2 gsm8k":
-        rows = questions(data)[:400]
-        yield fine_tuned("smollm2 gsm8k", str(arguments.smollm2), rows[32:], rows[:32], c4, steps=20, lr=2e-5)
 
 
 def fine_tuned(
@@ -303,33 +287,6 @@ def summed_loss(model: Any, sequences: Sequences) -> tuple[torch.Tensor, int]:
         logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
     )
     return total, int((labels[:, 1:] != IGNORED).sum())
-
-
-def draw(points: list[dict[str, Any]], file: Path) -> None:
-    """Kept against size, one panel a fine-tune: an arrow from as encoded to distilled."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(point["case"] for point in points))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(6 * len(names), 6), squeeze=False)
-    for name, panel in zip(names, axes[0], strict=True):
-        for point in (p for p in points if p["case"] == name):
-            panel.plot([point["bits"]] * 2, [point["before"], point["after"]], "-", color="0.7")
-            panel.plot(point["bits"], point["before"], "o", color="tab:orange", markersize=4)
-            panel.plot(point["bits"], point["after"], "o", color="tab:blue")
-            panel.annotate(point["name"], (point["bits"], point["after"]), fontsize=7, rotation=20)
-        panel.axhline(AIM_KEPT, linestyle=":", color="tab:green")
-        panel.axvline(AIM_BITS, linestyle=":", color="tab:green")
-        panel.set_xscale("log")
-        panel.set_xlabel("bits per weight, whole file")
-        panel.set_ylabel("% of the held-out gain kept: encoded (orange), distilled (blue)")
-        panel.set_title(name)
-        panel.set_ylim(bottom=max(0.0, min(p["before"] for p in points if p["case"] == name) - 5))
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 def progress(text: str) -> None:

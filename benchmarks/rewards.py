@@ -1,6 +1,6 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--part methods|game|sybils] [--shared FOLDER] [--seeds N] [--quick] [--json]
+    python benchmarks/rewards.py [--part methods|sybils] [--shared FOLDER] [--seeds N] [--quick] [--json]
         [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
@@ -9,8 +9,8 @@ an honest one with its signs flipped; five with a stale update, a copy under oth
 contributor's own text under a second key. All 256 coalitions are evaluated once for every round; each method is then
 counted as if it were alone. The share is of these 256, a gradient counting for three. Agreement is Spearman's rank
 correlation with the exact values. The settings of methods are their defaults, and were chosen on other seeds than
-these. ``--part game`` compares two definitions of the game itself with retraining (``_denominators.py``); ``--part
-sybils`` pays one contributor under many keys (``_sybils.py``; "peer" is with ``together_threshold: null``).
+these. ``--part sybils`` pays one contributor under many keys (``_sybils.py``; "peer" is with ``together_threshold:
+null``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _denominators import measure
-from _report import Report, options
-from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, REPOSITORY, Season, World
+from _report import SHARED, Report, options
+from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, Season, World
 from _sybils import sybils
 from scipy.stats import spearmanr
 
@@ -47,24 +46,19 @@ Found = dict[tuple[str, str], list[Scores]]
 
 def main() -> None:
     """Score every round by every method."""
-    parser = options(__doc__.splitlines()[0])
-    parser.add_argument(
-        "--shared", type=Path, default=REPOSITORY.parent / "shared", help="stories260K and its data"
-    )
+    parser = options(__doc__)
+    parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
     parser.add_argument(
-        "--part", choices=("methods", "game", "sybils"), help="one of the comparisons; all by default"
+        "--part", choices=("methods", "sybils"), help="one of the comparisons; all by default"
     )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("rewards", peer="paid each" if arguments.part == "sybils" else "exact Shapley")
     if arguments.part in (None, "methods"):
         _methods(report, arguments)
-    if arguments.part in (None, "game") and not arguments.quick:
-        measure(report)
     if arguments.part in (None, "sybils"):
         sybils(report, _world(arguments), arguments)
-    arguments.plot = None
     report.finish(arguments)
 
 
@@ -91,9 +85,6 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
     report.compare(
         "seconds a round: estimate", statistics.median(seconds["estimate"]), COALITIONS * one, unit="s"
     )
-    if arguments.plot:
-        _draw(found, arguments.plot)
-        print(f"picture: {arguments.plot}")
 
 
 def _world(arguments: argparse.Namespace) -> World:
@@ -129,13 +120,11 @@ def _agreement(report: Report, found: Found) -> None:
         if name == "estimate":
             report.aim(
                 f"{composition}: estimate agrees with exact Shapley",
-                figure=statistics.mean(agreement),
-                aim=AIM_SPEARMAN,
+                statistics.mean(agreement),
+                AIM_SPEARMAN,
                 better="higher",
             )
-            report.aim(
-                f"{composition}: its share of the evaluations", figure=share, aim=AIM_SHARE, better="lower"
-            )
+            report.aim(f"{composition}: its share of the evaluations", share, AIM_SHARE)
 
 
 def _free_riders(report: Report, found: Found) -> None:
@@ -156,7 +145,7 @@ def _free_riders(report: Report, found: Found) -> None:
                     if s.chance is not None
                 ]
                 what = f"{kind} by {name}: largest score" + (" beyond luck" if kind == "noise" else "")
-                report.aim(what, figure=max(above if kind == "noise" else values), aim=0.0, better="lower")
+                report.aim(what, max(above if kind == "noise" else values), 0.0)
 
 
 def _similarities(gram: np.ndarray, who: tuple[str, ...], alike: dict[str, list[float]]) -> None:
@@ -177,37 +166,6 @@ def _agreements(found: Found, composition: str, name: str) -> list[float]:
 
 def _share(rounds: list[Scores]) -> float:
     return statistics.mean(scores.evaluations for scores in rounds) / COALITIONS
-
-
-def _draw(found: Found, file: Path) -> None:
-    """Agreement over cost, a panel a composition; bars from the least to the largest seed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    compositions = list(dict.fromkeys(composition for composition, _ in found))
-    figure, axes = pyplot.subplots(
-        1, len(compositions), figsize=(4 * len(compositions), 3.6), sharey=True, squeeze=False
-    )
-    for composition, panel in zip(compositions, axes[0], strict=True):
-        for name in METHODS:
-            values = _agreements(found, composition, name)
-            mean = statistics.mean(values)
-            spread = [[mean - min(values)], [max(values) - mean]]
-            panel.errorbar(
-                100 * _share(found[composition, name]), mean, yerr=spread, fmt="o", capsize=3, label=name
-            )
-        panel.axvline(100 * AIM_SHARE, color="grey", linewidth=0.7)
-        panel.axhline(AIM_SPEARMAN, color="grey", linewidth=0.7)
-        panel.set_xscale("log")
-        panel.set_title(composition)
-        panel.set_xlabel("evaluations, % of all coalitions")
-    axes[0][0].set_ylabel("Spearman with exact Shapley")
-    axes[0][-1].legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import argparse
 import json
 import math
 import secrets
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -30,23 +29,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from _attacks import ATTACKS, Scene
+from _defences import Defence
+from _digits import Digits, HeldOut, Schedule
+from _report import Report, options
+from rich.console import Console
+from rich.table import Table
 from torch import Tensor
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(REPOSITORY))
-
-from _attacks import ATTACKS, Scene  # noqa: E402
-from _defences import Defence  # noqa: E402
-from _digits import Digits, HeldOut, Schedule  # noqa: E402
-from _report import Report, options  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-
-from gym_fed.config.hub.privacy import ReleasePrivacy  # noqa: E402
-from gym_fed.config.hub.soup import SoupRecipe  # noqa: E402
-from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for  # noqa: E402
-from gym_fed.soup.building import build_aggregator  # noqa: E402
-from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes  # noqa: E402
+from gym_fed.config.hub.privacy import ReleasePrivacy
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.privacy.accountant import NoiseEvent, epsilon, noise_multiplier_for
+from gym_fed.soup.building import build_aggregator
+from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 
 CONTRIBUTORS, MALICIOUS, ROUNDS, LAST = 100, 20, 20, 3
 TARGET_DELTA = 1e-5
@@ -93,13 +88,7 @@ RULES = {
 
 
 class PrivateDefence(Defence):
-    """A rule behind noise, as the attacks' opponent.
-
-    Args:
-        rule: What is played.
-        clip: Clipping norm.
-        noise_multiplier: 0 for none.
-    """
+    """A rule behind noise, as the attacks' opponent."""
 
     def __init__(self, rule: Rule, clip: float, noise_multiplier: float) -> None:
         super().__init__("mean", 0)
@@ -188,15 +177,12 @@ def main() -> None:
                                 file.write(json.dumps([list(key), known[key]]) + "\n")
                     cells[rule, bound, attack] = known[key]
         _report(report, images, cells, arguments)
-        if arguments.plot:
-            draw(images, cells, arguments)
-    arguments.plot = None
     report.finish(arguments)
 
 
 def parsed() -> argparse.Namespace:
     """The options."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--images", nargs="+", choices=["digits", "mnist"], default=["digits"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
@@ -291,43 +277,6 @@ def _report(
             unit="%",
             better="higher",
         )
-
-
-def draw(images: str, cells: dict[Any, list[float]], arguments: argparse.Namespace) -> None:
-    """Accuracy under the worst attack by epsilon, a line for each rule; the shade is the spread over seeds."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panel = pyplot.subplots(figsize=(7, 4.2))
-    bounds = [bound for bound in arguments.epsilons if not math.isinf(bound)]
-    attacks = list(dict.fromkeys(attack for _, _, attack in cells))
-    for rule in arguments.rules:
-        worst = []
-        for bound in bounds:
-            name = min(attacks, key=lambda attack: fmean(cells[rule, bound, attack]))
-            worst.append([100 * one for one in cells[rule, bound, name]])
-        (line,) = panel.plot(bounds, [fmean(one) for one in worst], marker="o", label=rule)
-        panel.fill_between(
-            bounds,
-            [min(one) for one in worst],
-            [max(one) for one in worst],
-            alpha=0.15,
-            color=line.get_color(),
-        )
-    panel.set_xscale("log", base=2)
-    panel.set_xticks(bounds, [f"{bound:g}" for bound in bounds])
-    panel.set_xlabel(f"epsilon of all {ROUNDS} rounds, delta {TARGET_DELTA:g}")
-    panel.set_ylabel("% right under the worst attack")
-    panel.set_title(f"{images}: {MALICIOUS} of {CONTRIBUTORS} contributors are malicious", fontsize=10)
-    panel.legend(fontsize=8)
-    figure.tight_layout()
-    several = len(arguments.images) > 1
-    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{images}") if several else arguments.plot
-    figure.savefig(file, dpi=120)
-    pyplot.close(figure)
-    print(f"picture: {file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

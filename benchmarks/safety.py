@@ -47,7 +47,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _report import Report, options
+from _report import SHARED, Report, options
 from _safety_measures import candidates, chosen, loss, probe, request, task
 from _safety_models import ARMS, adapted, encode, merged, tune
 from _safety_rows import Benign, benign, chats, mixed, split
@@ -66,11 +66,7 @@ PASSES = (("fp32", "1-bit", "1-bit-safe-lora"), ("fp32-safe-lora",), ("1-bit-dis
 
 
 class Experiment:
-    """Its stages, each done once and kept.
-
-    Args:
-        arguments: Of the command line.
-    """
+    """Its stages, each done once and kept."""
 
     def __init__(self, arguments: Any) -> None:
         self.model: Path = arguments.model.resolve()
@@ -287,11 +283,10 @@ def success(found: dict[str, Any]) -> float:
 
 def main() -> None:
     """Do what is not done, and report."""
-    parser = options(__doc__.splitlines()[0])
-    shared = Path(__file__).resolve().parents[2] / "shared"
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="see _smollm2.py")
     parser.add_argument(
-        "--data", type=Path, default=shared / "data", help="gsm8k, arc_easy, llamafactory_demo"
+        "--data", type=Path, default=SHARED / "data", help="gsm8k, arc_easy, llamafactory_demo"
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/safety"), help="results of stages; goes on from them"

@@ -38,7 +38,7 @@ SUMMED = 3
 
 def main() -> None:
     """Measure each size of a round."""
-    arguments: argparse.Namespace = options(__doc__.splitlines()[0]).parse_args()
+    arguments: argparse.Namespace = options(__doc__).parse_args()
     torch.set_num_threads(1)
     report = Report("secure_sums", peer="Flower's masks")
     rows = QUICK_ROWS if arguments.quick else ROWS

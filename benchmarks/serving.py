@@ -26,22 +26,7 @@ from pathlib import Path
 import psutil
 from _report import Report, options
 from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, synthetic, twin
-from _serving_run import (
-    BASE,
-    EXACT,
-    LOOKUP,
-    LORA,
-    PEFT,
-    SWAP,
-    USERS,
-    Found,
-    Run,
-    draw,
-    ratios,
-    say,
-    shares,
-    show,
-)
+from _serving_run import BASE, EXACT, LOOKUP, LORA, PEFT, SWAP, USERS, Run, ratios, say, shares, show
 from _serving_sides import EngineSide, PeftSide, Side, SwapSide, require_variants
 
 from gym_fed.config.serving import EngineConfig
@@ -57,13 +42,12 @@ SWAPPED_USERS = 8
 
 def main() -> None:
     """Every part that is asked for, with its time."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="which, in this order")
     parser.add_argument("--users", type=int, nargs="+", help="numbers of users at once")
     parser.add_argument("--turns", type=int, help="how often each side is measured")
     arguments = parser.parse_args()
     report = Report("serving", peer="the peer that the row names")
-    all_found: dict[str, Found] = {}
     for part in arguments.part:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="gym-serving-") as name:
@@ -77,13 +61,9 @@ def main() -> None:
             )
             PARTS[part][0](run)
         show(run)
-        all_found[part] = run.found
         report.figure(f"{part}_part_seconds", time.monotonic() - began)
         say(f"part {part}: {time.monotonic() - began:.0f} s")
         gc.collect()
-    picture, arguments.plot = arguments.plot, None
-    if picture:
-        draw({name: by for found in all_found.values() for name, by in found.items()}, picture)
     report.finish(arguments)
 
 
@@ -107,9 +87,9 @@ def model_part(run: Run) -> None:
     if 8 in run.users:
         for name, aim in ((EXACT, 0.6), (LOOKUP, 0.6)):
             share = statistics.median(ratios(run.found, name, BASE, 8))
-            run.report.aim(f"8 users, {name}: share of the base", figure=share, aim=aim, better="higher")
+            run.report.aim(f"8 users, {name}: share of the base", share, aim, better="higher")
         times = statistics.median(ratios(run.found, EXACT, SWAP, 8))
-        run.report.aim("8 users, exact: times swapping", figure=times, aim=5.0, better="higher")
+        run.report.aim("8 users, exact: times swapping", times, 5.0, better="higher")
 
 
 def peft_part(run: Run) -> None:
@@ -214,12 +194,7 @@ def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) 
         store.release(variant)
     for what, size in (("growth of the process", grown), ("counted by the store", counted)):
         report.compare(f"memory a variant, {what}", size / 2**20, base.bf16_bytes / 2**20, unit="MiB")
-    report.aim(
-        "memory a variant, share of the bf16 model",
-        figure=grown / base.bf16_bytes,
-        aim=1 / 15,
-        better="lower",
-    )
+    report.aim("memory a variant, share of the bf16 model", grown / base.bf16_bytes, 1 / 15)
 
 
 def switching(store: VariantStore, report: Report) -> None:
@@ -234,7 +209,7 @@ def switching(store: VariantStore, report: Report) -> None:
         seen.append(time.perf_counter() - began)
         store.release(variant)
     report.compare("switch to a variant in memory", 1e3 * statistics.median(seen), unit="ms")
-    report.aim("switch to a variant in memory, ms", figure=1e3 * max(seen), aim=10.0, better="lower")
+    report.aim("switch to a variant in memory, ms", 1e3 * max(seen), 10.0)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class Process:
 
 def main() -> None:
     """Every side at every number of users, then the table."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
     parser.add_argument("--layers-7b", action="store_true", help="two layers of a 7B instead of the model")
     parser.add_argument("--native", metavar="PYTHON", help="a Python with llama-cpp-python, built here")
@@ -225,11 +225,7 @@ def exported(model: Path, file: Path, words: list[str]) -> str:
 
 
 def show_builds(found: dict[str, dict[int, Rates]]) -> None:
-    """How each peer was built.
-
-    Raises:
-        SystemExit: For one that is called native and lacks the AVX-512 of this processor.
-    """
+    """How each peer was built."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     for name, by_users in found.items():
         for build in sorted(set().union(*(rates.builds for rates in by_users.values()))):
@@ -270,7 +266,7 @@ def compare(found: dict[str, dict[int, Rates]], report: Report) -> None:
             report.compare(what, *rates, unit="tokens/CPU s", better="higher")
             ratio = statistics.median(a / b for a, b in zip(mine.by_cpu, peer.by_cpu, strict=True))
             if users in aims:
-                report.aim(what, figure=ratio, aim=aims[users], better="higher")
+                report.aim(what, ratio, aims[users], better="higher")
     for name, by_users in found.items():
         for users, rates_of in by_users.items():
             key = f"{name} {users} users".replace(" ", "_").replace(",", "")

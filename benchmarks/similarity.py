@@ -1,12 +1,9 @@
 """How alike honest updates are, and those of one contributor under two keys: what a threshold can separate.
 
-    python benchmarks/similarity.py [--beyond] [--quick] [--json]
+    python benchmarks/similarity.py [--quick] [--json]
 
 Real training of small models: gym-nano on text tasks, stories260K on Shakespeare's speakers where the team's folder is
 there. The cosine is that of ``gym_fed.soup.screening`` on dense updates and on the same written as signs.
-
-``--beyond`` measures pairs against their round instead, as pay does (``gym_fed.soup.screening``): in honest
-rounds of three to six contributors, and in rounds of four to six of which one has two to four keys.
 """
 
 from __future__ import annotations
@@ -14,8 +11,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import math
-import statistics
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,20 +18,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import Report, options
+from _report import SHARED, Report, options
 from quality import Sequences, summed_loss
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.data import encode_rows
 from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.screening import Comparison, beyond, compare
+from gym_fed.soup.screening import Comparison, compare
 
-SHARED = Path(__file__).resolve().parents[2] / "shared"
 CONTRIBUTORS = 4
 THRESHOLD = 0.9
 CODECS = {
@@ -44,24 +37,15 @@ CODECS = {
     "signs": CodecPolicy(codec="bitdelta", error_feedback=False),
 }
 TASKS = ("copy", "double", "reverse", "upper", "vowels", "last")
-MANY = 6
-TOGETHER = RewardsConfig().together_threshold or 0.0
 
 Delta = dict[str, torch.Tensor]
 
 
 def main() -> None:
-    parser = options(__doc__ or "")
-    parser.add_argument("--beyond", action="store_true", help="measure pairs against their round")
+    parser = options(__doc__)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("similarity")
-    if arguments.beyond:
-        for name, scene in _scenes(MANY).items():
-            for steps in (3,) if arguments.quick else (20, 50):
-                _rounds(report, f"{name}, {steps} steps", steps, *scene)
-        report.finish(arguments)
-        return
     most = 0.0
     for name, (model, like, unlike) in _scenes().items():
         for steps in (3,) if arguments.quick else (3, 20, 50):
@@ -78,62 +62,8 @@ def main() -> None:
                     print(f"{name}, {steps} steps, {what} data, {codec}: {low:.2f} to {high:.2f}", flush=True)
                     if what != "again":
                         most = max(most, high)
-    report.aim("the most alike honest pair, below the threshold", figure=most, aim=THRESHOLD, better="lower")
+    report.aim("the most alike honest pair, below the threshold", most, THRESHOLD)
     report.finish(arguments)
-
-
-def _rounds(
-    report: Report, what: str, steps: int, model: Any, like: list[Sequences], unlike: list[Sequences]
-) -> None:
-    base = {n: t.detach().clone() for n, t in model_tensors(model).items()}
-    for kind, texts in (("like", like), ("unlike", unlike)):
-        honest = [_trained(model, text, steps, seed) for seed, text in enumerate(texts)]
-        keys = {"trained anew": [honest[0], *(_trained(model, texts[0], steps, 100 + i) for i in range(3))]}
-        keys |= {f"{noise:g} noise": [_noisy(honest[0], noise, i) for i in range(4)] for noise in (0.6, 1.0)}
-        everything = [*honest, *(delta for deltas in keys.values() for delta in deltas)]
-        for codec in CODECS:
-            cosines = _compared(base, everything, codec).cosine
-            alone = [
-                value
-                for n in (3, 4, 5, 6)
-                for who in itertools.combinations(range(MANY), n)
-                for value in _pairs(beyond(cosines[np.ix_(who, who)]), 0)[1]
-            ]
-            text = f"{what}, {kind} data, {codec}: honest alone up to {max(alone):.2f}"
-            report.figure(f"{what} {kind} {codec} honest", max(alone))
-            for place, way in enumerate(keys):
-                first = MANY + 4 * place
-                linked, beside = list[float](), list[float]()
-                for n, count in itertools.product((4, 5, 6), (2, 3, 4)):
-                    for who in itertools.combinations(range(1, MANY), n - 1):
-                        among = [*range(first, first + count), *who]
-                        own, others = _pairs(beyond(cosines[np.ix_(among, among)]), count)
-                        linked, beside = linked + own, beside + others
-                missed = statistics.mean(value < TOGETHER for value in linked)
-                wrong = statistics.mean(value >= TOGETHER for value in beside)
-                text += (
-                    f"; {way}: {min(linked):.2f} to {max(linked):.2f}, {missed:.0%} missed, others up to "
-                    f"{max(beside):.2f}, {wrong:.0%} of their pairs linked"
-                )
-                report.figure(f"{what} {kind} {codec} {way} missed", missed)
-                report.figure(f"{what} {kind} {codec} {way} wrong", wrong)
-            print(text, flush=True)
-
-
-def _pairs(matrix: Any, keys: int) -> tuple[list[float], list[float]]:
-    """The pairs within the first ``keys``, and all others."""
-    own, others = list[float](), list[float]()
-    for i, j in itertools.combinations(range(len(matrix)), 2):
-        (own if j < keys else others).append(float(matrix[i, j]))
-    return own, others
-
-
-def _noisy(delta: Delta, share: float, seed: int) -> Delta:
-    generator = torch.Generator().manual_seed(seed)
-    size = math.sqrt(
-        sum(float(t.square().sum()) for t in delta.values()) / sum(t.numel() for t in delta.values())
-    )
-    return {n: t + share * size * torch.randn(t.shape, generator=generator) for n, t in delta.items()}
 
 
 def _scenes(count: int = CONTRIBUTORS) -> dict[str, tuple[Any, list[Sequences], list[Sequences]]]:

@@ -56,7 +56,7 @@ Runs = dict[str, list[tuple[float, float]]]
 
 def main() -> None:
     """Measure side by side, 10 and then 32 contributors, then packed ones."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--byzfl", type=Path, metavar="WHEEL_OR_FOLDER", help="ByzFL 0.0.11, to compare with")
     parser.add_argument(
         "--threads", type=int, metavar="N", help="threads of every side; all cores by default"
@@ -98,11 +98,7 @@ class Bench:
     def run(
         self, side: str, n: int, size: int, rules: set[str] | None = None, keep: bool = True
     ) -> dict[str, tuple[float, float]]:
-        """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared.
-
-        Raises:
-            RuntimeError: When the side fails, with the end of what it said.
-        """
+        """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared."""
         command = [sys.executable, str(Path(__file__).with_name("_soup_sides.py")), side, str(n), str(size)]
         command += [str(self.answers) if keep else "-", "all" if rules is None else ",".join(sorted(rules))]
         command += [str(self.byzfl)] if self.byzfl else []
@@ -113,11 +109,7 @@ class Bench:
         return {rule: (s, mb) for rule, (s, mb) in json.loads(done.stdout.splitlines()[-1]).items()}
 
     def require_same(self) -> None:
-        """Hold the peers' answers against ours.
-
-        Raises:
-            RuntimeError: Naming rule and side of an answer that differs.
-        """
+        """Hold the peers' answers against ours."""
         compared = 0
         for file in sorted(self.answers.glob("*.npy")):
             side, rule = file.stem.split(" ", 1)
@@ -146,9 +138,7 @@ def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[in
     few, many = min(counts), max(counts)
     for rule in grown[few] if many > few and not quick else ():
         growth = memory(grown[many][rule]) - memory(grown[few][rule])
-        report.aim(
-            f"{in_words(rule)}: MB more for {many} than for {few}", figure=growth, aim=FLAT_MB, better="lower"
-        )
+        report.aim(f"{in_words(rule)}: MB more for {many} than for {few}", growth, FLAT_MB)
 
 
 def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
@@ -171,13 +161,11 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
         return
     for rule in (DEFAULT, CLASSIC):
         name = f"packed {in_words(rule)} of 32 x {size:,}"
-        report.aim(
-            f"{name}: seconds", figure=seconds(in_memory[32][rule]), aim=PACKED_SECONDS, better="lower"
-        )
-        report.aim(f"{name}: MB", figure=memory(in_memory[32][rule]), aim=PACKED_MB, better="lower")
+        report.aim(f"{name}: seconds", seconds(in_memory[32][rule]), PACKED_SECONDS)
+        report.aim(f"{name}: MB", memory(in_memory[32][rule]), PACKED_MB)
     growth = memory(in_memory[many][DEFAULT]) - memory(in_memory[32][DEFAULT])
     name = f"packed {in_words(DEFAULT)}: MB more for {many:,} than for 32"
-    report.aim(name, figure=growth, aim=PACKED_MB, better="lower")
+    report.aim(name, growth, PACKED_MB)
 
 
 def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
@@ -196,9 +184,7 @@ def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
             report.figure(f"{key}_s", seconds(runs))
             report.figure(f"{key}_mb", memory(runs))
         if theirs is not None:
-            report.aim(
-                f"{where}: times faster", figure=theirs / seconds(ours), aim=TIMES_FASTER, better="higher"
-            )
+            report.aim(f"{where}: times faster", theirs / seconds(ours), TIMES_FASTER, better="higher")
 
 
 def spread(

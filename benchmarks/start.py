@@ -39,7 +39,7 @@ _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
 def main() -> None:
     """Measure what was asked for."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument(
         "--model", type=Path, metavar="FOLDER", help="of the part memory; gym-nano without it"
@@ -70,7 +70,7 @@ def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
     for what in bare[0]:
         spread(report, f"import torch, {what}", [one[what] for one in bare])
     walls = [one["wall until the first answer"] for one in found]
-    report.aim("gym-nano's warm start, s", figure=statistics.median(walls), aim=AIM_SECONDS, better="lower")
+    report.aim("gym-nano's warm start, s", statistics.median(walls), AIM_SECONDS)
 
 
 def started(environment: dict[str, str]) -> dict[str, float]:
@@ -160,7 +160,7 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
         report.compare(f"peak, {what}", statistics.median(figures), unit="of the weights in bfloat16")
         spread(report, f"peak, {what}", figures)
     for what in STARTS:
-        report.aim(f"peak, {what}", figure=statistics.median(peaks[what]), aim=AIM_PEAK, better="lower")
+        report.aim(f"peak, {what}", statistics.median(peaks[what]), AIM_PEAK)
 
 
 def side(environment: dict[str, str], model: str, format: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ AIM_SPEED, AIM_START = 0.98, 1.0
 
 def main() -> None:
     """Measure every task on both sides."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=TASKS, default=TASKS, help="measure these alone")
     arguments = parser.parse_args()
     import trl
@@ -82,8 +82,8 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
     pairs = list(zip(runs["ours"], runs["theirs"], strict=True))
     ratio = statistics.median(a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs)
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
-    report.aim(f"{task}: tokens a second of plain TRL", figure=ratio, aim=AIM_SPEED, better="higher")
-    report.aim(f"{task}: seconds later at the first step", figure=late, aim=AIM_START, better="lower")
+    report.aim(f"{task}: tokens a second of plain TRL", ratio, AIM_SPEED, better="higher")
+    report.aim(f"{task}: seconds later at the first step", late, AIM_START)
 
 
 def _child(work: dict[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ Runs = list[dict[int, Measurement]]
 
 def main() -> None:
     """Measure every size in both directions, side by side."""
-    parser = options(__doc__.splitlines()[0])
+    parser = options(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", help="megabytes to move, at least two")
     parser.add_argument("--runs", type=int, help=f"measurements of every size ({RUNS})")
     parser.add_argument("--direction", choices=("up", "down"), help="one of the two")
@@ -100,15 +100,10 @@ def compare(report: Report, direction: str, ours: Runs, theirs: Runs) -> None:
             for role in runs[0][size].peak_rss_mb:
                 peak = max(run[size].peak_rss_mb[role] for run in runs)
                 report.figure(f"peak_mb_{direction}_{size}_{role.lower()}", peak)
-    report.aim(
-        f"100 MB more {direction}: share of Flower's time",
-        figure=slope / their_slope,
-        aim=1.0,
-        better="lower",
-    )
+    report.aim(f"100 MB more {direction}: share of Flower's time", slope / their_slope, 1.0)
     growth = peak_of_hub(ours, sizes[-1]) - peak_of_hub(ours, sizes[0])
     name = f"the hub's memory from {sizes[0]} to {sizes[-1]} MB {direction} (MB more)"
-    report.aim(name, figure=growth, aim=FLAT_MB, better="lower")
+    report.aim(name, growth, FLAT_MB)
 
 
 def peak_of_hub(runs: Runs, size: int) -> float:

@@ -59,7 +59,7 @@ Times = dict[str, float]
 
 def main() -> None:
     """Measure every batch size, print the table, judge the aims."""
-    arguments = options(__doc__.splitlines()[0]).parse_args()
+    arguments = options(__doc__).parse_args()
     turns = QUICK_TURNS if arguments.quick else TURNS
     torch.manual_seed(0)
     layer = Layer()
@@ -183,27 +183,27 @@ def report(times: dict[int, Times], read: float) -> Report:
     eight, many = times[8], times[32]
     made.aim(
         "B=8, look-up: share of the memory's speed",
-        figure=eight[FLOOR] / eight[EXTRA["lookup"]],
-        aim=0.85,
+        eight[FLOOR] / eight[EXTRA["lookup"]],
+        0.85,
         better="higher",
     )
     made.figure("b8_lookup16_share_of_the_memory_s_speed", eight[FLOOR] / eight[EXTRA["lookup16"]])
     for mode, limit in (("lookup", 1.5), ("exact", 2.2)):
         share = eight[TOTALS[mode]] / eight["base bf16"]
-        made.aim(f"B=8, {TOTALS[mode]}: times the base", figure=share, aim=limit, better="lower")
+        made.aim(f"B=8, {TOTALS[mode]}: times the base", share, limit)
         # Where bfloat16 has no instructions it is slower than float32, and a share of it flatters.
         faster = min(eight[name] for name in BASES)
         extra = eight[EXTRA[mode]]
         name = f"B=8, the faster base and {mode}: times that base"
-        made.aim(name, figure=(faster + extra) / faster, aim=limit, better="lower")
+        made.aim(name, (faster + extra) / faster, limit)
     made.aim(
         "B=8, look-up: times faster than dense models",
-        figure=eight[DENSE] / eight[TOTALS["lookup"]],
-        aim=7.0,
+        eight[DENSE] / eight[TOTALS["lookup"]],
+        7.0,
         better="higher",
     )
     share = many[TOTALS["lookup"]] / many["base bf16"]
-    made.aim("B=32, base bf16 with look-up: times the base", figure=share, aim=2.0, better="lower")
+    made.aim("B=32, base bf16 with look-up: times the base", share, 2.0)
     return made
 
 

@@ -41,10 +41,6 @@ def measure_flower(direction: str, megabytes: int) -> Measurement:
     The seconds are the round's, taken inside the ServerApp from the message to the reply: the SuperNode's polling
     every three seconds and the start of the ClientApp's process are in them, the start of SuperLink, SuperNode and
     ServerApp is not.
-
-    Args:
-        direction: ``up`` (client to server) or ``down``.
-        megabytes: Size of the payload in 10**6 bytes.
     """
     with tempfile.TemporaryDirectory(prefix="flower-peer-") as name:
         folder = Path(name)

@@ -23,10 +23,6 @@ def measure_gym(direction: str, megabytes: int) -> Measurement:
 
     The seconds are the round's, taken inside the ServerApp around ``send_and_receive``, as the peer's are: the task,
     its stream and lease, both ends' checksums, the write to disk that is acknowledged, and the grid's polling.
-
-    Args:
-        direction: ``up`` (client to server) or ``down``.
-        megabytes: Size of the payload in 10**6 bytes.
     """
     with tempfile.TemporaryDirectory(prefix="gym-hub-") as name:
         folder = Path(name)
