@@ -1,12 +1,9 @@
 """The runs of ``defaults.py``: train by a set of values, and measure what was gained and what was lost.
 
-    python benchmarks/_defaults_run.py PLAN.json
-
-PLAN holds ``model``, ``data``, ``results`` (a JSONL file; runs that it already has are skipped) and ``runs``, a list of
-``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). A result holds
-the loss on held-out rows before and after (of preferences also the margin between chosen and rejected answers), the
-loss on the retention set, and what the trainer really did (``finetuning``, steps, the highest learning rate), so that
-the table can assert which values ran.
+A run is ``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). Its
+result, a line of a JSONL file, has the loss on held-out rows before and after (of preferences also the margin between
+chosen and rejected answers), the loss on the retention set, and what the trainer did (``finetuning``, steps, the
+highest learning rate), so that the table can assert which values ran.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 import tempfile
 import time
 from functools import cache
@@ -28,22 +24,16 @@ MAX_LENGTH = {"preferences": 448}
 LENGTH = 256
 
 
-def main() -> None:
-    """Run what the plan lists, one after the other."""
-    plan = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def run_all(model: str, data: str, results: Path, runs: list[dict[str, Any]]) -> None:
+    """Run what is not in ``results`` yet, one after the other."""
     torch.set_num_threads(1)
-    results = Path(plan["results"])
-    done = set()
-    if results.exists():
-        for line in results.read_text(encoding="utf-8").splitlines():
-            found = json.loads(line)
-            done.add((found["side"], found["rows"], found["seed"], found["model"]))
-    for run in plan["runs"]:
-        if (run["side"], run["rows"], run["seed"], Path(plan["model"]).name) in done:
-            continue
-        figures = measure(plan["model"], plan["data"], run)
-        with results.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**run, "model": Path(plan["model"]).name, **figures}) + "\n")
+    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
+    done = {(found["side"], found["rows"], found["seed"], found["model"]) for found in map(json.loads, lines)}
+    for run in runs:
+        if (run["side"], run["rows"], run["seed"], Path(model).name) not in done:
+            figures = measure(model, data, run)
+            with results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({**run, "model": Path(model).name, **figures}) + "\n")
 
 
 @cache
@@ -158,7 +148,3 @@ def _answered(row: dict[str, Any], key: str) -> dict[str, Any]:
     if isinstance(row["prompt"], str):
         return {"prompt": row["prompt"], "completion": row[key]}
     return {"messages": [*row["prompt"], *row[key]]}
-
-
-if __name__ == "__main__":
-    main()

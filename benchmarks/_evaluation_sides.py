@@ -1,6 +1,6 @@
 """The sides of `evaluation.py`, each in a process of its own: our pass over all variants, and HFLM on each, merged.
 
-python benchmarks/_evaluation_sides.py ours|theirs|batch|tiny SETTINGS.json OUTPUT.json
+python benchmarks/_evaluation_sides.py ours|theirs|batch|tiny SETTINGS
 """
 
 from __future__ import annotations
@@ -295,19 +295,19 @@ def tiny() -> dict[str, Any]:
 
 def main() -> None:
     """One side, as the command line says."""
-    side, given, output = sys.argv[1:4]
+    side = sys.argv[1]
     if side == "tiny":
         torch.set_num_threads(1)
         found = tiny()
     else:
-        settings = Settings(**json.loads(Path(given).read_text(encoding="utf-8")))
+        settings = Settings(**json.loads(sys.argv[2]))
         if side == "batch":
             found = dict(best_batch_sizes(settings))
         else:
             found = {"ours": ours, "theirs": theirs}[side](settings, list(settings.tasks))
     if side != "batch":
         found["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    Path(output).write_text(json.dumps(found), encoding="utf-8")
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

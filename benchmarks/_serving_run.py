@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from _peer import spread
 from _report import Better, Report, machine
 from _serving_models import Base
 from _serving_sides import Load, Side, Speeds, in_turns
@@ -77,7 +78,10 @@ def show(run: Run) -> None:
     """The tables of a part, and every number of them as a figure."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     tables: tuple[tuple[str, Callable[[Speeds], str]], ...] = (
-        (f"{run.part}: tokens per second of all users, median (least-most)", rates_text),
+        (
+            f"{run.part}: tokens per second of all users, median (least-most)",
+            lambda speeds: spread(speeds.tokens_a_second),
+        ),
         (f"{run.part}: seconds to the first token, 50 / 99 of 100", first_text),
         (f"{run.part}: what ran, counted", ran_text),
     )
@@ -101,12 +105,6 @@ def show(run: Run) -> None:
             run.report.figure(f"{key}_first_token_p99_s", speeds.first(0.99))
             for kind, count in speeds.ran.items():
                 run.report.figure(f"{key}_ran_{kind.replace(' ', '_')}", count)
-
-
-def rates_text(speeds: Speeds) -> str:
-    """Median and spread."""
-    low, high = min(speeds.tokens_a_second), max(speeds.tokens_a_second)
-    return f"{speeds.rate:.3g} ({low:.3g}-{high:.3g})"
 
 
 def first_text(speeds: Speeds) -> str:

@@ -3,7 +3,7 @@
     python benchmarks/_soup_sides.py SIDE N D ANSWERS RULES [BYZFL]
 
 SIDE is ``ours``, ``flower-ten``, ``flower-one`` (arrays of an update), ``byzfl-torch``, ``byzfl-numpy``,
-``byzfl-columns`` (numpy, contiguous by coordinate), ``packed`` or ``files``; RULES are names with commas, or ``all``.
+``byzfl-columns`` (numpy, contiguous by coordinate), or ``packed``; RULES are names with commas, or ``all``.
 Every rule first runs on a hundredth of the coordinates, and what it gives is kept in the folder ANSWERS (``-``: is
 not). The last line of the output is JSON: rule to ``[seconds, MB]`` of one run, where MB is by how much resident memory
 rose at its highest above what it was before (the updates are there before).
@@ -37,7 +37,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
-from gym_fed.soup.merging import inner_products, merge
+from gym_fed.soup.merging import inner_products
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, mixed, stacks_of
 
@@ -70,7 +70,7 @@ def cases_of(side: str, n: int, d: int) -> Iterator[Case]:
         return flower_cases(n, d, 1 if form == "one" else PARTS)
     if peer == "byzfl":
         return byzfl_cases(n, d, form)
-    return {"ours": our_cases, "packed": packed_cases, "files": file_cases}[peer](n, d)
+    return {"ours": our_cases, "packed": packed_cases}[peer](n, d)
 
 
 def flat(answer: Any) -> np.ndarray[Any, Any]:
@@ -264,14 +264,6 @@ def packed_cases(n: int, d: int) -> Iterator[Case]:
     with opened_signs(n, d) as (updates, spec, _):
         for rule in PACKED if n <= MANY else PACKED[:2]:
             yield rule, partial(merged_signs, updates, recipe_of(rule, n), spec)
-
-
-def file_cases(n: int, d: int) -> Iterator[Case]:
-    """Whole merges, from opened files to a written soup of sign bits, synchronised to disk."""
-    with opened_signs(n, d) as (updates, spec, folder):
-        for rule in PACKED if n <= MANY else PACKED[:2]:
-            recipe, soup = recipe_of(rule, n), folder / "soup.gymdelta"
-            yield rule, partial(merge, updates, [1.0] * n, recipe, soup, spec)
 
 
 def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -> dict[str, Tensor]:

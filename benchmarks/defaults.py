@@ -19,13 +19,12 @@ Runs are kept in ``--runs`` and the same command resumes after an interruption. 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from _defaults_rows import CHOSEN_ON, REPORTED_ON
+from _defaults_run import run_all
 from _report import SHARED, Report, options
 from _smollm2 import read_gguf
 
@@ -142,14 +141,7 @@ def _figures(arguments: Any, name: str, folder: Path) -> list[dict[str, Any]]:
                         "values": {**values, **more},
                     }
                 )
-    plan = arguments.runs / f"{kind}-{name}.json"
-    plan.write_text(
-        json.dumps(
-            {"model": str(folder), "data": str(arguments.data), "results": str(results), "runs": runs}
-        ),
-        encoding="utf-8",
-    )
-    subprocess.run([sys.executable, str(HERE / "_defaults_run.py"), str(plan)], check=True)
+    run_all(str(folder), str(arguments.data), results, runs)
     asked = {(run["side"], run["rows"], run["seed"]) for run in runs}
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
     return [one for one in lines if (one["side"], one["rows"], one["seed"]) in asked]

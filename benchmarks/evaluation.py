@@ -15,14 +15,13 @@ of CPU, which other work on the machine disturbs least; "the model alone" leaves
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from _peer import Peer, in_turns, script
 from _report import SHARED, Report, options
 
 SIDES = ("ours", "theirs")
@@ -44,7 +43,7 @@ def main() -> None:
         if "variants" in (arguments.part or ["variants"]):
             variants(report, arguments, Path(name))
         if "tiny" in (arguments.part or ["tiny"]):
-            tiny(report, Path(name))
+            tiny(report)
     report.finish(arguments)
 
 
@@ -67,14 +66,14 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
         settings["rows"]["examples"] = 6
     if arguments.quick:
         settings["rows"] = {kind: min(16, count) for kind, count in settings["rows"].items()}
-    settings["batch_sizes"] = side("batch", settings, folder)
+    settings["batch_sizes"] = side("batch").measure(settings)
     print(f"batch sizes of the peer: {settings['batch_sizes']}", file=sys.stderr)
-    turns: dict[str, list[dict[str, Any]]] = {name: [] for name in SIDES}
-    for _ in range(1 if arguments.quick else arguments.repeats):
-        for name in SIDES:
-            turns[name].append(side(name, settings, folder))
-        for kind in settings["tasks"]:
-            require_same(kind, settings, *(turns[name][-1][kind] for name in SIDES))
+    sides = [side(name) for name in SIDES]
+    in_turns(sides, 1 if arguments.quick else arguments.repeats, settings)
+    turns = {peer.name: peer.results for peer in sides}
+    for kind in settings["tasks"]:
+        for both in zip(*turns.values(), strict=True):
+            require_same(kind, settings, *(turn[kind] for turn in both))
     for kind, task in settings["tasks"].items():
         what = f"{settings['variants']} variants, {settings['rows'][kind]} rows of {task}"
         for key, label in (("seconds", "all"), ("model_seconds", "the model alone")):
@@ -91,27 +90,13 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
             if label == "all":
                 report.aim(f"{task} times faster", statistics.median(ratios), 5, better="higher")
         report.compare(f"{what}: forwards", *(turns[name][0][kind]["forwards"] for name in SIDES))
-    peaks = [max(turn["peak_mb"] for turn in turns[name]) for name in SIDES]
+    peaks = [max(peer.values("peak_mb")) for peer in sides]
     report.compare("peak memory of the process", *peaks, unit="MB")
 
 
-def side(name: str, settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What a side found, in a process of its own."""
-    given, output = folder / "settings.json", folder / f"{name}.json"
-    given.write_text(json.dumps(settings), encoding="utf-8")
-    script = Path(__file__).with_name("_evaluation_sides.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "DISABLE_MULTIPROC": "1"}
-    done = subprocess.run(
-        [sys.executable, str(script), name, str(given), str(output)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    return found
+def side(name: str) -> Peer:
+    """A side in processes of its own."""
+    return Peer(name, script("_evaluation_sides.py", name), {"DISABLE_MULTIPROC": "1"})
 
 
 def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], theirs: dict[str, Any]) -> None:
@@ -133,9 +118,9 @@ def require_same(kind: str, settings: dict[str, Any], ours: dict[str, Any], thei
                 raise RuntimeError(f"{kind}: {name}: row {number}: {mine}, theirs {other}")
 
 
-def tiny(report: Report, folder: Path) -> None:
+def tiny(report: Report) -> None:
     """The suite through `Evaluator`, in a process of its own."""
-    found = side("tiny", {"rows": 0, "folder": str(folder)}, folder)
+    found = side("tiny").measure()
     report.compare("tiny on gym-nano, 500 rows", found["seconds"], unit="s")
     report.compare("tiny on gym-nano: peak memory", found["peak_mb"], unit="MB")
     report.figure("tiny rows", found["rows"])

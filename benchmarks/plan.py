@@ -16,13 +16,13 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from _peer import child, script
 
 AIM = 0.15
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -97,10 +97,7 @@ def measure(values: dict[str, Any]) -> dict[str, float]:
 
 def run(values: dict[str, Any]) -> dict[str, float]:
     """``measure`` in a process of its own."""
-    command = [sys.executable, __file__, "--measure", json.dumps(values)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = child([*script("plan.py"), "--measure", json.dumps(values)])
     return found
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _peer import spread
 from _report import Report, options
 from gym_quant import codec_names, get_codec, kernels
 from gym_quant.codec import Payload, Shape
@@ -210,7 +211,7 @@ def table(sides: list[Side], base: dict[str, list[float]]) -> Table:
     made = Table(title="a variant of every codec", title_justify="left", box=None, pad_edge=False)
     for header in ("", "file MB", "resident MB", "of the file", "load s", *(f"{s}, ms" for s in STEPS)):
         made.add_column(header, justify="left" if not header else "right")
-    made.add_row("the base alone", "", "", "", "", *map(spread, base.values()))
+    made.add_row("the base alone", "", "", "", "", *(spread(seconds, 1e3) for seconds in base.values()))
     for found in sides:
         resident = found.variant.resident_bytes
         made.add_row(
@@ -219,15 +220,9 @@ def table(sides: list[Side], base: dict[str, list[float]]) -> Table:
             f"{resident / 1e6:.2f}",
             f"{resident / found.file_bytes:.2f}",
             f"{found.load_seconds:.2f}",
-            *map(spread, found.seen.values()),
+            *(spread(seconds, 1e3) for seconds in found.seen.values()),
         )
     return made
-
-
-def spread(seconds: list[float]) -> str:
-    """Median, least and most in milliseconds."""
-    low, middle, high = (1e3 * f for f in (min(seconds), statistics.median(seconds), max(seconds)))
-    return f"{middle:.3g} ({low:.3g}-{high:.3g})"
 
 
 def judged(sides: list[Side], base: dict[str, list[float]]) -> Report:

@@ -20,16 +20,16 @@ each second of CPU time, prompts included; wall time is printed next to it.
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from _peer import Peer, WaitingPeer, in_turns, script, spread
 from _report import Report, options
 from _serving_models import adapters, one_bit, saved, seven_b_layers
 from _serving_sides import Load
@@ -37,7 +37,6 @@ from _smollm2 import read_gguf
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
 VARIANTS = 8
 CONTEXT = 128
 FORMATS = {"bf16": "bfloat16", "q8_0": "int8"}
@@ -50,6 +49,8 @@ PAIRS: tuple[tuple[str, str, dict[int, float]], ...] = (
     ("ours int8, LoRA variants", "llama.cpp q8_0, LoRA", {1: 1.0}),
 )
 """Ours, the peer's, and what the ratio should be at so many users."""
+Found = dict[str, dict[int, WaitingPeer]]
+"""By name and number of users."""
 
 
 @dataclass(frozen=True)
@@ -62,63 +63,8 @@ class Side:
     """
 
     name: str
-    program: tuple[str, ...]
+    program: list[str]
     settings: dict[str, Any]
-
-
-@dataclass
-class Rates:
-    """Of one side at one number of users, a turn after the other."""
-
-    by_cpu: list[float] = field(default_factory=list)
-    by_wall: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    builds: set[str] = field(default_factory=set)
-
-    def add(self, found: dict[str, Any]) -> None:
-        self.by_cpu.append(found["tokens"] / found["cpu_seconds"])
-        self.by_wall.append(found["tokens"] / found["seconds"])
-        self.first.append(statistics.median(found["first"]))
-        self.builds |= {found["build"]} if "build" in found else set()
-
-
-class Process:
-    """A side that waits for its turns."""
-
-    def __init__(self, side: Side, users: int, load: Load, folder: Path) -> None:
-        settings = {**side.settings, "users": users, "prompts": load.prompts(), "new": load.new}
-        file = folder / "settings.json"
-        file.write_text(json.dumps(settings))
-        self.name = side.name
-        self._log = folder / "side.log"
-        with open(self._log, "wb") as log:
-            self._process = subprocess.Popen(
-                [*side.program, str(file)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        if self._line() != "ready":
-            raise SystemExit(f"{side.name}: {self._log.read_text()[-2000:]}")
-
-    def turn(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        line = self._line()
-        if not line:
-            raise SystemExit(f"{self.name} ended: {self._log.read_text()[-2000:]}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
 
 
 def main() -> None:
@@ -138,39 +84,44 @@ def main() -> None:
     turns = 1 if arguments.quick else arguments.turns
     prompt, new = (8, 8) if arguments.layers_7b else (32, 8 if arguments.quick else 32)
     sides = [side for side in all_sides(arguments) if not arguments.only or arguments.only in side.name]
-    found: dict[str, dict[int, Rates]] = {side.name: {} for side in sides}
+    found: Found = {side.name: {} for side in sides}
     for users in arguments.users:
         load = Load(users, prompt, new, 256)
         taking = [side for side in sides if users <= VARIANTS or not is_own(side)]
         with ExitStack() as stack:
-            running = [
-                (side.name, stack.enter_context(opened(side, users, load, arguments.folder)))
-                for side in taking
-            ]
-            for number in range(turns):
-                for name, process in running if number % 2 == 0 else reversed(running):
-                    found[name].setdefault(users, Rates()).add(process.turn())
+            running = []
+            for side in taking:
+                running.append(opened(side, users, load, arguments.folder))
+                stack.callback(running[-1].close)
+            in_turns(running, turns)
+        for peer in running:
+            found[peer.name][users] = peer
     show_builds(found)
     show(found, arguments.users, arguments.threads)
     compare(found, report)
     report.finish(arguments)
 
 
+def opened(side: Side, users: int, load: Load, folder: Path) -> WaitingPeer:
+    """The side's process, ready."""
+    settings = {**side.settings, "users": users, "prompts": load.prompts(), "new": load.new}
+    place = folder / "sides" / side.name.replace(" ", "-").replace(",", "")
+    return WaitingPeer(side.name, side.program, settings, place)
+
+
+def by_cpu(peer: Peer) -> list[float]:
+    """Tokens per CPU second of every turn."""
+    return [result["tokens"] / result["cpu_seconds"] for result in peer.results]
+
+
+def by_wall(peer: Peer) -> list[float]:
+    """Tokens per second of every turn."""
+    return [result["tokens"] / result["seconds"] for result in peer.results]
+
+
 def is_own(side: Side) -> bool:
     """Whether every user has something of its own."""
     return bool(side.settings.get("variants") or side.settings.get("adapters"))
-
-
-@contextmanager
-def opened(side: Side, users: int, load: Load, folder: Path) -> Iterator[Process]:
-    """The side's process, ready."""
-    place = folder / "sides" / side.name.replace(" ", "-").replace(",", "")
-    place.mkdir(parents=True, exist_ok=True)
-    process = Process(side, users, load, place)
-    try:
-        yield process
-    finally:
-        process.close()
 
 
 def all_sides(arguments: Any) -> Iterator[Side]:
@@ -189,10 +140,10 @@ def all_sides(arguments: Any) -> Iterator[Side]:
     folder.mkdir(exist_ok=True)
     one_bits = [str(one_bit(base, folder, number)) for number in range(VARIANTS)]
     made = adapters(base, folder, VARIANTS)
-    ours = (sys.executable, str(HERE / "_engine_side.py"))
-    programs = {"llama.cpp": (arguments.peer, str(HERE / "_llama_cpp_side.py"))}
+    ours = script("_engine_side.py")
+    programs = {"llama.cpp": [arguments.peer, *script("_llama_cpp_side.py")[1:]]}
     if arguments.native:
-        programs["native llama.cpp"] = (arguments.native, str(HERE / "_llama_cpp_native_side.py"))
+        programs["native llama.cpp"] = [arguments.native, *script("_llama_cpp_native_side.py")[1:]]
     common = {"threads": arguments.threads}
     for quantization, form in FORMATS.items():
         mine = {**common, "model": str(model), "format": form, "folder": str(folder), "kernel": "lookup"}
@@ -224,36 +175,30 @@ def exported(model: Path, file: Path, words: list[str]) -> str:
     return str(file)
 
 
-def show_builds(found: dict[str, dict[int, Rates]]) -> None:
+def show_builds(found: Found) -> None:
     """How each peer was built."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     for name, by_users in found.items():
-        for build in sorted(set().union(*(rates.builds for rates in by_users.values()))):
+        for build in sorted({r["build"] for peer in by_users.values() for r in peer.results if "build" in r}):
             print(f"{name}: {build}")
             if name.startswith("native") and "avx512f" in flags and "AVX512 = 1" not in build:
                 raise SystemExit(f"{name} was built without AVX-512: build it with GGML_NATIVE=ON")
 
 
-def show(found: dict[str, dict[int, Rates]], users: list[int], threads: int) -> None:
+def show(found: Found, users: list[int], threads: int) -> None:
     """Tokens by CPU second, and by second of wall time."""
-    for what in ("by_cpu", "by_wall"):
-        unit = "CPU second" if what == "by_cpu" else "second"
+    for rate, unit in ((by_cpu, "CPU second"), (by_wall, "second")):
         table = Table(title=f"{threads} thread(s): tokens a {unit}, median (least-most)", box=None)
         table.add_column("")
         for count in users:
             table.add_column(f"{count} users", justify="right")
         for name, by_users in found.items():
-            rates = {u: getattr(of, what) for u, of in by_users.items()}
+            rates = {users: rate(peer) for users, peer in by_users.items()}
             table.add_row(name, *(spread(rates[u]) if u in rates else "-" for u in users))
         Console(width=120, highlight=False).print(table)
 
 
-def spread(rates: list[float]) -> str:
-    """Median, least and most."""
-    return f"{statistics.median(rates):.3g} ({min(rates):.3g}-{max(rates):.3g})"
-
-
-def compare(found: dict[str, dict[int, Rates]], report: Report) -> None:
+def compare(found: Found, report: Report) -> None:
     """Ratios turn by turn, since a slow moment meets both."""
     pairs = [*PAIRS, *((ours, f"native {theirs}", aims) for ours, theirs, aims in PAIRS)]
     for ours, theirs, aims in pairs:
@@ -261,18 +206,20 @@ def compare(found: dict[str, dict[int, Rates]], report: Report) -> None:
             if users not in found.get(theirs, {}):
                 continue
             mine, peer = found[ours][users], found[theirs][users]
-            rates = [statistics.median(one.by_cpu) for one in (mine, peer)]
+            rates = [statistics.median(by_cpu(one)) for one in (mine, peer)]
             what = f"{users} users, {ours} against {theirs}"
             report.compare(what, *rates, unit="tokens/CPU s", better="higher")
-            ratio = statistics.median(a / b for a, b in zip(mine.by_cpu, peer.by_cpu, strict=True))
+            ratio = statistics.median(a / b for a, b in zip(by_cpu(mine), by_cpu(peer), strict=True))
             if users in aims:
                 report.aim(what, ratio, aims[users], better="higher")
     for name, by_users in found.items():
-        for users, rates_of in by_users.items():
+        for users, peer in by_users.items():
             key = f"{name} {users} users".replace(" ", "_").replace(",", "")
-            report.figure(f"{key}_tokens_cpu_s", statistics.median(rates_of.by_cpu))
-            report.figure(f"{key}_tokens_s", statistics.median(rates_of.by_wall))
-            report.figure(f"{key}_first_token_s", statistics.median(rates_of.first))
+            report.figure(f"{key}_tokens_cpu_s", statistics.median(by_cpu(peer)))
+            report.figure(f"{key}_tokens_s", statistics.median(by_wall(peer)))
+            report.figure(
+                f"{key}_first_token_s", statistics.median(statistics.median(r["first"]) for r in peer.results)
+            )
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ and plans of the package as a merge uses them, on float32 in memory; Flower's ar
 memory, of ten arrays or of one; ByzFL's are called on a matrix of torch, of numpy, and of numpy that is contiguous by
 coordinate. Each rule of a peer counts in its fastest form: all forms run at a tenth of the size first, and those within
 half as slow again as the fastest run in full. ``packed`` merges opened ``.gymdelta`` files of sign bits into tensors in
-memory, ``files`` writes the soup too, encoded and synchronised to disk; no peer has either.
+memory; no peer does.
 
 Every side runs in processes of its own, as many for a peer as for us, in turns whose order is reversed each time. The
 table has the median of the runs, and the least and the most below it; memory is the most that the process grew by,
@@ -23,10 +23,8 @@ scores all updates once, where the paper's (El Mhamdi et al. 2018, sec. 4) and o
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -34,6 +32,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+from _peer import child, script
 from _report import Report, options
 from gym_quant import kernels
 
@@ -92,21 +91,21 @@ class Bench:
 
     def __init__(self, answers: Path, threads: int | None, byzfl: Path | None) -> None:
         self.answers, self.byzfl = answers, byzfl
-        self._environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
+        self._environment = {"OMP_NUM_THREADS": str(threads or os.cpu_count() or 1)}
         answers.mkdir()
 
     def run(
         self, side: str, n: int, size: int, rules: set[str] | None = None, keep: bool = True
     ) -> dict[str, tuple[float, float]]:
         """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared."""
-        command = [sys.executable, str(Path(__file__).with_name("_soup_sides.py")), side, str(n), str(size)]
-        command += [str(self.answers) if keep else "-", "all" if rules is None else ",".join(sorted(rules))]
-        command += [str(self.byzfl)] if self.byzfl else []
-        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"{side} with {n} contributors failed:\n{done.stderr[-2000:]}")
+        words = [side, str(n), str(size), str(self.answers) if keep else "-"]
+        words += [
+            "all" if rules is None else ",".join(sorted(rules)),
+            *([str(self.byzfl)] if self.byzfl else []),
+        ]
+        found = child(script("_soup_sides.py", *words), self._environment, f"{side} with {n} contributors")
         print(f"{side}, {n} x {size:,}: done", file=sys.stderr, flush=True)
-        return {rule: (s, mb) for rule, (s, mb) in json.loads(done.stdout.splitlines()[-1]).items()}
+        return {rule: (s, mb) for rule, (s, mb) in found.items()}
 
     def require_same(self) -> None:
         """Hold the peers' answers against ours."""
@@ -146,17 +145,16 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
     size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
     in_memory: dict[int, Runs] = {}
     for n in (32, many):
-        for kind in ("packed", "files"):
-            own: Runs = defaultdict(list)
-            for _ in range(runs):
-                for rule, found_one in bench.run(kind, n, size).items():
-                    own[rule].append(found_one)
-            in_memory.setdefault(n, own)
-            for rule, measured in own.items():
-                where = f"{kind}, {n} x {size:,}: {in_words(rule)}"
-                report.compare(where, seconds(measured), unit="s")
-                spread(report, where, measured)
-                report.compare(f"{where}, memory", memory(measured), unit="MB")
+        own: Runs = defaultdict(list)
+        for _ in range(runs):
+            for rule, one in bench.run("packed", n, size).items():
+                own[rule].append(one)
+        in_memory[n] = own
+        for rule, measured in own.items():
+            where = f"packed, {n} x {size:,}: {in_words(rule)}"
+            report.compare(where, seconds(measured), unit="s")
+            spread(report, where, measured)
+            report.compare(f"{where}, memory", memory(measured), unit="MB")
     if quick:
         return
     for rule in (DEFAULT, CLASSIC):

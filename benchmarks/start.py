@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from _peer import child, script
 from _report import Report, options
 
 PARTS = ("seconds", "memory")
 AIM_SECONDS, AIM_PEAK = 2.0, 1.1
 STARTS = ("auto", "int8, packed", "int8, mapped", "int4, packed", "int4, mapped")
-_SIDE = Path(__file__).with_name("_start_side.py")
 _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
 
@@ -137,9 +137,9 @@ def imported(environment: dict[str, str]) -> dict[str, float]:
     """The import of PyTorch in a process of its own."""
     began = time.perf_counter()
     program = "import torch, time; print(time.process_time())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True)
+    cpu = child([sys.executable, "-c", program], environment)
     wall = time.perf_counter() - began
-    return {"wall until the first answer": wall, "cpu until the first answer": float(done.stdout)}
+    return {"wall until the first answer": wall, "cpu until the first answer": cpu}
 
 
 def memory(report: Report, environment: dict[str, str], runs: int, model: str) -> None:
@@ -148,7 +148,8 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
     for number in range(runs):
         home = Path(environment["GYM_HOME"]) / f"run-{number}"
         for what in STARTS:
-            found = side(environment | {"GYM_HOME": str(home)}, model, what.partition(",")[0])
+            words = script("_start_side.py", model, what.partition(",")[0])
+            found = child(words, {"GYM_HOME": str(home)})
             assert found["mapped"] == what.endswith("mapped"), found
             peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
             report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
@@ -161,20 +162,6 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
         spread(report, f"peak, {what}", figures)
     for what in STARTS:
         report.aim(f"peak, {what}", statistics.median(peaks[what]), AIM_PEAK)
-
-
-def side(environment: dict[str, str], model: str, format: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(_SIDE), model, format],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def spread(report: Report, what: str, figures: list[float]) -> None:

@@ -11,15 +11,11 @@ Losses of both sides are compared, so that it is the same work (GRPO draws its a
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
+from _peer import Peer, in_turns, script
 from _report import Report, options
 
 TASKS = ("sft-full", "sft-lora", "dpo", "grpo")
@@ -46,64 +42,32 @@ def main() -> None:
 
 
 def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -> None:
-    turns = QUICK_TURNS if quick else TURNS
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
-    for turn in range(turns):
-        for side in ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours"):
-            work = {
-                "side": side,
-                "task": task,
-                "model": model,
-                "steps": QUICK_STEPS if quick else STEPS,
-                "folder": str(folder / f"{task}-{side}-{turn}"),
-            }
-            runs[side].append(_child(work))
+    sides = ours, theirs = (
+        Peer("ours", script("_training_side.py")),
+        Peer("theirs", script("_training_side.py")),
+    )
+
+    def run(side: Peer) -> None:
+        place = str(folder / f"{task}-{side.name}-{len(side.results)}")
+        steps = QUICK_STEPS if quick else STEPS
+        side.measure({"side": side.name, "task": task, "model": model, "steps": steps, "folder": place})
+
+    in_turns(sides, QUICK_TURNS if quick else TURNS, run=run)
     if task != "grpo":
-        ours, theirs = runs["ours"][0]["losses"], runs["theirs"][0]["losses"]
-        far = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        losses = zip(ours.results[0]["losses"], theirs.results[0]["losses"], strict=True)
+        far = max(abs(a - b) for a, b in losses)
         if far > 1e-3:
             raise RuntimeError(f"{task}: the two sides do not do the same work: losses differ by {far}")
-
-    def median(side: str, key: str) -> float:
-        return float(statistics.median(run[key] for run in runs[side]))
-
-    report.compare(
-        f"{task}, tokens",
-        median("ours", "tokens_per_second"),
-        median("theirs", "tokens_per_second"),
-        unit="/s",
-        better="higher",
-    )
-    report.compare(f"{task}, peak memory", median("ours", "peak_mb"), median("theirs", "peak_mb"), unit="MB")
-    report.compare(
-        f"{task}, to the first step", median("ours", "first_step"), median("theirs", "first_step"), unit="s"
-    )
+    speeds = [side.median("tokens_per_second") for side in sides]
+    report.compare(f"{task}, tokens", *speeds, unit="/s", better="higher")
+    report.compare(f"{task}, peak memory", *(side.median("peak_mb") for side in sides), unit="MB")
+    report.compare(f"{task}, to the first step", *(side.median("first_step") for side in sides), unit="s")
     # Neighbouring runs share the machine's mood, so ratios are taken between them.
-    pairs = list(zip(runs["ours"], runs["theirs"], strict=True))
+    pairs = list(zip(ours.results, theirs.results, strict=True))
     ratio = statistics.median(a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs)
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
     report.aim(f"{task}: tokens a second of plain TRL", ratio, AIM_SPEED, better="higher")
     report.aim(f"{task}: seconds later at the first step", late, AIM_START)
-
-
-def _child(work: dict[str, Any]) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("_training_side.py")), json.dumps(work)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{work['task']}, {work['side']}: {done.stderr[-2000:]}")
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
 
 
 def _big_model(folder: Path) -> Path:

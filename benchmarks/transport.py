@@ -13,11 +13,10 @@ slopes; then what the line starts from, and then whole rounds. The two sides tak
 from __future__ import annotations
 
 import statistics
-import sys
-from collections.abc import Callable, Sequence
 
 from _flower_peer import measure_flower
 from _gym_hub import measure_gym
+from _peer import Peer, in_turns
 from _processes import Measurement
 from _report import Report, options
 
@@ -26,7 +25,6 @@ QUICK_SIZES_MB = (1, 20)
 RUNS = 3
 FLAT_MB = 64
 
-Measure = Callable[[str, int], Measurement]
 Runs = list[dict[int, Measurement]]
 """A run is one measurement of every size."""
 
@@ -44,20 +42,19 @@ def main() -> None:
     report = Report("transport", peer="Flower 1.41")
     for direction in (arguments.direction,) if arguments.direction else ("up", "down"):
         runs = arguments.runs or (1 if arguments.quick else RUNS)
-        ours, theirs = in_turns((measure_gym, measure_flower), direction, sizes, runs)
+        sides = Peer("gym-fed", measure_gym), Peer("Flower", measure_flower)
+        for _ in range(runs):
+            for megabytes in sizes:
+                in_turns(sides, 1, direction, megabytes)
+        ours, theirs = (in_runs(side, len(sizes)) for side in sides)
         compare(report, direction, ours, theirs)
     report.finish(arguments)
 
 
-def in_turns(sides: Sequence[Measure], direction: str, sizes: Sequence[int], runs: int) -> tuple[Runs, ...]:
-    """Every size ``runs`` times by every side, each in processes of its own, the sides in turns."""
-    found: tuple[Runs, ...] = tuple([{} for _ in range(runs)] for _ in sides)
-    for run in range(runs):
-        for megabytes in sizes:
-            for measure, of_side in zip(sides, found, strict=True):
-                made = of_side[run][megabytes] = measure(direction, megabytes)
-                print(f"{made.system}, {megabytes} MB {direction}: {made.seconds:.2f} s", file=sys.stderr)
-    return found
+def in_runs(side: Peer, sizes: int) -> Runs:
+    """A side's measurements by run and size."""
+    starts = range(0, len(side.results), sizes)
+    return [{made.megabytes: made for made in side.results[at : at + sizes]} for at in starts]
 
 
 def line(runs: Runs) -> tuple[float, float]:

@@ -1,0 +1,118 @@
+"""One side of a comparison, ours or another program's: how it runs, what its runs returned, and their spread."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Peer:
+    """One side.
+
+    Args:
+        name: As tables show it.
+        run: A function that returns a run's result, or a command (``script``) that gets the run's arguments, each as
+            JSON, after its own words, and whose last line of output is the result.
+        environment: Of the command, besides ``ENVIRONMENT``.
+    """
+
+    def __init__(
+        self, name: str, run: Callable[..., Any] | Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.results: list[Any] = []
+        self._run, self._environment = run, environment
+
+    def measure(self, *arguments: Any) -> Any:
+        """Run once, and keep the result."""
+        if callable(self._run):
+            result = self._run(*arguments)
+        else:
+            result = child([*self._run, *map(json.dumps, arguments)], self._environment, self.name)
+        self.results.append(result)
+        return result
+
+    def values(self, key: str) -> list[float]:
+        """One figure of every run."""
+        return [float(result[key]) for result in self.results]
+
+    def median(self, key: str) -> float:
+        return statistics.median(self.values(key))
+
+
+class WaitingPeer(Peer):
+    """A process that prints ``ready``, and then answers every line that it gets with a line of JSON.
+
+    Args:
+        settings: Written to a file, whose path is the command's last word.
+        folder: Where this file and the log go.
+    """
+
+    def __init__(self, name: str, command: Sequence[str], settings: Any, folder: Path) -> None:
+        super().__init__(name, self._turn)
+        folder.mkdir(parents=True, exist_ok=True)
+        file, self._log = folder / "settings.json", folder / "side.log"
+        file.write_text(json.dumps(settings))
+        pipe = subprocess.PIPE
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, str(file)], stdin=pipe, stdout=pipe, stderr=log, text=True
+            )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input: IO[str] = self._process.stdin
+        self._output: IO[str] = self._process.stdout
+        self._line()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def _turn(self) -> Any:
+        self._input.write("\n")
+        self._input.flush()
+        return json.loads(self._line())
+
+    def _line(self) -> str:
+        line = self._output.readline().strip()
+        if not line:
+            raise SystemExit(f"{self.name} ended: {self._log.read_text()[-2000:]}")
+        return line
+
+
+def in_turns(
+    peers: Iterable[Peer], turns: int, *arguments: Any, run: Callable[..., Any] = Peer.measure
+) -> None:
+    """Run every side once a turn, every second turn in reverse: a slow moment of the machine then affects all."""
+    peers = list(peers)
+    for turn in range(turns):
+        for peer in peers if turn % 2 == 0 else reversed(peers):
+            run(peer, *arguments)
+
+
+def script(file: str, *words: str) -> list[str]:
+    """The command of a file of this folder."""
+    return [sys.executable, str(Path(__file__).with_name(file)), *words]
+
+
+def child(command: Sequence[str], environment: Mapping[str, str] | None = None, name: str = "") -> Any:
+    """The JSON in the last line that a command prints; its error output is raised when it fails."""
+    variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{name or command[1]}: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def spread(values: Sequence[float], scale: float = 1.0) -> str:
+    """Median, least and most."""
+    low, middle, high = (scale * pick(values) for pick in (min, statistics.median, max))
+    return f"{middle:.3g} ({low:.3g}-{high:.3g})"
