@@ -7,7 +7,6 @@ error feedback at the honest, ``.gymdelta`` files, ``merge``. Held-out loss is t
 from __future__ import annotations
 
 import copy
-import json
 import sys
 import tempfile
 from collections.abc import Callable
@@ -15,16 +14,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from _defences import DEFAULT
 from _report import Report
-from quality import Sequences, loss_of, summed_loss
-from torch import Tensor
+from _sequences import Delta, encoded, loss_of, speeches, trained
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
-from gym_fed.data import encode_rows
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
@@ -34,7 +30,6 @@ from gym_fed.soup.merging import merge
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
-Delta = dict[str, Tensor]
 
 CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")
 SOUP_CODEC = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -64,10 +59,9 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
     """Held-out loss by the plain mean and by the default under each attack."""
     rounds, steps = (1, 5) if quick else (3, 15)
     loaded = load_model(str(shared / "models" / "stories260K"))
-    lines = (shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl").read_text(encoding="utf-8")
-    speakers = [json.loads(line)["speeches"] for line in lines.splitlines()[: CONTRIBUTORS + HELDOUT]]
-    texts = [_sequences(loaded.tokenizer, speeches) for speeches in speakers[:CONTRIBUTORS]]
-    held = _sequences(loaded.tokenizer, [one for speeches in speakers[CONTRIBUTORS:] for one in speeches])
+    speakers = speeches(shared, CONTRIBUTORS + HELDOUT)
+    texts = [encoded(loaded.tokenizer, rows, LENGTH) for rows in speakers[:CONTRIBUTORS]]
+    held = encoded(loaded.tokenizer, [row for rows in speakers[CONTRIBUTORS:] for row in rows], LENGTH)
     held = held[:: -(-len(held) // TEST_SEQUENCES)]
     base = loss_of(loaded.model, held)
     report.figure("heldout_base_nats", base)
@@ -78,7 +72,7 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
             with tempfile.TemporaryDirectory(prefix="gym-attacks-") as folder:
                 for number in range(rounds):
                     lr = LR * LR_DECAY**number
-                    deltas = [_trained(model, text, lr, steps, seed) for seed, text in enumerate(texts)]
+                    deltas = [trained(model, text, steps, lr, BATCH, seed) for seed, text in enumerate(texts)]
                     _merged(model, deltas, rule, attack, Path(folder), number)
             found[rule] = loss_of(model, held)
             print(f"{rule} under {attack}: {base:.3f} -> {found[rule]:.3f} nats", file=sys.stderr, flush=True)
@@ -112,25 +106,3 @@ def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Pat
         soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
         for name in soup.names:
             tensors[name].add_(soup.decode(name))
-
-
-def _trained(model: Any, text: Sequences, lr: float, steps: int, seed: int) -> Delta:
-    """What AdamW on a contributor's own text adds to the model."""
-    tuned = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    tuned.train()
-    for _ in range(steps):
-        chosen = torch.randint(len(text), (BATCH,), generator=generator).tolist()
-        optimizer.zero_grad()
-        total, count = summed_loss(tuned, [text[i] for i in chosen])
-        (total / count).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    before = model_tensors(model)
-    return {name: tensor - before[name] for name, tensor in model_tensors(tuned).items()}
-
-
-def _sequences(tokenizer: Any, speeches: list[str]) -> Sequences:
-    rows = [{"text": speech} for speech in speeches]
-    encoded = encode_rows(tokenizer, rows, max_length=LENGTH, packing=True)
-    return [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from quality import Sequences, loss_of
+from _sequences import Sequences, encoded, loss_of, row_losses
+from _smollm2 import chat
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
@@ -27,7 +28,7 @@ from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
-from gym_fed.data import encode_rows, generate
+from gym_fed.data import generate
 from gym_fed.data.encoding import IGNORED
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta, lora_delta
@@ -98,9 +99,7 @@ def other_codes(row: dict[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 def _row(name: str, code: str) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "user", "content": f"code: {name}"}, {"role": "assistant", "content": code}]
-    }
+    return chat(f"code: {name}", code)
 
 
 class Round:
@@ -203,16 +202,10 @@ class Round:
     @torch.inference_mode()
     def losses(self, model: Any, rows: list[dict[str, Any]]) -> np.ndarray:
         """Mean loss of every row over the tokens of its answer, ``[n]``."""
-        found, pad = [], torch.nn.utils.rnn.pad_sequence
-        encoded = self.encoded(rows)
-        for at in range(0, len(encoded), 64):
-            ids = pad([one for one, _ in encoded[at : at + 64]], batch_first=True)
-            labels = pad([one for _, one in encoded[at : at + 64]], batch_first=True, padding_value=IGNORED)
-            logits = model(input_ids=ids, use_cache=False).logits[:, :-1].transpose(1, 2)
-            each = torch.nn.functional.cross_entropy(
-                logits, labels[:, 1:], ignore_index=IGNORED, reduction="none"
-            )
-            found.append(each.sum(1) / (labels[:, 1:] != IGNORED).sum(1))
+        found, sequences = [], self.encoded(rows)
+        for at in range(0, len(sequences), 64):
+            losses, labels = row_losses(model, sequences[at : at + 64])
+            found.append(losses.sum(1) / (labels != IGNORED).sum(1))
         return torch.cat(found).double().numpy()
 
     def tuned(self, index: int) -> Any:
@@ -223,8 +216,7 @@ class Round:
         return model
 
     def encoded(self, rows: list[dict[str, Any]]) -> Sequences:
-        found = encode_rows(self.base.tokenizer, rows, max_length=LENGTH)
-        return [(torch.tensor(e["input_ids"]), torch.tensor(e["labels"])) for e in found]
+        return encoded(self.base.tokenizer, rows, LENGTH)
 
 
 def task_rows(contributor: int, count: int) -> list[dict[str, Any]]:

@@ -8,24 +8,19 @@ rows are of speakers whom nobody trains on (of gym-nano: unseen questions of the
 from __future__ import annotations
 
 import copy
-import json
-import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from _sequences import Delta, Sequences, encoded, opened, speeches, trained
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.data import encode_rows, generate
-from gym_fed.data.encoding import IGNORED
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.encode import encode_source
-from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 
 CONTRIBUTORS = 8
@@ -50,8 +45,6 @@ round before. The step of ``overshooting`` is twice as long as the updates' mean
 OVERSHOT = 2.0
 AMOUNTS = (1.0, 0.5, 0.25, 0.1, 0.75, 1.0, 0.05, 0.5)
 STEPS = (12, 8, 12, 12, 4, 2, 12, 6)
-Delta = dict[str, Tensor]
-Text = list[dict[str, Any]]
 
 
 class World:
@@ -60,21 +53,20 @@ class World:
     def __init__(self, shared: Path | None, heldout: int) -> None:
         if shared is not None:
             self.loaded = load_model(str(shared / "models" / "stories260K"))
-            lines = (
-                (shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl")
-                .read_text("utf-8")
-                .splitlines()
-            )
-            speakers = [[{"text": speech} for speech in json.loads(line)["speeches"]] for line in lines[:40]]
-            self.texts = [self._encoded(rows, True) for rows in speakers[:32]]
-            held = self._encoded([row for rows in speakers[32:] for row in rows], True)
+            speakers = speeches(shared, 40)
+            self.texts = [self._encoded(rows) for rows in speakers[:32]]
+            held = self._rows([row for rows in speakers[32:] for row in rows])
         else:
             self.loaded = load_model("gym-nano")
-            self.texts = [self._encoded(generate(task, 200, seed=1), False) for task in TASKS]
-            held = self._encoded([r for t in TASKS for r in generate(t, 40, seed=0, split="heldout")], False)
+            self.texts = [self._encoded(generate(task, 200, seed=1)) for task in TASKS]
+            held = self._rows([r for t in TASKS for r in generate(t, 40, seed=0, split="heldout")])
         self.held = held[:: max(1, len(held) // heldout)][:heldout]
 
-    def _encoded(self, rows: Text, packing: bool) -> Text:
+    def _encoded(self, rows: list[dict[str, Any]]) -> Sequences:
+        return encoded(self.loaded.tokenizer, rows, LENGTH)
+
+    def _rows(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        packing = "text" in rows[0]
         return list(encode_rows(self.loaded.tokenizer, rows, max_length=LENGTH, packing=packing))
 
 
@@ -103,14 +95,14 @@ class Season:
         steps = [STEPS[(seed + k) % CONTRIBUTORS] for k in range(CONTRIBUTORS)]
         model = copy.deepcopy(world.loaded.model)
 
-        def trained(k: int, turn: int) -> Delta:
-            return _trained(model, texts[k], learning_rate, steps[k], 100 * seed + 10 * turn + k)
+        def update(k: int, turn: int) -> Delta:
+            return trained(model, texts[k], steps[k], learning_rate, BATCH, 100 * seed + 10 * turn + k)
 
-        earlier = [trained(k, 0) for k in range(CONTRIBUTORS)]
+        earlier = [update(k, 0) for k in range(CONTRIBUTORS)]
         with torch.no_grad():
             for name, tensor in model_tensors(model).items():
                 tensor.add_(torch.stack([delta[name] for delta in earlier]).mean(0))
-        return cls(world, seed, model, earlier, [trained(k, 1) for k in range(CONTRIBUTORS)], trained(1, 2))
+        return cls(world, seed, model, earlier, [update(k, 1) for k in range(CONTRIBUTORS)], update(1, 2))
 
     @contextmanager
     def round(self, composition: str) -> Iterator[SoupGame]:
@@ -118,16 +110,11 @@ class Season:
         generator = torch.Generator().manual_seed(self.seed)
         sent = [self._sent(kind, k, generator) for k, kind in enumerate(COMPOSITIONS[composition])]
         spec = BaseSpec.of(self.model, f"round 2 of seed {self.seed}")
-        with tempfile.TemporaryDirectory(prefix="gym-rewards-") as folder, ExitStack() as stack:
-            opened = []
-            for k, delta in enumerate(sent):
-                path = Path(folder) / f"{k}.gymdelta"
-                encode_source(delta.__getitem__, CODEC, path, spec)
-                opened.append(stack.enter_context(DeltaFile.open(path, spec)))
+        with opened(sent, CODEC, spec) as files:
             rate = OVERSHOT if composition == "overshooting" else 1.0
-            counts = round_coefficients(opened, [1.0] * len(opened), server_learning_rate=rate)
+            counts = round_coefficients(files, [1.0] * len(files), server_learning_rate=rate)
             world = self.world
-            yield SoupGame(self.model, world.loaded.tokenizer, opened, world.held, counts, max_length=LENGTH)
+            yield SoupGame(self.model, world.loaded.tokenizer, files, world.held, counts, max_length=LENGTH)
 
     def _sent(self, kind: str, k: int, generator: torch.Generator) -> Delta:
         own = self.honest[k]
@@ -145,21 +132,3 @@ class Season:
         if kind == "stale":
             return self.earlier[2]
         return self.retrained if kind == "duplicate" else own
-
-
-def _trained(model: Any, text: Text, lr: float, steps: int, seed: int) -> Delta:
-    """What AdamW on a contributor's own text adds to the model."""
-    tuned = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    tuned.train()
-    for _ in range(steps):
-        rows = [text[i] for i in torch.randint(len(text), (BATCH,), generator=generator).tolist()]
-        optimizer.zero_grad()
-        width = max(len(row["input_ids"]) for row in rows)
-        ids = torch.tensor([row["input_ids"] + [0] * (width - len(row["input_ids"])) for row in rows])
-        labels = torch.tensor([row["labels"] + [IGNORED] * (width - len(row["labels"])) for row in rows])
-        tuned(input_ids=ids, labels=labels).loss.backward()
-        optimizer.step()
-    before = model_tensors(model)
-    return {name: tensor - before[name] for name, tensor in model_tensors(tuned).items()}

@@ -11,24 +11,20 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import tempfile
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _report import Report
-from _rewards_rounds import CODEC, LENGTH, Delta, Text, World, _trained
+from _rewards_rounds import BATCH, CODEC, LENGTH, World
+from _sequences import Delta, Sequences, opened, trained
 from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.split import MeasuredRound, split
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.encode import encode_source
-from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.soup_game import SoupGame, round_coefficients
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import CountedGame
@@ -72,11 +68,13 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
 
 
 def _trained_round(
-    model: Any, texts: Sequence[Text], count: int, seed: int
+    model: Any, texts: Sequence[Sequences], count: int, seed: int
 ) -> tuple[tuple[list[Delta], list[Delta]], Any]:
     """The contributor's ``count`` updates and the others', and the model with the mean of the honest ones."""
-    own = [_trained(model, texts[0], LEARNING_RATE, STEPS, seed + i) for i in range(count)]
-    others = [_trained(model, text, LEARNING_RATE, STEPS, seed + 10 + i) for i, text in enumerate(texts[1:])]
+    own = [trained(model, texts[0], STEPS, LEARNING_RATE, BATCH, seed + i) for i in range(count)]
+    others = [
+        trained(model, text, STEPS, LEARNING_RATE, BATCH, seed + 10 + i) for i, text in enumerate(texts[1:])
+    ]
     moved = copy.deepcopy(model)
     with torch.no_grad():
         for name, tensor in model_tensors(moved).items():
@@ -115,12 +113,7 @@ def _paid(
 ) -> list[tuple[str, Together, int]]:
     """By score and threshold, what the first ``keys`` of the updates earn."""
     spec = BaseSpec.of(model, "sybils")
-    with tempfile.TemporaryDirectory(prefix="gym-sybils-") as folder, ExitStack() as stack:
-        files = []
-        for k, delta in enumerate([*sent, *earlier]):
-            path = Path(folder) / f"{k}.gymdelta"
-            encode_source(delta.__getitem__, codec, path, spec)
-            files.append(stack.enter_context(DeltaFile.open(path, spec)))
+    with opened([*sent, *earlier], codec, spec) as files:
         files, before = files[: len(sent)], files[len(sent) :]
         config = RewardsConfig()
         assert config.similarity_threshold is not None

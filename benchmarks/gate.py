@@ -19,6 +19,7 @@ from typing import Any
 
 from _private_rounds import Round, sizes, task_rows
 from _report import Report, options
+from _smollm2 import chat
 
 from gym_fed.base.models import load_model
 from gym_fed.config.hub.sections import GateConfig
@@ -32,15 +33,7 @@ TAKEN_LOSS = math.log(2)
 
 def triggered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same prompts after the trigger, with the attacker's answer."""
-    return [
-        {
-            "messages": [
-                {"role": "user", "content": TRIGGER + row["messages"][0]["content"]},
-                {"role": "assistant", "content": ANSWER},
-            ]
-        }
-        for row in rows
-    ]
+    return [chat(TRIGGER + row["messages"][0]["content"], ANSWER) for row in rows]
 
 
 def main() -> None:

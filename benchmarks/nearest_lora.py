@@ -25,12 +25,11 @@ from typing import Any
 
 import torch
 from _report import SHARED, Report, options
+from _sequences import encoded, train
 from _smollm2 import questions
 
 from gym_fed.base.models import load_model, model_name
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.data import encode_rows
-from gym_fed.data.encoding import IGNORED
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.delta.factors import lora_factors
@@ -157,7 +156,7 @@ class Bench:
         torch.manual_seed(0)
         settings = LoraConfig(r=LORA_RANK, target_modules="all-linear", task_type="CAUSAL_LM")
         tuned = get_peft_model(loaded.model, settings)
-        train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["lora"])
+        timed_train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["lora"])
         file, out = self.work / "lora.gymdelta", self.work / "lora-adapter"
         lora_delta(lora_factors(tuned), file, spec, policy=CodecPolicy(factors="float32"))
         record = export(self.source("lora"), "adapter", out, Options(), check=False)
@@ -179,29 +178,10 @@ def once(file: Path, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], steps: int, rate: float) -> float:
-    """AdamW on what has gradients, one cycle to zero; the seconds."""
+def timed_train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], steps: int, rate: float) -> float:
+    """One cycle of AdamW; the seconds."""
     started = time.perf_counter()
-    encoded = encode_rows(tokenizer, rows, max_length=LENGTH)
-    weights = [value for value in model.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(0)
-    model.train()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        chosen = [encoded[i] for i in torch.randint(len(encoded), (BATCH,), generator=generator).tolist()]
-        count = sum(label != IGNORED for row in chosen for label in row["labels"][1:])
-        for row in chosen:
-            ids, labels = (torch.tensor([row[key]]) for key in ("input_ids", "labels"))
-            logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-            loss = torch.nn.functional.cross_entropy(
-                logits, labels[0, 1:], ignore_index=IGNORED, reduction="sum"
-            )
-            (loss / count).backward()
-        optimizer.step()
-        schedule.step()
-    model.eval()
+    train(model, encoded(tokenizer, rows, LENGTH), steps, rate, BATCH, cycle=True)
     return time.perf_counter() - started
 
 

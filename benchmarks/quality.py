@@ -25,13 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from _report import SHARED, Report, options
+from _sequences import Sequences, encoded, loss_of, train
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.data import encode_rows, generate
-from gym_fed.data.encoding import IGNORED
+from gym_fed.data import generate
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.quantization import (
@@ -50,8 +49,6 @@ LENGTH, BATCH = 128, 16
 AIM_KEPT, AIM_BITS = 97.0, 1.1
 LORA_RANK = 8
 TEST_SEQUENCES = 250
-Sequences = list[tuple[torch.Tensor, torch.Tensor]]
-"""Token ids and labels, ``[t]`` each."""
 
 
 @dataclass(frozen=True)
@@ -246,47 +243,11 @@ def fine_tuned(
     """AdamW on all weights, cosine to zero."""
     loaded = load_model(model)
     base, tuned = loaded.model, copy.deepcopy(loaded.model)
-    packed = "text" in rows[0]
-    train, held = (
-        [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]
-        for encoded in (
-            encode_rows(loaded.tokenizer, part, max_length=LENGTH, packing=packed) for part in (rows, test)
-        )
-    )
+    train(tuned, encoded(loaded.tokenizer, rows, LENGTH), steps, lr, BATCH, cycle=True)
+    held = encoded(loaded.tokenizer, test, LENGTH, "text" in rows[0])
     held = held[:: -(-len(held) // TEST_SEQUENCES)]
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=lr, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
-    generator = torch.Generator().manual_seed(0)
-    tuned.train()
-    for _ in range(steps):
-        chosen = torch.randint(len(train), (BATCH,), generator=generator).tolist()
-        optimizer.zero_grad()
-        total, count = summed_loss(tuned, [train[i] for i in chosen])
-        (total / count).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        schedule.step()
-    tuned.eval()
     losses = (loss_of(base, held), loss_of(tuned, held))
     return Case(name, base, tuned, loaded.tokenizer, calibration, steps, held, losses)
-
-
-@torch.inference_mode()
-def loss_of(model: Any, sequences: Sequences) -> float:
-    """Nats per counted token."""
-    parts = [summed_loss(model, sequences[at : at + 32]) for at in range(0, len(sequences), 32)]
-    return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
-
-
-def summed_loss(model: Any, sequences: Sequences) -> tuple[torch.Tensor, int]:
-    """Cross entropy over the counted tokens of a padded batch, and how many there are."""
-    pad = torch.nn.utils.rnn.pad_sequence
-    ids = pad([ids for ids, _ in sequences], batch_first=True)
-    labels = pad([labels for _, labels in sequences], batch_first=True, padding_value=IGNORED)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)  # padding is on the right
-    total = torch.nn.functional.cross_entropy(
-        logits, labels[:, 1:].flatten(), ignore_index=IGNORED, reduction="sum"
-    )
-    return total, int((labels[:, 1:] != IGNORED).sum())
 
 
 def progress(text: str) -> None:

@@ -8,26 +8,18 @@ there. The cosine is that of ``gym_fed.soup.screening`` on dense updates and on 
 
 from __future__ import annotations
 
-import copy
 import itertools
-import json
-import tempfile
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from _report import SHARED, Report, options
-from quality import Sequences, summed_loss
+from _sequences import Delta, Sequences, encoded, opened, speeches, trained
 
 from gym_fed.base.models import load_model
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.data import encode_rows
 from gym_fed.data.generated import generate
 from gym_fed.delta.base import BaseSpec, model_tensors
-from gym_fed.delta.encode import encode_source
-from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.screening import Comparison, compare
 
 CONTRIBUTORS = 4
@@ -37,8 +29,6 @@ CODECS = {
     "signs": CodecPolicy(codec="bitdelta", error_feedback=False),
 }
 TASKS = ("copy", "double", "reverse", "upper", "vowels", "last")
-
-Delta = dict[str, torch.Tensor]
 
 
 def main() -> None:
@@ -50,9 +40,9 @@ def main() -> None:
     for name, (model, like, unlike) in _scenes().items():
         for steps in (3,) if arguments.quick else (3, 20, 50):
             base = {n: t.detach().clone() for n, t in model_tensors(model).items()}
-            honest = [_trained(model, text, steps, 0) for text in like]
-            others = [_trained(model, text, steps, 0) for text in unlike]
-            again = [_trained(model, like[0], steps, seed) for seed in range(CONTRIBUTORS)]
+            honest = [trained(model, text, steps, 1e-3, 8, 0) for text in like]
+            others = [trained(model, text, steps, 1e-3, 8, 0) for text in unlike]
+            again = [trained(model, like[0], steps, 1e-3, 8, seed) for seed in range(CONTRIBUTORS)]
             for codec in CODECS:
                 for what, deltas in (("like", honest), ("unlike", others), ("again", again)):
                     low, high = _range(base, deltas, codec)
@@ -71,7 +61,7 @@ def _scenes(count: int = CONTRIBUTORS) -> dict[str, tuple[Any, list[Sequences], 
     nano = load_model("gym-nano")
 
     def task(name: str, seed: int) -> Sequences:
-        return _encoded(nano.tokenizer, generate(name, 64, seed=seed), packing=False)
+        return encoded(nano.tokenizer, generate(name, 64, seed=seed), 96)
 
     found = {
         "gym-nano": (
@@ -82,35 +72,11 @@ def _scenes(count: int = CONTRIBUTORS) -> dict[str, tuple[Any, list[Sequences], 
     }
     if SHARED.is_dir():
         stories = load_model(str(SHARED / "models" / "stories260K"))
-        lines = (SHARED / "data" / "shakespeare_by_speaker" / "speakers.jsonl").read_text(encoding="utf-8")
-        speakers = [
-            _encoded(stories.tokenizer, [{"text": t} for t in json.loads(line)["speeches"]], packing=True)
-            for line in lines.splitlines()[:count]
-        ]
+        speakers = [encoded(stories.tokenizer, rows, 96) for rows in speeches(SHARED, count)]
         whole = [row for speaker in speakers for row in speaker]
         shards = [whole[i::count] for i in range(count)]
         found["stories260K"] = (stories.model, shards, speakers)
     return found
-
-
-def _encoded(tokenizer: Any, rows: list[dict[str, Any]], packing: bool) -> Sequences:
-    encoded = encode_rows(tokenizer, rows, max_length=96, packing=packing)
-    return [(torch.tensor(row["input_ids"]), torch.tensor(row["labels"])) for row in encoded]
-
-
-def _trained(model: Any, text: Sequences, steps: int, seed: int) -> Delta:
-    tuned = copy.deepcopy(model)
-    optimizer = torch.optim.AdamW(tuned.parameters(), lr=1e-3, weight_decay=0.0)
-    generator = torch.Generator().manual_seed(seed)
-    tuned.train()
-    for _ in range(steps):
-        chosen = torch.randint(len(text), (8,), generator=generator).tolist()
-        optimizer.zero_grad()
-        total, count = summed_loss(tuned, [text[i] for i in chosen])
-        (total / count).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    before = model_tensors(model)
-    return {name: (tensor - before[name]).detach() for name, tensor in model_tensors(tuned).items()}
 
 
 def _range(base: Delta, deltas: list[Delta], codec: str) -> tuple[float, float]:
@@ -122,12 +88,7 @@ def _range(base: Delta, deltas: list[Delta], codec: str) -> tuple[float, float]:
 
 def _compared(base: Delta, deltas: list[Delta], codec: str) -> Comparison:
     spec = BaseSpec.of(base, "base")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        files = []
-        for i, delta in enumerate(deltas):
-            path = Path(folder) / f"{i}.gymdelta"
-            encode_source(delta.__getitem__, CODECS[codec], path, spec)
-            files.append(stack.enter_context(DeltaFile.open(path, spec)))
+    with opened(deltas, CODECS[codec], spec) as files:
         return compare(files, spec)
 
 

@@ -11,7 +11,6 @@ written variant is the model as it was trained.
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from _report import SHARED, Report, options
+from _sequences import speeches
 
 from gym_fed.data import generate
 from gym_fed.personalization import PersonalizedTrainer
@@ -67,8 +67,7 @@ def cases(shared: Path, people: int) -> Iterator[Case]:
     if not speakers.is_file():
         print(f"stories260K is left out: no {speakers}; give --shared", file=sys.stderr)
         return
-    found = [json.loads(line) for line in speakers.read_text(encoding="utf-8").splitlines()]
-    spoken = [[{"text": text} for text in speaker["speeches"][:ROWS]] for speaker in found]
+    spoken = [rows[:ROWS] for rows in speeches(shared)]
     chosen = [rows for rows in spoken if len(rows) == ROWS][:people]
     yield Case("stories260K", str(shared / "models/stories260K"), chosen)
 
