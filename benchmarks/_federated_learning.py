@@ -5,7 +5,6 @@ Every cell is one run of one side; it is a line of JSON in ``--cells FILE``, and
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -23,7 +22,7 @@ from _federated_rounds import (
     rounds_by_codec,
     rounds_in_fp32,
 )
-from _report import Report
+from _report import Report, kept
 from _speakers import SpeakerSet
 
 from gym_fed.config.delta import CodecPolicy
@@ -55,11 +54,11 @@ class Side:
             "soup": self.soup.model_dump(mode="json"),
         }
 
-    def run(self, group: Contributors, recipe: TrainingRecipe, exact: bool = False) -> Course:
+    def run(self, group: Contributors, recipe: TrainingRecipe) -> Course:
         recipe = self.recipe(recipe)
         if self.codecs is None:
-            return rounds_in_fp32(group, recipe, self.schedule, exact)
-        return rounds_by_codec(group, recipe, self.schedule, self.codecs, self.soup, exact)
+            return rounds_in_fp32(group, recipe, self.schedule)
+        return rounds_by_codec(group, recipe, self.schedule, self.codecs, self.soup)
 
 
 @dataclass
@@ -72,25 +71,15 @@ class Cells:
     recipe: TrainingRecipe
 
     def __post_init__(self) -> None:
-        lines = self.file.read_text().splitlines() if self.file is not None and self.file.exists() else []
-        self._found = {json.dumps(cell["key"], sort_keys=True): cell for cell in map(json.loads, lines)}
         self._groups: dict[str, Contributors] = {}
 
     def course(self, speakers: SpeakerSet, seed: int, side: Side) -> Course:
         """A run, from the file or made now and added to it."""
         recipe = side.recipe(self.recipe.model_copy(update={"seed": seed}))
         key = {"set": speakers.name, "recipe": recipe.model_dump(mode="json"), **side.key()}
-        text = json.dumps(key, sort_keys=True)
-        if text not in self._found:
-            course = side.run(self._group(speakers), recipe)
-            cell = {"key": key, "losses": course.losses, "up_bytes": course.up_bytes}
-            self._found[text] = cell
-            if self.file is not None:
-                with self.file.open("a") as file:
-                    file.write(json.dumps(cell, sort_keys=True) + "\n")
-            print(f"{speakers.name}, seed {seed}: {course.losses[-1]:.4f}", file=sys.stderr, flush=True)
-        cell = self._found[text]
-        return Course(cell["losses"], cell["up_bytes"])
+        found = kept(self.file, key, lambda: asdict(side.run(self._group(speakers), recipe)))
+        print(f"{speakers.name}, seed {seed}: {found['losses'][-1]:.4f}", file=sys.stderr, flush=True)
+        return Course(**found)
 
     def _group(self, speakers: SpeakerSet) -> Contributors:
         """A set of speakers, loaded once; checked once to train as the network's contributors do."""
@@ -98,9 +87,7 @@ class Cells:
             folder = self.folder / speakers.name.replace(" ", "-")
             group = contributors(speakers, folder, self.model, self.recipe.max_length)
             if not self._groups:
-                print(
-                    f"stacked steps end {require_like_trainer(group, self.recipe):.1g} apart", file=sys.stderr
-                )
+                require_like_trainer(group, self.recipe)
             self._groups[speakers.name] = group
         return self._groups[speakers.name]
 

@@ -2,12 +2,11 @@
 
 ``rounds_by_codec`` does what ``gym-server`` and its contributors do with the same settings, file for file, without
 the network; ``rounds_in_fp32`` averages the same contributors' fp32 deltas. ``require_like_trainer`` checks that the
-plain loop here ends with the very weights of the project's ``Trainer``.
+loop here ends with the very weights of the project's ``Trainer``.
 """
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _stacked_llamas import IGNORED, Shape, train_stacked
 from accelerate.data_loader import SeedableRandomSampler
 from torch import Tensor
 from torch.utils.data import BatchSampler
@@ -30,20 +28,15 @@ from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import load_rows
+from gym_fed.data.encoding import IGNORED
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation import heldout_loss
-from gym_fed.soup.building import build_optimizer
 from gym_fed.soup.merging import merge
-from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.trl_glue import restore_after_run
-
-STACKED_APART = 1e-3
-"""How far the stacked loop may end from the trainer after a round, as a share (L2) of what the round changed. Where a
-gradient is next to nothing, AdamW makes of float32's rounding a step that can be seen."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +63,7 @@ class Contributors:
     max_length: int
     name: str
     """What a manifest calls the model: part of an update's header, whose bytes count."""
-    _first: dict[tuple[bool, str], list[dict[str, Tensor]]] = field(default_factory=dict)
+    _first: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, model: Path, files: Sequence[Path], heldout: Path, max_length: int) -> Contributors:
@@ -98,46 +91,31 @@ class Contributors:
         """Held-out loss in nats per token."""
         return heldout_loss(self.model, self.tokenizer, self.heldout, max_length=self.max_length)
 
+    def copied(self) -> dict[str, Tensor]:
+        """The model's tensors as they are now."""
+        return {name: tensor.clone() for name, tensor in self.tensors.items()}
+
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Put a version's tensors into the model."""
         for name, tensor in self.tensors.items():
             tensor.copy_(tensors[name])
 
-    def trained(self, recipe: TrainingRecipe, server_round: int, exact: bool) -> list[dict[str, Tensor]]:
+    def trained(self, recipe: TrainingRecipe, server_round: int) -> list[dict[str, Tensor]]:
         """What each contributor's model becomes in a round that starts from the model's tensors, which stay.
 
         First rounds start from the base whatever the codec, so they are trained once.
         """
-        key = (exact, recipe.model_dump_json())
+        key = recipe.model_dump_json()
         if server_round == 1 and key in self._first:
             return self._first[key]
-        start = {name: tensor.clone() for name, tensor in self.tensors.items()}
-        if exact:
-            after = []
-            for rows in self.data:
-                train(self.model, self.tokenizer, rows, recipe, server_round)
-                after.append({name: tensor.clone() for name, tensor in self.tensors.items()})
-                self.restore(start)
-        else:
-            after = self._stacked(start, recipe, server_round)
+        start, after = self.copied(), []
+        for rows in self.data:
+            train(self.model, self.tokenizer, rows, recipe, server_round)
+            after.append(self.copied())
+            self.restore(start)
         if server_round == 1:
             self._first[key] = after
         return after
-
-    def _stacked(
-        self, start: Mapping[str, Tensor], recipe: TrainingRecipe, server_round: int
-    ) -> list[dict[str, Tensor]]:
-        config = round_training(recipe, server_round, Path("unused"), "cpu")
-        return train_stacked(
-            start,
-            Shape.of(self.model.config),
-            [_batches(config, self.tokenizer, rows) for rows in self.data],
-            recipe.max_steps,
-            config.learning_rate,
-            (config.adam_beta1, config.adam_beta2),
-            config.weight_decay,
-            config.max_grad_norm,
-        )
 
 
 @dataclass(frozen=True)
@@ -146,11 +124,9 @@ class Course:
 
     losses: list[float]
     up_bytes: list[float]
-    soups: list[str] = field(default_factory=list)
 
-    def gain(self, at: int | None = None) -> float:
-        """Fall of the loss until a round (the last by default)."""
-        return self.losses[0] - self.losses[-1 if at is None else at]
+    def gain(self) -> float:
+        return self.losses[0] - self.losses[-1]
 
     def best_gain(self) -> float:
         return self.losses[0] - min(self.losses)
@@ -162,73 +138,41 @@ def rounds_by_codec(
     schedule: Schedule,
     codecs: Sequence[CodecPolicy],
     soup: SoupRecipe,
-    exact: bool = False,
 ) -> Course:
     """Updates by the codec of their round (the last one holds on), merged as contributors and hub do it."""
-    start = {name: tensor.clone() for name, tensor in group.tensors.items()}
-    base = BaseSpec.of(group.model, group.name)
-    losses, sent, digests = [group.loss()], [], []
-    optimizer = build_optimizer(soup)
-    state = None if optimizer is None else OptimizerState(rule=optimizer.rule)
+    start, base = group.copied(), BaseSpec.of(group.model, group.name)
+    losses, sent = [group.loss()], []
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         folder = Path(name)
-        hub = (
-            ErrorFeedback.load(folder / "hub.safetensors", base.digest) if soup.codec.error_feedback else None
-        )
         for server_round in range(1, schedule.rounds + 1):
-            spec = BaseSpec.of(group.model, group.name)
-            codec = codecs[min(server_round, len(codecs)) - 1]
-            version = {name: tensor.clone() for name, tensor in group.tensors.items()}
-            files = []
-            every = group.trained(schedule.recipe(recipe, server_round), server_round, exact)
-            for index, tuned in enumerate(every):
+            spec, version = BaseSpec.of(group.model, group.name), group.copied()
+            codec, files = codecs[min(server_round, len(codecs)) - 1], []
+            for index, tuned in enumerate(group.trained(schedule.recipe(recipe, server_round), server_round)):
                 files.append(folder / f"{server_round}-{index}.gymdelta")
-                residual = (
-                    ErrorFeedback.load(folder / f"{index}.safetensors", base.digest)
-                    if codec.error_feedback
-                    else None
-                )
-                encode_delta(tuned, version, codec, files[-1], spec, residual=residual)
-                if residual is not None:
-                    residual.save()
+                residual = ErrorFeedback.load(folder / f"{index}.safetensors", base.digest)
+                own = residual if codec.error_feedback else None
+                encode_delta(tuned, version, codec, files[-1], spec, residual=own)
+                residual.save()
             sent.append(sum(file.stat().st_size for file in files) / len(files))
             with ExitStack() as stack:
                 updates = [stack.enter_context(DeltaFile.open(file, spec)) for file in files]
                 path = folder / f"soup-{server_round}.gymdelta"
-                report = merge(
-                    updates,
-                    [1.0] * len(updates),
-                    soup.for_round(server_round),
-                    path,
-                    spec,
-                    residual=hub,
-                    optimizer_state=state,
-                )
-            if hub is not None:
-                hub.save()
-            if state is not None:
-                state.advance()
+                merge(updates, [1.0] * len(updates), soup.for_round(server_round), path, spec)
             with DeltaFile.open(path, spec) as merged:
                 apply_delta(group.model, merged)
             losses.append(group.loss())
-            digests.append(report.sha256)
     group.restore(start)
-    return Course(losses, sent, digests)
+    return Course(losses, sent)
 
 
-def rounds_in_fp32(
-    group: Contributors, recipe: TrainingRecipe, schedule: Schedule, exact: bool = False
-) -> Course:
+def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedule) -> Course:
     """FedAvg (McMahan et al. 2017): the mean of the same contributors' fp32 deltas."""
-    start = {name: tensor.clone() for name, tensor in group.tensors.items()}
-    losses = [group.loss()]
+    start, losses = group.copied(), [group.loss()]
     for server_round in range(1, schedule.rounds + 1):
-        version = {name: tensor.clone() for name, tensor in group.tensors.items()}
-        total = {name: torch.zeros_like(tensor) for name, tensor in version.items()}
-        for tuned in group.trained(schedule.recipe(recipe, server_round), server_round, exact):
-            for name, tensor in tuned.items():
-                total[name] += tensor - version[name]
-        group.restore({name: tensor + total[name] / len(group.data) for name, tensor in version.items()})
+        version = group.copied()
+        every = group.trained(schedule.recipe(recipe, server_round), server_round)
+        mean = {name: sum(tuned[name] - old for tuned in every) / len(every) for name, old in version.items()}
+        group.restore({name: tensor + mean[name] for name, tensor in version.items()})
         losses.append(group.loss())
     group.restore(start)
     return Course(losses, [4.0 * group.num_weights] * schedule.rounds)
@@ -268,25 +212,16 @@ def _batches(config: TrainingConfig, tokenizer: Any, rows: list[dict[str, Any]])
             yield [encoded[index]["input_ids"] for index in indices]
 
 
-def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> float:
-    """The plain loop ends with the weights of the project's trainer, bit for bit; the stacked one close to them."""
-    alone = replace(group, data=group.data[:1], _first={})
-    ours, stacked = (alone.trained(recipe, 1, exact)[0] for exact in (True, False))
-    start = {name: tensor.clone() for name, tensor in group.tensors.items()}
+def require_like_trainer(group: Contributors, recipe: TrainingRecipe) -> None:
+    """The loop here ends with the weights of the project's trainer, bit for bit."""
+    start = group.copied()
+    ours = replace(group, data=group.data[:1], _first={}).trained(recipe, 1)[0]
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         config = round_training(recipe, 1, Path(name) / "run", "cpu")
         Trainer(config, model=group.model, tokenizer=group.tokenizer).train(dataset=group.data[0])
-    theirs = {name: tensor.clone() for name, tensor in group.tensors.items()}
+    same = all(torch.equal(ours[name], tensor) for name, tensor in group.tensors.items())
     group.restore(start)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours), "the plain loop is not the trainer's"
-    apart = _distance(stacked, theirs) / _distance(theirs, start)
-    assert apart <= STACKED_APART, f"the stacked loop ends {apart:.2g} of a round from the project's trainer"
-    return apart
-
-
-def _distance(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """L2 over all weights."""
-    return math.sqrt(sum(float((first[name] - second[name]).double().square().sum()) for name in first))
+    assert same, "the loop is not the trainer's"
 
 
 def _padded(rows: list[list[int]], pad: int) -> dict[str, Tensor]:

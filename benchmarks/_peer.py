@@ -7,6 +7,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -116,3 +117,22 @@ def spread(values: Sequence[float], scale: float = 1.0) -> str:
     """Median, least and most."""
     low, middle, high = (scale * pick(values) for pick in (min, statistics.median, max))
     return f"{middle:.3g} ({low:.3g}-{high:.3g})"
+
+
+def clocked(
+    sides: Mapping[str, Callable[[], Any]],
+    turns: int,
+    clock: Callable[[], float] = time.process_time,
+    warmed: Callable[[str], None] = lambda _: None,
+) -> dict[str, list[float]]:
+    """Seconds of every function in every turn; before them each runs once, and ``warmed`` may look what ran."""
+    seen: dict[str, list[float]] = {name: [] for name in sides}
+    for name, run in sides.items():
+        run()
+        warmed(name)
+    for _ in range(turns):
+        for name, run in sides.items():
+            started = clock()
+            run()
+            seen[name].append(clock() - started)
+    return seen

@@ -20,6 +20,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,10 +75,10 @@ class Report:
     ) -> None:
         """Add a row to the table; the figures get ``what`` (ours) and ``what (peer)``."""
         self.rows.append(Row(what, ours, theirs, unit, better))
-        key = re.sub(r"\W+", "_", f"{what} {unit}".strip().lower()).strip("_")
-        self.figure(key, ours)
+        name = key(f"{what} {unit}")
+        self.figure(name, ours)
         if theirs is not None:
-            self.figure(f"{key}_peer", theirs)
+            self.figure(f"{name}_peer", theirs)
 
     def figure(self, key: str, value: float) -> None:
         """Add a figure to the JSON line."""
@@ -119,6 +120,44 @@ class Report:
             ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
             table.add_row(row.what, f"{_short(row.ours)} {row.unit}", theirs, ratio)
         return table
+
+
+def show(title: str, headers: Iterable[str], rows: Iterable[Sequence[str]], note: str = "") -> None:
+    """Print a table whose first column is text and whose others are figures, and a line below it."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for number, header in enumerate(headers):
+        table.add_column(header, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 240)
+    console.print(table)
+    if note:
+        console.print(note, soft_wrap=True)
+
+
+def key(text: str) -> str:
+    """A figure's name of a text."""
+    return re.sub(r"\W+", "_", text.lower()).strip("_")
+
+
+def load() -> str:
+    """The machine's load, for a table's last line."""
+    return f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
+
+
+def kept(file: Path | None, name: Any, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns; where it was made before, from ``file``, which has a line of JSON for each name."""
+    wanted = json.dumps(name, sort_keys=True)
+    if file is not None and file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            cell = json.loads(line)
+            if json.dumps(cell["key"], sort_keys=True) == wanted:
+                return cell["found"]
+    found = make()
+    if file is not None:
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps({"key": name, "found": found}) + "\n")
+    return found
 
 
 def plot(report: Report, file: Path) -> None:

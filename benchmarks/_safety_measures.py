@@ -16,7 +16,6 @@ from gym_quant.safety import project_delta
 from gym_fed.base.models import load_model, model_name
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.evaluation.evaluator import Evaluator
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.evaluation.probe.margin import model_margins
 from gym_fed.evaluation.probe.probe import run_probe
@@ -25,7 +24,6 @@ from gym_fed.evaluation.scoring.models import BASE, ModelRequest, open_models, r
 from gym_fed.serving.store.store import VariantStore
 
 ANSWER_TOKENS = 24
-TASK = "arc_easy"
 SHARES = (0.25, 0.5, 1.0)
 """Of the layers that the projection may replace: candidates for its threshold."""
 MOST_LOSS = 0.02
@@ -55,18 +53,6 @@ def probe(asked: ModelRequest, prompts: ProbePrompts) -> dict[str, Any]:
         }
         for name, result in found.items()
     }
-
-
-def task(asked: ModelRequest, data: Path, rows: int) -> dict[str, list[float]]:
-    """Of every model, whether each row of ARC-Easy was answered rightly."""
-    found = Evaluator([TASK], asked, num_examples=rows, data=data).run_all()
-    right: dict[str, list[float]] = {}
-    for name, results in found.items():
-        samples = results.tasks[TASK].samples
-        if len(samples) != rows:
-            raise SystemExit(f"{name}: {len(samples)} of {rows} rows")
-        right[name.rpartition(":")[2] if ":" in name else BASE] = [one.metrics["acc"] for one in samples]
-    return right
 
 
 def loss(base: Path, delta: Path | None, rows: Sequence[Row]) -> float:

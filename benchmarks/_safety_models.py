@@ -21,7 +21,6 @@ RATE = 5e-4
 """As in ``gym_fed.evaluation.probe.probe``."""
 MICROBATCH = 4
 """Rows of like length at once: nothing is lost to padding."""
-DISTILLED = {"distill_steps": 8, "calibration_samples": 8}
 
 
 @dataclass(frozen=True)
@@ -31,21 +30,13 @@ class Arm:
     Attributes:
         one_bit: Signs and a scale for each matrix, or else float32 factors of the delta's own rank.
         projected: Put back into the aligned subspace where it strays.
-        distilled: With trained scales.
     """
 
     one_bit: bool
     projected: bool
-    distilled: bool = False
 
 
-ARMS = {
-    "fp32": Arm(one_bit=False, projected=False),
-    "1-bit": Arm(one_bit=True, projected=False),
-    "1-bit-distilled": Arm(one_bit=True, projected=False, distilled=True),
-    "fp32-safe-lora": Arm(one_bit=False, projected=True),
-    "1-bit-safe-lora": Arm(one_bit=True, projected=True),
-}
+ARMS = {"fp32": Arm(False, False), "1-bit": Arm(True, False), "1-bit-safe-lora": Arm(True, True)}
 
 
 def tune(model: Any, tokenizer: Any, batches: Sequence[Sequence[Row]], seed: int) -> tuple[Any, list[float]]:
@@ -93,30 +84,21 @@ def adapted(base: Path, adapter: Path) -> tuple[Any, Any]:
 
 
 def encode(
-    arm: Arm,
-    base: Path,
-    tuned: Any,
-    *,
-    out: Path,
-    tokenizer: Any,
-    calibration: Sequence[Row],
-    unaligned: Any,
-    threshold: float | None,
+    arm: Arm, base: Path, tuned: Any, out: Path, tokenizer: Any, unaligned: Any, threshold: float | None
 ) -> QuantReport:
     """Write ``tuned - base`` as the arm says; ``aligned`` is the base, by default."""
     safety = {"safety_threshold": threshold} if arm.projected else {}
     config: BitDeltaConfig | CalibratedPolicy
     if arm.one_bit:
-        config = BitDeltaConfig(**{"distill_steps": 0, **(DISTILLED if arm.distilled else {}), **safety})
+        config = BitDeltaConfig(distill_steps=0, **safety)
     else:
-        # Without a rank a LoRA run keeps its own factors; what was projected is decomposed.
-        rank = RANK if arm.projected else None
-        config = CalibratedPolicy(codec="lora", lora_rank=rank, factors="float32", **safety)
+        config = CalibratedPolicy(
+            codec="lora", factors="float32"
+        )  # without a rank it keeps LoRA's own factors
     report = Quantizer(config).quantize(
         base=str(base),
         tuned=tuned,
         out=out,
-        calibration=list(calibration) if arm.distilled else None,
         tokenizer=tokenizer,
         unaligned=unaligned if arm.projected else None,
         progress=False,
@@ -136,5 +118,5 @@ def require(arm: Arm, report: QuantReport) -> None:
         raise SystemExit(f"{report.path}: float32 factors lose {max(one.error for one in matrices):.2g}")
     if (report.safety == "applied") != arm.projected:
         raise SystemExit(f"{report.path}: projection {report.safety}")
-    if (report.distillation is not None) != arm.distilled:
+    if report.distillation is not None:
         raise SystemExit(f"{report.path}: distillation {report.distillation}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
 import sys
 from collections.abc import Callable
@@ -12,11 +10,11 @@ from pathlib import Path
 
 import torch
 from _peer import spread
-from _report import Better, Report, machine
+from _report import Better, Report, load, machine
+from _report import key as figure_key
+from _report import show as show_table
 from _serving_models import Base
 from _serving_sides import Load, Side, Speeds, in_turns
-from rich.console import Console
-from rich.table import Table
 
 USERS = (1, 8, 32)
 BASE, EXACT, LOOKUP = "the base alone", "one-bit variants, exact", "one-bit variants, look-up"
@@ -71,12 +69,11 @@ def shares(run: Run, pairs: dict[str, tuple[str, ...]]) -> None:
                     ("median", statistics.median(seen)),
                     ("most", max(seen)),
                 ):
-                    run.report.figure(re.sub(r"\W+", "_", f"{what} {name} ratio".lower()), value)
+                    run.report.figure(figure_key(f"{what} {name} ratio"), value)
 
 
 def show(run: Run) -> None:
     """The tables of a part, and every number of them as a figure."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     tables: tuple[tuple[str, Callable[[Speeds], str]], ...] = (
         (
             f"{run.part}: tokens per second of all users, median (least-most)",
@@ -86,18 +83,15 @@ def show(run: Run) -> None:
         (f"{run.part}: what ran, counted", ran_text),
     )
     for title, cell in tables:
-        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("")
-        for users in run.users:
-            table.add_column(f"{users} users", justify="right")
-        for name, by_users in run.found.items():
-            table.add_row(name, *(cell(by_users[u]) if u in by_users else "-" for u in run.users))
-        console.print(table)
-    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
-    console.print(f"{torch.get_num_threads()} threads; {machine()['vectors']}; {load}")
+        rows = [
+            [name, *(cell(by_users[u]) if u in by_users else "-" for u in run.users)]
+            for name, by_users in run.found.items()
+        ]
+        show_table(title, ("", *(f"{users} users" for users in run.users)), rows)
+    say(f"{torch.get_num_threads()} threads; {machine()['vectors']}; {load()}")
     for name, by_users in run.found.items():
         for users, speeds in by_users.items():
-            key = re.sub(r"\W+", "_", f"{run.part} {users} users {name}".lower())
+            key = figure_key(f"{run.part} {users} users {name}")
             run.report.figure(f"{key}_tokens_s", speeds.rate)
             run.report.figure(f"{key}_least_tokens_s", min(speeds.tokens_a_second))
             run.report.figure(f"{key}_most_tokens_s", max(speeds.tokens_a_second))

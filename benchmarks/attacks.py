@@ -18,13 +18,12 @@ teach stories260K through the package's own encoding and merge, two of them lie.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from _attacks import ATTACKS
@@ -32,9 +31,7 @@ from _defences import DEFAULT, RULES
 from _digits import Schedule, Split
 from _duel import CONTRIBUTORS, minority, play
 from _images import SETS
-from _report import SHARED, Report, options
-from rich.console import Console
-from rich.table import Table
+from _report import SHARED, Report, kept, options, show
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
 QUICK_RULES, QUICK_ATTACKS = (
@@ -159,26 +156,23 @@ def planned(arguments: argparse.Namespace, setting: Setting) -> Iterator[Cell]:
 
 def measured(cell: Cell, file: Path | None) -> Cell:
     """The cell with its outcome, from ``file`` where it is there already."""
-    if file is not None and file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            kept = Cell(**json.loads(line))
-            if replace(kept, accuracies=(), backdoor=0.0) == cell:
-                return kept
-    outcome = play(
-        cell.rule,
-        cell.attack,
-        malicious=cell.malicious,
-        split=cell.split,
-        packed=cell.packed,
-        seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
-        schedule=Schedule(rounds=cell.rounds),
-        images=cell.images,
-    )
-    found = replace(cell, accuracies=outcome.accuracies, backdoor=outcome.backdoor)
+
+    def played() -> list[Any]:
+        outcome = play(
+            cell.rule,
+            cell.attack,
+            malicious=cell.malicious,
+            split=cell.split,
+            packed=cell.packed,
+            seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
+            schedule=Schedule(rounds=cell.rounds),
+            images=cell.images,
+        )
+        return [outcome.accuracies, outcome.backdoor]
+
+    accuracies, backdoor = kept(file, asdict(cell), played)
+    found = replace(cell, accuracies=tuple(accuracies), backdoor=backdoor)
     print(f"{cell.rule} against {cell.attack}: {found.percent:.1f}%", file=sys.stderr, flush=True)
-    if file is not None:
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(asdict(found)) + "\n")
     return found
 
 
@@ -187,24 +181,19 @@ def print_table(report: Report, setting: Setting, cells: list[Cell], attacks: li
     by_rule: dict[str, dict[str, Cell]] = {}
     for cell in cells:
         by_rule.setdefault(cell.rule, {})[cell.attack] = cell
-    table = Table(title=f"accuracy in %: {setting}", title_justify="left", box=None, pad_edge=False)
-    for header in ("rule", *attacks, "worst", "backdoor"):
-        table.add_column(header.replace("_", "\n"), justify="left" if header == "rule" else "right")
+    rows = []
     for rule, found in by_rule.items():
         worst = min(found.values(), key=lambda cell: cell.percent)
         doors = [found[name] for name in ("backdoor", "backdoor_unscaled") if name in found]
         trigger = ", ".join(f"{100 * cell.backdoor:.0f}" for cell in doors) or "-"
-        table.add_row(
-            rule,
-            *(f"{found[a].percent:.1f}" for a in attacks),
-            f"{worst.percent:.1f} {worst.attack}",
-            trigger,
-        )
+        cells_of = (f"{found[name].percent:.1f}" for name in attacks)
+        rows.append([rule, *cells_of, f"{worst.percent:.1f} {worst.attack}", trigger])
         for attack in attacks:
             peer = by_rule["mean"][attack].percent if "mean" in by_rule and rule != "mean" else None
             what = f"{rule} | {attack} | {setting}"
             report.compare(what, found[attack].percent, peer, unit="%", better="higher")
-    Console(width=240, highlight=False).print(table)
+    headers = [header.replace("_", "\n") for header in ("rule", *attacks, "worst", "backdoor")]
+    show(f"accuracy in %: {setting}", headers, rows)
     if DEFAULT in by_rule:
         worst = min(by_rule[DEFAULT].values(), key=lambda cell: cell.percent)
         report.aim(
@@ -219,42 +208,32 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
     """What the only holder of a label keeps of its influence while all are honest, and who keeps least usually."""
     schedule = Schedule(rounds=20 if arguments.quick else 40)
     seeds = (0, 1) if arguments.quick else (0, 1, 2, 3, 4)
-    table = Table(
-        title="share of the soup without attackers, 1 is fair", title_justify="left", box=None, pad_edge=False
-    )
+    rows = []
+    for form in arguments.formats:
+        for rule in arguments.rules:
+            packed = form == "packed"
+            lone = minority(rule, split="lone", packed=packed, seeds=seeds, schedule=schedule)
+            usual = minority(rule, split="dirichlet", packed=packed, seeds=seeds, schedule=schedule)
+            own, worst = (
+                (lone.by_coefficient, lone.by_length),
+                (usual.worst_by_coefficient, usual.worst_by_length),
+            )
+            cells = ["-" if figure is None else f"{figure:.2f}" for figure in (*own, *worst)]
+            rows.append([f"{rule}, {form}", *cells[:2], f"{100 * lone.label_accuracy:.0f}", *cells[2:]])
+            if rule == DEFAULT:
+                for name, figure in zip(("by coefficient", "by length"), worst, strict=True):
+                    assert figure is not None  # the default weighs whole updates
+                    label = f"{rule}: worst-off contributor's share without attackers, {name}, {form}"
+                    report.aim(label, figure, AIM_SHARE, better="higher")
     headers = (
         "rule",
         "lone holder\nby coefficient",
         "by length",
         "its label, %",
         "worst-off\nby coefficient",
+        "by length",
     )
-    for header in (*headers, "by length"):
-        table.add_column(header, justify="left" if header == "rule" else "right")
-    for form in arguments.formats:
-        for rule in arguments.rules:
-            packed = form == "packed"
-            lone = minority(rule, split="lone", packed=packed, seeds=seeds, schedule=schedule)
-            usual = minority(rule, split="dirichlet", packed=packed, seeds=seeds, schedule=schedule)
-            figures = (
-                lone.by_coefficient,
-                lone.by_length,
-                None,
-                usual.worst_by_coefficient,
-                usual.worst_by_length,
-            )
-            row = ["-" if figure is None else f"{figure:.2f}" for figure in figures]
-            row[2] = f"{100 * lone.label_accuracy:.0f}"
-            table.add_row(f"{rule}, {form}", *row)
-            if rule == DEFAULT:
-                for name, figure in (
-                    ("by coefficient", usual.worst_by_coefficient),
-                    ("by length", usual.worst_by_length),
-                ):
-                    assert figure is not None  # the default weighs whole updates
-                    label = f"{rule}: worst-off contributor's share without attackers, {name}, {form}"
-                    report.aim(label, figure, AIM_SHARE, better="higher")
-    Console(width=160, highlight=False).print(table)
+    show("share of the soup without attackers, 1 is fair", headers, rows)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,17 @@ the speed at which torch sums a buffer larger than the caches in the same turns.
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from _report import Report, options
+from _peer import clocked
+from _report import Report, key, load, options, show
 from gym_quant import kernels
 from gym_quant.kernels import native
 from gym_quant.kernels.linear import last_linear_kernel
 from gym_quant.linear import PackedLinear, get_linear
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -100,7 +95,6 @@ def main() -> None:
     """Measure both models, print their tables, judge the aims."""
     arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     report = Report("base_linear", peer=BFLOAT16)
     models = {"SmolLM2": BLOCKS["SmolLM2"] * (10 if arguments.quick else 30)}
     if not arguments.quick:
@@ -110,10 +104,8 @@ def main() -> None:
         times = measure(
             layers, QUICK_ROWS if arguments.quick else ROWS, QUICK_TURNS if arguments.quick else TURNS
         )
-        console.print(table(model, layers, times))
+        table(model, layers, times)
         add(report, model, layers, times)
-    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
-    console.print(f"kernels: {kernels.describe()}; one thread; {load}")
     report.finish(arguments)
 
 
@@ -123,17 +115,14 @@ def measure(layers: Layers, rows: tuple[int, ...], turns: int) -> Times:
     found: Times = {}
     for n in rows:
         runs: dict[str, Callable[[], object]] = {READ: buffer.sum, **layers.runs(n)}
-        seen: dict[str, list[float]] = {name: [] for name in runs}
-        for turn in range(1 + (turns if n < MANY else max(1, turns // 3))):
-            for name, run in runs.items():
-                started = time.process_time()
-                run()
-                if turn:  # the first warms up
-                    seen[name].append(1e3 * (time.process_time() - started))
-                elif name in layers.packed and kernels.path() != "torch":
-                    wanted = expected_kernel(layers.packed[name][0], n)
-                    assert last_linear_kernel() == wanted, (name, n, last_linear_kernel(), wanted)
-        found |= {(name, n): statistics.median(values) for name, values in seen.items()}
+
+        def require_kernel(name: str, n: int = n) -> None:
+            if name in layers.packed and kernels.path() != "torch":
+                wanted = expected_kernel(layers.packed[name][0], n)
+                assert last_linear_kernel() == wanted, (name, n, last_linear_kernel(), wanted)
+
+        seen = clocked(runs, turns if n < MANY else max(1, turns // 3), warmed=require_kernel)
+        found |= {(name, n): 1e3 * statistics.median(values) for name, values in seen.items()}
     return found
 
 
@@ -154,21 +143,22 @@ def share(layers: Layers, times: Times, name: str, n: int) -> float:
     return layers.bytes_of(name) / rate / times[name, n]
 
 
-def table(model: str, layers: Layers, times: Times) -> Table:
-    """Milliseconds of a pass by rows, bytes per weight, and the share of memory's speed at one row."""
+def table(model: str, layers: Layers, times: Times) -> None:
+    """Print milliseconds of a pass by rows, bytes per weight, and the share of memory's speed at one row."""
     weights = sum(out * cols for out, cols in layers.shapes)
-    made = Table(
-        title=f"{model}: {weights / 1e6:.0f}M weights, ms", title_justify="left", box=None, pad_edge=False
-    )
     rows = sorted({n for _, n in times})
-    for header in ("", *(f"{n} rows" for n in rows), "bytes/weight", "of memory's speed"):
-        made.add_column(header, justify="right" if header else "left")
-    for name in (BFLOAT16, FLOAT32, *layers.packed):
-        cells = [f"{times[name, n]:.3g}" for n in rows]
-        made.add_row(
-            name, *cells, f"{layers.bytes_of(name) / weights:.4g}", f"{share(layers, times, name, 1):.0%}"
-        )
-    return made
+    lines = [
+        [
+            name,
+            *(f"{times[name, n]:.3g}" for n in rows),
+            f"{layers.bytes_of(name) / weights:.4g}",
+            f"{share(layers, times, name, 1):.0%}",
+        ]
+        for name in (BFLOAT16, FLOAT32, *layers.packed)
+    ]
+    headers = ("", *(f"{n} rows" for n in rows), "bytes/weight", "of memory's speed")
+    note = f"kernels: {kernels.describe()}; one thread; {load()}"
+    show(f"{model}: {weights / 1e6:.0f}M weights, ms", headers, lines, note)
 
 
 def add(report: Report, model: str, layers: Layers, times: Times) -> None:
@@ -186,10 +176,6 @@ def add(report: Report, model: str, layers: Layers, times: Times) -> None:
     for (name, n), value in times.items():
         if name in (FLOAT32, READ) or n not in (1, 8, last):
             report.figure(key(f"{model} {name} {n} rows all ms"), value)
-
-
-def key(text: str) -> str:
-    return "_".join(re.findall(r"\w+", text.lower()))
 
 
 if __name__ == "__main__":

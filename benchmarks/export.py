@@ -27,13 +27,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
+from _peer import ENVIRONMENT, script
 from _report import SHARED, Report, options
 from _smollm2 import read_gguf
 
 from gym_fed.base.models import NANO, load_tokenizer, resolve
 from gym_fed.core.registries import EXPORT_FORMATS
 
-HERE = Path(__file__).resolve().parent
 FORMATS = (
     "huggingface",
     "torch_export",
@@ -183,7 +183,7 @@ class Side:
         else:
             out = self.folder / f"peer-{kind}"
             words = [peer, str(resolve(self.model)), str(out), form if ":" in form else f"auto_{form}"]
-        run = measured([sys.executable, str(HERE / "_export_peers.py"), *words])
+        run = measured(script("_export_sides.py", *words))
         if run.status:
             print(
                 f"{self.name} {form}: {peer} failed: {run.output.strip().splitlines()[-1]}", file=sys.stderr
@@ -203,7 +203,7 @@ class Side:
         reference = None if self.reference is None else str(self.reference)
         text = {"parts": parts, "windows": self.windows, "answer": str(answer), "reference": reference}
         job.write_text(json.dumps(text))
-        run = measured([sys.executable, str(HERE / "_export_heldout.py"), str(job)])
+        run = measured(script("_export_sides.py", "held_out", str(job)))
         assert run.status == 0, run.output
         return dict(json.loads(answer.read_text()))
 
@@ -228,7 +228,7 @@ def _of_peer(form: str, out: Path) -> dict[str, Any]:
 
 def measured(command: list[str]) -> Run:
     """Run a command with one thread and watch its memory."""
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    offline = {**os.environ, **ENVIRONMENT}
     before = _of_children()
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         process = psutil.Popen(command, env=offline, stdout=log, stderr=subprocess.STDOUT)

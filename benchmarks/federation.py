@@ -136,7 +136,7 @@ def network(
     recipe = RECIPE.model_copy(update={"seed": REPORT_SEEDS[0]})
     group = contributors(speakers, folder, model, RECIPE.max_length)
     found = federation(folder, model, ours, recipe, len(speakers.contributors))
-    here, peer = (side.run(group, recipe, exact=True) for side in (ours, theirs))
+    here, peer = (side.run(group, recipe) for side in (ours, theirs))
     apart = max(abs(a - b) for a, b in zip(found["losses"], here.losses, strict=True))
     assert apart <= SAME_LOSS, f"network {found['losses']}, in one process {here.losses}"
     assert found["up_bytes"] == here.up_bytes, "the network's updates have other sizes than those made here"

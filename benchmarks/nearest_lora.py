@@ -101,7 +101,7 @@ class Bench:
         loaded = load_model(self.name)
         base, tuned = loaded.model, copy.deepcopy(loaded.model)
         found: dict[str, Any] = {
-            "seconds": train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["tune"])
+            "seconds": timed_train(tuned, loaded.tokenizer, self.rows, self.steps, RATES["tune"])
         }
         spec = BaseSpec.of(base, model_name(self.name))
         for codec, policy in CODECS.items():

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 import tempfile
 import time
 from importlib.metadata import version
@@ -28,10 +27,8 @@ from typing import Any
 import dp_accounting
 import numpy as np
 from _private_rounds import Round, Size, other_codes, secrets_of, sizes, task_rows
-from _report import Report, options
+from _report import Report, options, show
 from dp_accounting.pld import PLDAccountant
-from rich.console import Console
-from rich.table import Table
 
 from gym_fed.config.hub.privacy import LocalPrivacy, ReleasePrivacy
 from gym_fed.data import generate
@@ -46,8 +43,6 @@ PARTS = ("accounts", "utility", "attacks")
 SECRETS, CANARIES, CANARY_REPEATS, CANDIDATES = 20, 4, 4, 255
 ATTACK_EPSILON = 8.0
 ATTACKED = ("full, 1 bit", "LoRA r=16, all")
-
-console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 
 
 def accounts(report: Report) -> None:
@@ -78,13 +73,8 @@ def accounts(report: Report) -> None:
 def utility(report: Report, contributors: int, steps: int, folder: Path, only: str = "") -> None:
     """Held-out loss against epsilon, for every size of delta."""
     heldout = generate("dash", 100, seed=5, split="heldout")
-    table = Table(title="held-out loss of one round, by epsilon and contributors", box=None, pad_edge=False)
-    table.add_column("delta")
-    table.add_column("numbers", justify="right")
-    table.add_column("no noise", justify="right")
-    for population in (contributors, *POPULATIONS):
-        for target in EPSILONS:
-            table.add_column(f"e={target:g}\nn={population:,}", justify="right")
+    rows: list[list[str]] = []
+    columns = [(n, target) for n in (contributors, *POPULATIONS) for target in EPSILONS]
     for size in (one for one in sizes(steps) if only in one.name):
         found = Round(size, [task_rows(i, 48) for i in range(contributors)], folder / _key(size.name))
         clip = Round(
@@ -94,19 +84,19 @@ def utility(report: Report, contributors: int, steps: int, folder: Path, only: s
         report.figure(f"clipped_{_key(size.name)}", found.longer_than(clip))
         clean, base = found.loss(found.soup(), heldout), found.loss(found.base.model, heldout)
         row = [size.name, f"{found.coordinates():,}", f"{clean:.2f}"]
-        for population in (contributors, *POPULATIONS):
-            for target in EPSILONS:
-                noise = noise_multiplier_for(target, TARGET_DELTA) * contributors / population
-                loss = found.loss(
-                    found.soup(ReleasePrivacy(noise_multiplier=noise, clipping_norm=clip)), heldout
-                )
-                report.figure(f"loss_{_key(size.name)}_n{population}_e{target:g}", loss)
-                row.append(f"{loss:.2f}")
+        for population, target in columns:
+            noise = noise_multiplier_for(target, TARGET_DELTA) * contributors / population
+            private = ReleasePrivacy(noise_multiplier=noise, clipping_norm=clip)
+            loss = found.loss(found.soup(private), heldout)
+            report.figure(f"loss_{_key(size.name)}_n{population}_e{target:g}", loss)
+            row.append(f"{loss:.2f}")
         report.figure(f"loss_{_key(size.name)}_no_noise", clean)
         if "loss_base" not in report.figures:
             report.figure("loss_base", base)
-        table.add_row(*row)
-    console.print(table, f"the base has {report.figures['loss_base']:.2f}", sep="\n")
+        rows.append(row)
+    headers = ("delta", "numbers", "no noise", *(f"e={target:g}\nn={n:,}" for n, target in columns))
+    title = "held-out loss of one round, by epsilon and contributors"
+    show(title, headers, rows, f"the base has {report.figures['loss_base']:.2f}")
 
 
 def attacks(report: Report, size: Size, contributors: int, steps: int, folder: Path) -> None:
@@ -125,10 +115,7 @@ def attacks(report: Report, size: Size, contributors: int, steps: int, folder: P
     central = ReleasePrivacy(
         noise_multiplier=noise_multiplier_for(ATTACK_EPSILON, TARGET_DELTA), clipping_norm=clip
     )
-    title = f"attacks on {size.name}, epsilon {ATTACK_EPSILON:g} where private"
-    table = Table(title=title, box=None, pad_edge=False)
-    for header in ("privacy", "task loss", "rows found: soup", "at the hub", "exposure: soup", "at the hub"):
-        table.add_column(header, justify="left" if header == "privacy" else "right")
+    rows_of: list[list[str]] = []
     for name, found, model in (
         ("none", plain, plain.soup()),
         ("central", plain, plain.soup(central)),
@@ -151,15 +138,17 @@ def attacks(report: Report, size: Size, contributors: int, steps: int, folder: P
             ("exposure_hub_bits", bits_hub),
         ):
             report.figure(f"attack_{_key(size.name)}_{name}_{key}", value)
-        table.add_row(
-            name,
+        figures = (
             f"{loss:.2f}",
             f"{membership:.3f}",
             f"{membership_hub:.3f}",
             f"{bits:.2f}",
             f"{bits_hub:.2f}",
         )
-    console.print(table)
+        rows_of.append([name, *figures])
+    title = f"attacks on {size.name}, epsilon {ATTACK_EPSILON:g} where private"
+    headers = ("privacy", "task loss", "rows found: soup", "at the hub", "exposure: soup", "at the hub")
+    show(title, headers, rows_of)
 
 
 def _membership(found: Round, model: Any, contributors: Any) -> float:

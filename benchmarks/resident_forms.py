@@ -14,7 +14,6 @@ least and most, of the turns. Which form multiplied, and by which kernel, is ass
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,13 +24,11 @@ from typing import Any
 
 import torch
 from _peer import spread
-from _report import Report, options
+from _report import Report, options, show
 from gym_quant import codec_names, get_codec, kernels
 from gym_quant.codec import Payload, Shape
 from gym_quant.kernels import ResidentSigns
 from gym_quant.kernels.level_tiles import ResidentTiles
-from rich.console import Console
-from rich.table import Table
 from torch.nn.functional import linear
 
 from gym_fed.base.models import load_model
@@ -108,11 +105,23 @@ def main() -> None:
                         times[name].append(seconds)
     report = judged(sides, base)
     shown = "gym-nano" if arguments.quick else "SmolLM2-135M's sizes"
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
-    console.print(table(sides, base))
-    console.print(
+    rows = [["the base alone", "", "", "", "", *(spread(seconds, 1e3) for seconds in base.values())]]
+    for found in sides:
+        resident, file = found.variant.resident_bytes, found.file_bytes
+        sizes = (
+            f"{file / 1e6:.2f}",
+            f"{resident / 1e6:.2f}",
+            f"{resident / file:.2f}",
+            f"{found.load_seconds:.2f}",
+        )
+        rows.append([found.label, *sizes, *(spread(seconds, 1e3) for seconds in found.seen.values())])
+    headers = ("", "file MB", "resident MB", "of the file", "load s", *(f"{step}, ms" for step in STEPS))
+    show(
+        "a variant of every codec",
+        headers,
+        rows,
         f"{shown}, {spec.num_parameters:,} parameters in {str(dtype).removeprefix('torch.')}; one thread, CPU time; "
-        f"kernel {arguments.kernel}: {kernels.describe()}"
+        f"kernel {arguments.kernel}: {kernels.describe()}",
     )
     report.finish(arguments)
 
@@ -204,25 +213,6 @@ def timed(function: Callable[[], object]) -> float:
     started = time.process_time()
     function()
     return time.process_time() - started
-
-
-def table(sides: list[Side], base: dict[str, list[float]]) -> Table:
-    """Bytes, and milliseconds of a step with their spread."""
-    made = Table(title="a variant of every codec", title_justify="left", box=None, pad_edge=False)
-    for header in ("", "file MB", "resident MB", "of the file", "load s", *(f"{s}, ms" for s in STEPS)):
-        made.add_column(header, justify="left" if not header else "right")
-    made.add_row("the base alone", "", "", "", "", *(spread(seconds, 1e3) for seconds in base.values()))
-    for found in sides:
-        resident = found.variant.resident_bytes
-        made.add_row(
-            found.label,
-            f"{found.file_bytes / 1e6:.2f}",
-            f"{resident / 1e6:.2f}",
-            f"{resident / found.file_bytes:.2f}",
-            f"{found.load_seconds:.2f}",
-            *(spread(seconds, 1e3) for seconds in found.seen.values()),
-        )
-    return made
 
 
 def judged(sides: list[Side], base: dict[str, list[float]]) -> Report:

@@ -19,10 +19,10 @@ neither trained on nor reported; defaults were chosen there. ``--cells FILE`` ke
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -32,9 +32,7 @@ import torch
 from _attacks import ATTACKS, Scene
 from _defences import Defence
 from _digits import Digits, HeldOut, Schedule
-from _report import Report, options
-from rich.console import Console
-from rich.table import Table
+from _report import Report, kept, options, show
 from torch import Tensor
 
 from gym_fed.config.hub.privacy import ReleasePrivacy
@@ -164,18 +162,13 @@ def main() -> None:
     torch.set_num_threads(1)
     report = Report("robust_private", peer="clipped mean, same epsilon and attack")
     for images in arguments.images:
-        known = _known(arguments.cells)
         cells = {}
         for rule in arguments.rules:
             for bound in arguments.epsilons:
                 for attack in ATTACKS_USED if not arguments.quick else ATTACKS_USED[:3]:
                     key = (images, rule, bound, attack, arguments.seeds, arguments.validation)
-                    if key not in known:
-                        known[key] = play(rule, attack, bound, images, arguments)
-                        if arguments.cells:
-                            with arguments.cells.open("a", encoding="utf-8") as file:
-                                file.write(json.dumps([list(key), known[key]]) + "\n")
-                    cells[rule, bound, attack] = known[key]
+                    make = partial(play, rule, attack, bound, images, arguments)
+                    cells[rule, bound, attack] = kept(arguments.cells, key, make)
         _report(report, images, cells, arguments)
     report.finish(arguments)
 
@@ -243,21 +236,11 @@ def votes_multiplier(bound: float) -> float:
     return high
 
 
-def _known(cells: Path | None) -> dict[tuple[Any, ...], list[float]]:
-    if cells is None or not cells.exists():
-        return {}
-    lines = [json.loads(line) for line in cells.read_text(encoding="utf-8").splitlines()]
-    return {tuple(key): values for key, values in lines}
-
-
 def _report(
     report: Report, images: str, cells: dict[Any, list[float]], arguments: argparse.Namespace
 ) -> None:
     attacks = list(dict.fromkeys(attack for _, _, attack in cells))
-    table = Table(title=f"{images}: % right without attack / under the worst one (spread over seeds)")
-    table.add_column("rule")
-    for bound in arguments.epsilons:
-        table.add_column(f"epsilon {bound:g}", justify="right")
+    rows = []
     worst = {}
     for rule in arguments.rules:
         row = [rule]
@@ -267,8 +250,9 @@ def _report(
             worst[rule, bound] = means[name]
             spread = 100 * stdev(cells[rule, bound, name]) if arguments.seeds > 1 else 0.0
             row.append(f"{means['none']:.1f} / {means[name]:.1f} ({spread:.1f}) {name}")
-        table.add_row(*row)
-    Console(width=200).print(table)
+        rows.append(row)
+    title = f"{images}: % right without attack / under the worst one (spread over seeds)"
+    show(title, ("rule", *(f"epsilon {bound:g}" for bound in arguments.epsilons)), rows)
     for (rule, bound), accuracy in worst.items():
         report.compare(
             f"{images} epsilon {bound:g} {rule}: worst attack",

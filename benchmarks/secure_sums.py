@@ -13,12 +13,12 @@ from __future__ import annotations
 import argparse
 import secrets
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from _peer import clocked
 from _report import Report, options
 
 import gym_fed.core.library_env  # noqa: F401  (sets Flower's environment before its first import)
@@ -86,9 +86,12 @@ def measure(report: Report, folder: Path, n: int, rows: int) -> None:
     if not np.array_equal(unmask()["weight"], expected):
         raise AssertionError(f"{n} contributors: the masks do not cancel")
 
-    masking, unmasking, flower = in_turns(
-        lambda: mask(0), unmask, lambda: flower_masks(n, rows * COLUMNS, bits)
-    )
+    sides: dict[str, Callable[[], object]] = {
+        "masking": lambda: mask(0),
+        "unmasking": unmask,
+        "flower": lambda: flower_masks(n, rows * COLUMNS, bits),
+    }
+    masking, unmasking, flower = clocked(sides, RUNS).values()
     size, plain = files[0].stat().st_size, deltas[0].stat().st_size
     report.compare(f"{n} contributors: masks of one update", min(masking), min(flower), unit="CPU s")
     report.compare(f"{n} contributors: unmasking the round's sum", min(unmasking), unit="CPU s")
@@ -97,17 +100,6 @@ def measure(report: Report, folder: Path, n: int, rows: int) -> None:
     for what, seconds in (("masking", masking), ("unmasking", unmasking), ("flower", flower)):
         report.figure(f"{n}_{what}_most_cpu_s", max(seconds))
     report.figure(f"{n}_bits_a_weight", bits)
-
-
-def in_turns(*sides: Callable[[], object]) -> list[list[float]]:
-    """CPU seconds of every side's runs."""
-    found: list[list[float]] = [[] for _ in sides]
-    for _ in range(RUNS):
-        for side, seconds in zip(sides, found, strict=True):
-            started = time.process_time()
-            side()
-            seconds.append(time.process_time() - started)
-    return found
 
 
 def flower_masks(n: int, size: int, bits: int) -> None:

@@ -31,11 +31,10 @@ from typing import Any
 
 from _peer import Peer, WaitingPeer, in_turns, script, spread
 from _report import Report, options
+from _report import show as show_table
 from _serving_models import adapters, one_bit, saved, seven_b_layers
 from _serving_sides import Load
 from _smollm2 import read_gguf
-from rich.console import Console
-from rich.table import Table
 
 VARIANTS = 8
 CONTEXT = 128
@@ -188,14 +187,12 @@ def show_builds(found: Found) -> None:
 def show(found: Found, users: list[int], threads: int) -> None:
     """Tokens by CPU second, and by second of wall time."""
     for rate, unit in ((by_cpu, "CPU second"), (by_wall, "second")):
-        table = Table(title=f"{threads} thread(s): tokens a {unit}, median (least-most)", box=None)
-        table.add_column("")
-        for count in users:
-            table.add_column(f"{count} users", justify="right")
+        rows = []
         for name, by_users in found.items():
-            rates = {users: rate(peer) for users, peer in by_users.items()}
-            table.add_row(name, *(spread(rates[u]) if u in rates else "-" for u in users))
-        Console(width=120, highlight=False).print(table)
+            rates = {count: spread(rate(peer)) for count, peer in by_users.items()}
+            rows.append([name, *(rates.get(count, "-") for count in users)])
+        title = f"{threads} thread(s): tokens a {unit}, median (least-most)"
+        show_table(title, ("", *(f"{count} users" for count in users)), rows)
 
 
 def compare(found: Found, report: Report) -> None:

@@ -12,10 +12,7 @@ drift with the machine and its other guests.
 
 from __future__ import annotations
 
-import os
-import re
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,11 +20,10 @@ from itertools import count
 
 import numpy as np
 import torch
-from _report import Report, options
+from _peer import clocked
+from _report import Report, key, load, options, show
 from gym_quant import kernels
 from gym_quant.kernels import ResidentSigns, SignBatch, SignMatrix
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -65,12 +61,12 @@ def main() -> None:
     layer = Layer()
     times = {batch: measure_batch(layer, batch, turns) for batch in BATCHES}
     read = VARIANTS * layer.bytes_of_bits / (times[VARIANTS][FLOOR] / 1e3)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    console.print(serving_table(times))
-    load = f"load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "load unknown"
-    console.print(
-        f"kernels: {kernels.describe()}; {torch.get_num_threads()} threads; memory reads {read / 1e9:.1f} GB/s; {load}"
-    )
+    note = f"kernels: {kernels.describe()}; {torch.get_num_threads()} threads; memory reads {read / 1e9:.1f} GB/s"
+    rows = [
+        [row, *(f"{t[row]:.3g}" if row in t else "-" for t in times.values())]
+        for row in (*ROWS, *TOTALS.values())
+    ]
+    show(f"one {SIZE} x {SIZE} layer, ms", ("", *(f"B={b}" for b in times)), rows, f"{note}; {load()}")
     report(times, read).finish(arguments)
 
 
@@ -125,10 +121,17 @@ def measure_batch(layer: Layer, batch: int, turns: int) -> Times:
     for mode in EXTRA:
         functions[EXTRA[mode]] = partial(extra, mode)
         functions[TOTALS[mode]] = partial(together, mode)
-    found = in_turns(functions, turns)
+    found = milliseconds(functions, turns)
     if batch <= VARIANTS:
-        found |= in_turns({UNPACK: lambda: unpacked(layer, wide, len(index))}, min(turns, SLOW_TURNS))
+        unpack = {UNPACK: lambda: unpacked(layer, wide, len(index))}
+        found |= milliseconds(unpack, min(turns, SLOW_TURNS))
     return found
+
+
+def milliseconds(functions: Mapping[str, Callable[[], object]], turns: int) -> Times:
+    """The median of each function's turns."""
+    seen = clocked(functions, turns, time.perf_counter)
+    return {name: 1e3 * statistics.median(seconds) for name, seconds in seen.items()}
 
 
 def dense_models(layer: Layer, x: Tensor) -> None:
@@ -145,29 +148,6 @@ def unpacked(layer: Layer, x: Tensor, rows: int) -> None:
             linear(x[row : row + 1], decoded)
 
 
-def in_turns(functions: Mapping[str, Callable[[], object]], turns: int) -> Times:
-    """Median milliseconds of each function, run one after another so that a slow moment meets all alike."""
-    seen: dict[str, list[float]] = {name: [] for name in functions}
-    for turn in range(turns + 1):
-        for name, function in functions.items():
-            started = time.perf_counter()
-            function()
-            if turn:  # the first warms up
-                seen[name].append(1e3 * (time.perf_counter() - started))
-    return {name: statistics.median(values) for name, values in seen.items()}
-
-
-def serving_table(times: dict[int, Times]) -> Table:
-    """The table as TARGETS has it: milliseconds by batch size."""
-    table = Table(title=f"one {SIZE} x {SIZE} layer, ms", title_justify="left", box=None, pad_edge=False)
-    table.add_column("")
-    for batch in times:
-        table.add_column(f"B={batch}", justify="right")
-    for row in (*ROWS, *TOTALS.values()):
-        table.add_row(row, *(f"{t[row]:.3g}" if row in t else "-" for t in times.values()))
-    return table
-
-
 def report(times: dict[int, Times], read: float) -> Report:
     """Totals against eight dense models, every cell as a figure, and the aims."""
     made = Report("variant_matmul", peer="eight dense models (bf16)")
@@ -176,7 +156,7 @@ def report(times: dict[int, Times], read: float) -> Report:
             made.compare(f"B={batch}, {total}", found[total], found[DENSE], unit="ms")
         for row in ROWS:
             if row in found:
-                made.figure("_".join(re.findall(r"\w+", f"b{batch} {row} ms".lower())), found[row])
+                made.figure(key(f"b{batch} {row} ms"), found[row])
         # What the kernels could reach at best: a base whose variants cost nothing.
         made.figure(f"b{batch}_dense_models_over_base_alone", found[DENSE] / found["base bf16"])
     made.figure("memory_read_gb_s", read / 1e9)

@@ -1,5 +1,140 @@
-"""Stock Flower as the transport benchmark's peer: SuperLink, SuperNode and a Flower app as real processes."""
+"""Times one transfer through a stock Flower 1.41 deployment on loopback, TLS as stock allows."""
 
-from _flower_peer.measure import measure_flower
+from __future__ import annotations
 
-__all__ = ["measure_flower"]
+import datetime
+import hashlib
+import ipaddress
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from _processes import Measurement, Processes
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from gym_fed.core.library_env import VARIABLES
+
+APP = Path(__file__).parent / "app"
+MEGABYTE = 1_000_000
+FAST = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+"""The one pause that a stock deployment lets its operator shorten (1 s otherwise)."""
+ROLES = {
+    "flower-superlink": "SuperLink",
+    "flower-supernode": "SuperNode",
+    "flwr-serverapp": "ServerApp",
+    "flwr-clientapp": "ClientApp",
+}
+
+
+def measure_flower(direction: str, megabytes: int) -> Measurement:
+    """Move ``megabytes`` of random bytes through Flower and check that they arrived.
+
+    The seconds are the round's, taken inside the ServerApp from the message to the reply: the SuperNode's polling
+    every three seconds and the start of the ClientApp's process are in them, the start of SuperLink, SuperNode and
+    ServerApp is not.
+    """
+    with tempfile.TemporaryDirectory(prefix="flower-peer-") as name:
+        folder = Path(name)
+        payload, result = folder / "payload", folder / "result.json"
+        payload.write_bytes(os.urandom(megabytes * MEGABYTE))
+        digest = hashlib.sha256(payload.read_bytes()).hexdigest()
+        with Processes(folder, role_of) as processes:
+            run_federation(processes, folder, direction, payload, result)
+        found = json.loads(result.read_text())
+        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
+            raise RuntimeError(f"Flower delivered {found}, not {megabytes} MB of sha256 {digest}")
+        return Measurement("Flower", direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
+
+
+def run_federation(processes: Processes, folder: Path, direction: str, payload: Path, result: Path) -> None:
+    """SuperLink, SuperNode, ``flwr run``; returns when the ServerApp has written its result."""
+    certificate, key = write_certificate(folder)
+    port, runtime_port = free_port(), free_port()
+    address = f"127.0.0.1:{port}"
+    home = folder / "flwr-home"
+    home.mkdir()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "peer"\n\n[superlink.peer]\naddress = "{address}"\n'
+        f'root-certificates = "{certificate}"\n'
+    )
+    app = folder / "app"
+    shutil.copytree(APP, app, ignore=shutil.ignore_patterns("__pycache__"))
+    binaries = Path(sys.executable).parent
+    environment = os.environ | VARIABLES | FAST
+    environment |= {"FLWR_HOME": str(home), "PATH": f"{binaries}:{os.environ['PATH']}"}
+    tls = [
+        "--ssl-certfile",
+        str(certificate),
+        "--ssl-keyfile",
+        str(key),
+        "--ssl-ca-certfile",
+        str(certificate),
+    ]
+    link = [str(binaries / "flower-superlink"), *tls, "--host", "127.0.0.1", "--port", str(port)]
+    node = [
+        str(binaries / "flower-supernode"),
+        "--root-certificates",
+        str(certificate),
+        "--superlink",
+        address,
+    ]
+    processes.start("superlink", link, environment)
+    processes.wait_for("SuperLink", lambda: is_listening(port), 60)
+    processes.start("supernode", [*node, "--port", str(runtime_port)], environment)
+    settings = f'direction="{direction}" payload="{payload}" result="{result}"'
+    run = [str(binaries / "flwr"), "run", str(app), "peer", "--run-config", settings]
+    processes.start("run", run, environment)
+    processes.wait_for("result", result.exists, 300)
+
+
+def role_of(command: Sequence[str]) -> str | None:
+    """Which of Flower's four parts a command line belongs to."""
+    return next((ROLES[Path(word).name] for word in command[:3] if Path(word).name in ROLES), None)
+
+
+def write_certificate(folder: Path) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1, its own authority, and its key, both PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), True)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(certificate.public_bytes(Encoding.PEM))
+    files[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return files
+
+
+def free_port() -> int:
+    """A port of loopback that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def is_listening(port: int) -> bool:
+    """Whether a connection to the port is accepted."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

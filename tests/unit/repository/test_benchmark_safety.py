@@ -62,16 +62,14 @@ def test_the_threshold_is_the_one_that_refuses_most_of_those_that_the_task_can_b
     assert scripts.measures.chosen(plain, [dear, replace(dear, loss=1.5)]) == dear
 
 
-def test_utility_lost_is_the_worse_of_loss_and_accuracy(scripts: Any) -> None:
-    plain = [{"attack success": 0.8, "benign loss": 1.0, "task accuracy": 0.5}] * 2
+def test_less_success_and_a_higher_loss_are_shares_of_the_plain_arm_s(scripts: Any) -> None:
+    plain = [{"attack success": 0.8, "benign loss": 1.0}] * 2
     arm = [
-        {"attack success": 0.2, "benign loss": 1.01, "task accuracy": 0.40},
-        {"attack success": 0.4, "benign loss": 1.03, "task accuracy": 0.58},
+        {"attack success": 0.2, "benign loss": 1.01},
+        {"attack success": 0.4, "benign loss": 1.03},
     ]
     assert scripts.summary.reduction(arm, plain) == pytest.approx(1 - 0.3 / 0.8)
     assert scripts.summary.utility_lost(arm, plain) == pytest.approx(0.02)
-    worse = [{**one, "task accuracy": 0.45} for one in arm]
-    assert scripts.summary.utility_lost(worse, plain) == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,6 @@ def test_utility_lost_is_the_worse_of_loss_and_accuracy(scripts: Any) -> None:
     [
         ("1-bit", "dense", "not applicable", "not all bitdelta"),
         ("1-bit-safe-lora", "bitdelta", "not applicable", "projection"),
-        ("1-bit-distilled", "bitdelta", "not applicable", "distillation"),
         ("fp32", "lora", "not applicable", "lose 0.1"),
     ],
 )
