@@ -1,7 +1,7 @@
 """The runs of ``defaults.py``: train by a set of values, and measure what was gained and what was lost.
 
 A run is ``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of rows; keys of ``TrainingConfig``). Its
-result, a line of a JSONL file, has the loss on held-out rows before and after (of preferences also the margin between
+result has the loss on held-out rows before and after (of preferences also the margin between
 chosen and rejected answers), the loss on the retention set, and what the trainer did (``finetuning``, steps, the
 highest learning rate), so that the table can assert which values ran.
 """
@@ -9,7 +9,6 @@ highest learning rate), so that the table can assert which values ran.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import tempfile
 import time
@@ -22,18 +21,6 @@ from _defaults_rows import rows_of
 
 MAX_LENGTH = {"preferences": 448}
 LENGTH = 256
-
-
-def run_all(model: str, data: str, results: Path, runs: list[dict[str, Any]]) -> None:
-    """Run what is not in ``results`` yet, one after the other."""
-    torch.set_num_threads(1)
-    lines = results.read_text(encoding="utf-8").splitlines() if results.exists() else []
-    done = {(found["side"], found["rows"], found["seed"], found["model"]) for found in map(json.loads, lines)}
-    for run in runs:
-        if (run["side"], run["rows"], run["seed"], Path(model).name) not in done:
-            figures = measure(model, data, run)
-            with results.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**run, "model": Path(model).name, **figures}) + "\n")
 
 
 @cache

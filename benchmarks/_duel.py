@@ -74,27 +74,40 @@ def play(
     schedule = schedule or Schedule()
     data = Digits(seeds, CONTRIBUTORS, malicious, split, images, held_out)
     defence = Defence(rule, malicious)
-    honest_random, malicious_random, root_random = (
-        torch.Generator().manual_seed(seed) for seed in (0, 99, 7)
-    )
-    model = data.first_model()
-    memory: dict[str, Any] = {}
-    residual = torch.zeros(len(seeds), data.honest, model.shape[1])
-    right: list[Tensor] = []
+    model, accuracies = run_rounds(data, defence, attack, schedule, packed, generators())
+    others = data.test_labels != TARGET
+    taken = data.network.logits(model, triggered(data.test_images, data)).argmax(-1) == TARGET
+    return Outcome(tuple(accuracies), float((taken & others).sum() / others.sum()))
+
+
+def generators() -> list[torch.Generator]:
+    """Randomness of the honest, of the malicious, and of the coordinator."""
+    return [torch.Generator().manual_seed(seed) for seed in (0, 99, 7)]
+
+
+def run_rounds(
+    data: Digits,
+    defence: Defence,
+    attack: str,
+    schedule: Schedule,
+    packed: bool,
+    random: list[torch.Generator],
+    last: int = LAST,
+) -> tuple[Tensor, list[float]]:
+    """The model after all rounds, and by seed the mean accuracy of the last ones."""
+    honest_random, malicious_random, root_random = random
+    model, memory, right = data.first_model(), dict[str, Any](), list[Tensor]()
+    residual = torch.zeros(len(model), data.honest, model.shape[1])
     for number in range(schedule.rounds):
         deltas = data.train(model, schedule, range(data.honest), honest_random)
         root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
         updates, residual = written(deltas, residual, data.network if packed else None)
         scene = Scene(data, schedule, defence, packed, model, updates, deltas, root, malicious_random, memory)
-        lies = ATTACKS[attack](scene)
-        rounds = torch.cat([updates, lies], 1)
+        rounds = torch.cat([updates, ATTACKS[attack](scene)], 1)
         model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
-        if number >= schedule.rounds - LAST:
+        if number >= schedule.rounds - last:
             right.append(data.correct(model).float().mean(1))
-    others = data.test_labels != TARGET
-    taken = data.network.logits(model, triggered(data.test_images, data)).argmax(-1) == TARGET
-    accuracies = tuple(float(one) for one in torch.stack(right).mean(0))
-    return Outcome(accuracies, float((taken & others).sum() / others.sum()))
+    return model, [float(one) for one in torch.stack(right).mean(0)]
 
 
 def minority(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _peer import answer_turns
 from _serving_models import saved
 from _serving_sides import Load, Speeds, run_engine
 from gym_quant.kernels import dispatch
@@ -133,10 +134,7 @@ def main() -> None:
     count_recorded()
     with ExitStack() as stack:
         side = EngineTurns(settings, stack)
-        side.turn(2)
-        print("ready", flush=True)
-        for _ in sys.stdin:
-            print(json.dumps(side.turn(settings["new"])), flush=True)
+        answer_turns(side.turn, settings["new"])
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gym_quant.packing import packed_width
+from _serving_models import random_signs
 from torch import Tensor
 
 from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.evaluation.suites.eval_task import EvalTask
 from gym_fed.evaluation.suites.tasks import tasks_of
 
@@ -59,32 +58,13 @@ class Settings:
 def one_bit_files(loaded: LoadedModel, folder: Path, count: int) -> list[Path]:
     """Variants of a base: random signs for every matrix, a scale for each of its rows."""
     base = BaseSpec.of(loaded.model, loaded.name)
-    files = [folder / f"v{number:02}.gymdelta" for number in range(count)]
     tensors = dict(loaded.model.named_parameters())
-    for number, file in enumerate(files):
-        if not file.exists():
-            generator = torch.Generator().manual_seed(number)
-            entries = [
-                DeltaEntry(
-                    name,
-                    (rows, cols),
-                    "bitdelta",
-                    {"group_size": cols, "scale_dtype": "bfloat16"},
-                    partial(_signs, tensors[name], generator),
-                )
-                for name, shape in sorted(base.shapes.items())
-                if len(shape) == 2
-                for rows, cols in [shape]
-            ]
-            write_delta(file, entries, base)
-    return files
 
+    def scales(name: str, rows: int) -> Tensor:
+        means: Tensor = tensors[name].detach().abs().mean(dim=1, keepdim=True)
+        return SHARE * means
 
-def _signs(weight: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
-    rows, cols = weight.shape
-    bits = torch.randint(0, 256, (rows, packed_width(cols)), generator=generator, dtype=torch.uint8)
-    scales = SHARE * weight.detach().abs().mean(dim=1, keepdim=True)
-    return {"scales": scales.to(torch.bfloat16), "bits": bits}
+    return [random_signs(base, folder / f"v{n:02}.gymdelta", n, scales) for n in range(count)]
 
 
 def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalTask:

@@ -14,10 +14,12 @@ import ctypes
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import llama_cpp as llama
 import numpy as np
+from _peer import answer_turns
 
 
 class Context:
@@ -110,10 +112,7 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         settings = json.load(file)
     context = Context(settings)
-    turn(context, settings, 2)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(turn(context, settings, settings["new"])), flush=True)
+    answer_turns(partial(turn, context, settings), settings["new"])
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import json
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import xllamacpp  # type: ignore[import-not-found]
+from _peer import answer_turns
 
 
 def serve(settings: dict[str, Any]) -> Any:
@@ -98,10 +100,7 @@ def main() -> None:
     with open(sys.argv[1], encoding="utf-8") as file:
         settings = json.load(file)
     server = serve(settings)
-    turn(server, settings, 2)
-    print("ready", flush=True)
-    for _ in sys.stdin:
-        print(json.dumps(turn(server, settings, settings["new"])), flush=True)
+    answer_turns(partial(turn, server, settings), settings["new"])
 
 
 if __name__ == "__main__":

@@ -89,6 +89,14 @@ class WaitingPeer(Peer):
         return line
 
 
+def answer_turns(turn: Callable[[int], Any], new: int) -> None:
+    """The other end of a ``WaitingPeer``: a turn of two tokens that is not counted, then one of ``new`` a line."""
+    turn(2)
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(json.dumps(turn(new)), flush=True)
+
+
 def in_turns(
     peers: Iterable[Peer], turns: int, *arguments: Any, run: Callable[..., Any] = Peer.measure
 ) -> None:

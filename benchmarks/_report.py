@@ -20,7 +20,8 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -103,7 +104,6 @@ class Report:
             console.print("[green]met[/green]   " if aim["met"] else "[red]missed[/red]", line)
         if arguments.plot:
             plot(self, arguments.plot)
-            console.print(f"picture: {arguments.plot}")
         if arguments.json:
             document = {"name": self.name, "machine": machine(), "figures": self.figures, "aims": self.aims}
             sys.stdout.write(json.dumps(document, sort_keys=True, allow_nan=False) + "\n")
@@ -160,33 +160,40 @@ def kept(file: Path | None, name: Any, make: Callable[[], Any]) -> Any:
     return found
 
 
-def plot(report: Report, file: Path) -> None:
-    """Bars of ours next to the peer's, one row each, on a logarithmic axis; one panel a unit."""
+@contextmanager
+def picture(file: Path, rows: int, columns: int, size: tuple[float, float]) -> Iterator[Any]:
+    """Panels to draw on, ``[rows, columns]``, which are written to the file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = [row for row in report.rows if row.theirs is not None] or report.rows
-    units = list(dict.fromkeys(row.unit for row in rows))
-    figure, axes = pyplot.subplots(
-        len(units), 1, figsize=(8, 1.2 + 0.55 * len(rows) + 0.6 * len(units)), squeeze=False
-    )
-    for unit, panel in zip(units, axes[:, 0], strict=True):
-        shown = [row for row in rows if row.unit == unit]
-        places = range(len(shown))
-        panel.barh([p - 0.2 for p in places], [row.ours for row in shown], 0.38, label="gym-fed")
-        if any(row.theirs for row in shown):
-            panel.barh([p + 0.2 for p in places], [row.theirs or 0 for row in shown], 0.38, label=report.peer)
-        panel.set_yticks(list(places), [row.what for row in shown])
-        panel.set_xlabel(f"{unit or 'value'} ({shown[0].better} is better)")
-        panel.set_xscale("log")
-        panel.invert_yaxis()
-        panel.legend()
-    figure.suptitle(report.name)
+    figure, panels = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
+    yield panels
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     pyplot.close(figure)
+    print(f"picture: {file}", file=sys.stderr)
+
+
+def plot(report: Report, file: Path) -> None:
+    """Bars of ours next to the peer's, one row each, on a logarithmic axis; one panel a unit."""
+    rows = [row for row in report.rows if row.theirs is not None] or report.rows
+    units = list(dict.fromkeys(row.unit for row in rows))
+    size = 8.0, 1.2 + 0.55 * len(rows) + 0.6 * len(units)
+    with picture(file, len(units), 1, size) as panels:
+        for unit, panel in zip(units, panels[:, 0], strict=True):
+            shown = [row for row in rows if row.unit == unit]
+            places = range(len(shown))
+            panel.barh([p - 0.2 for p in places], [row.ours for row in shown], 0.38, label="gym-fed")
+            if any(row.theirs for row in shown):
+                theirs = [row.theirs or 0 for row in shown]
+                panel.barh([p + 0.2 for p in places], theirs, 0.38, label=report.peer)
+            panel.set_yticks(list(places), [row.what for row in shown])
+            panel.set(xlabel=f"{unit or 'value'} ({shown[0].better} is better)", xscale="log")
+            panel.invert_yaxis()
+            panel.legend()
+        panels[0, 0].set_title(report.name)
 
 
 def machine() -> dict[str, Any]:

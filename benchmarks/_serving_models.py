@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,24 +58,31 @@ def twin(model: Any) -> Any:
     return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
 
 
-def synthetic(sizes: Sizes, folder: Path) -> Base:
-    """Random weights, the same in every run."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+def llama(sizes: Sizes, vocabulary: int, **more: Any) -> Any:
+    """A Llama with random weights in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
+        vocab_size=vocabulary,
         hidden_size=sizes.hidden,
         intermediate_size=sizes.mlp,
         num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads,
         num_key_value_heads=sizes.heads,
         max_position_embeddings=2048,
-        tie_word_embeddings=False,
         dtype=torch.bfloat16,
+        **more,
     )
     model: Any = LlamaForCausalLM(config)
-    model = model.to(dtype=torch.bfloat16).eval()
+    return model.to(dtype=torch.bfloat16).eval()
+
+
+def synthetic(sizes: Sizes, folder: Path) -> Base:
+    """Random weights, the same in every run."""
+    from transformers import GenerationConfig
+
+    model = llama(sizes, sizes.vocabulary, tie_word_embeddings=False)
     # An end token that is hardly ever the likeliest one: answers are as long as they are asked to be.
     model.generation_config = GenerationConfig(
         eos_token_id=sizes.vocabulary - 1, pad_token_id=0, do_sample=False
@@ -91,25 +98,11 @@ def synthetic(sizes: Sizes, folder: Path) -> Base:
 
 def seven_b_layers(tokenizer: Path, folder: Path) -> None:
     """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from transformers import AutoTokenizer
 
-    torch.manual_seed(0)
-    taken, sizes = AutoTokenizer.from_pretrained(tokenizer), SEVEN_B_LAYERS
-    config = LlamaConfig(
-        vocab_size=len(taken),
-        hidden_size=sizes.hidden,
-        intermediate_size=sizes.mlp,
-        num_hidden_layers=sizes.layers,
-        num_attention_heads=sizes.heads,
-        num_key_value_heads=sizes.heads,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=taken.eos_token_id,
-        bos_token_id=taken.bos_token_id,
-        dtype=torch.bfloat16,
-    )
-    model: Any = LlamaForCausalLM(config)
-    model.to(dtype=torch.bfloat16).save_pretrained(folder)
+    taken = AutoTokenizer.from_pretrained(tokenizer)
+    ends = {"eos_token_id": taken.eos_token_id, "bos_token_id": taken.bos_token_id}
+    llama(SEVEN_B_LAYERS, len(taken), tie_word_embeddings=True, **ends).save_pretrained(folder)
     taken.save_pretrained(folder)
 
 
@@ -139,26 +132,37 @@ def described(model: Any, folder: Path) -> BaseSpec:
 
 def one_bit(base: Base, folder: Path, number: int) -> Path:
     """A full one-bit variant: random signs and one small scale a row for every matrix, embeddings and head too."""
-    generator = torch.Generator().manual_seed(1000 + number)
-    file = folder / f"v{number}.gymdelta"
+
+    def scales(name: str, rows: int) -> Tensor:
+        return torch.full((rows, 1), 1e-3)
+
+    return random_signs(base.spec, folder / f"v{number}.gymdelta", 1000 + number, scales)
+
+
+def random_signs(spec: BaseSpec, file: Path, seed: int, scales: Callable[[str, int], Tensor]) -> Path:
+    """A delta of random signs for every matrix; ``scales`` gives a column by a matrix's name and rows."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def payload(name: str, rows: int, cols: int) -> dict[str, Tensor]:
+        assert cols % 8 == 0, f"{cols} columns are no whole bytes"
+        bits = torch.randint(0, 256, (rows, packed_width(cols)), generator=generator, dtype=torch.uint8)
+        return {"scales": scales(name, rows).to(torch.bfloat16), "bits": bits}
+
     if not file.exists():
-        write_delta(file, _sign_entries(base, generator), base.spec)
+        entries = [
+            DeltaEntry(
+                name,
+                (rows, cols),
+                "bitdelta",
+                {"group_size": cols, "scale_dtype": "bfloat16"},
+                partial(payload, name, rows, cols),
+            )
+            for name, shape in sorted(spec.shapes.items())
+            if len(shape) == 2
+            for rows, cols in [shape]
+        ]
+        write_delta(file, entries, spec)
     return file
-
-
-def _sign_entries(base: Base, generator: torch.Generator) -> Iterator[DeltaEntry]:
-    for name, shape in sorted(base.spec.shapes.items()):
-        if len(shape) == 2:
-            rows, cols = shape
-            params: dict[str, int | float | str] = {"group_size": cols, "scale_dtype": "bfloat16"}
-            yield DeltaEntry(name, shape, "bitdelta", params, partial(_random_signs, rows, cols, generator))
-
-
-def _random_signs(rows: int, cols: int, generator: torch.Generator) -> dict[str, Tensor]:
-    if cols % 8:
-        raise ValueError(f"{cols} columns are no whole bytes")
-    bits = torch.randint(0, 256, (rows, packed_width(cols)), generator=generator, dtype=torch.uint8)
-    return {"scales": torch.full((rows, 1), 1e-3, dtype=torch.bfloat16), "bits": bits}
 
 
 def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:

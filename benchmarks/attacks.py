@@ -31,7 +31,7 @@ from _defences import DEFAULT, RULES
 from _digits import Schedule, Split
 from _duel import CONTRIBUTORS, minority, play
 from _images import SETS
-from _report import SHARED, Report, kept, options, show
+from _report import SHARED, Report, kept, options, picture, show
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
 QUICK_RULES, QUICK_ATTACKS = (
@@ -88,8 +88,11 @@ def main() -> None:
         for setting in settings(arguments):
             cells = [measured(cell, arguments.cells) for cell in planned(arguments, setting)]
             print_table(report, setting, cells, arguments.attacks)
+            if arguments.plot:
+                draw(cells, arguments, setting)
         if arguments.shares:
             shares(report, arguments)
+        arguments.plot = None
     report.finish(arguments)
 
 
@@ -234,6 +237,26 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
         "by length",
     )
     show("share of the soup without attackers, 1 is fair", headers, rows)
+
+
+def draw(cells: list[Cell], arguments: argparse.Namespace, setting: Setting) -> None:
+    """A heat map a setting: rules down, attacks across, the worst case last."""
+    percents = {(cell.rule, cell.attack): cell.percent for cell in cells}
+    rows = [[percents[rule, attack] for attack in arguments.attacks] for rule in arguments.rules]
+    rows = [[*row, min(row)] for row in rows]
+    name = f"{setting.images}-{setting.split}-{setting.malicious}-{'packed' if setting.packed else 'float'}"
+    several = len(list(settings(arguments))) > 1
+    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{name}") if several else arguments.plot
+    with picture(file, 1, 1, (3 + 0.6 * len(rows[0]), 1.8 + 0.4 * len(rows))) as panels:
+        panel = panels[0, 0]
+        panel.imshow(rows, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")
+        panel.set_xticks(range(len(rows[0])), [*arguments.attacks, "worst"], rotation=45, ha="right")
+        panel.set_yticks(range(len(rows)), arguments.rules)
+        for y, row in enumerate(rows):
+            for x, value in enumerate(row):
+                panel.text(x, y, f"{value:.0f}", ha="center", va="center", fontsize=8)
+        panel.axvline(len(rows[0]) - 1.5, color="black")
+        panel.set_title(f"accuracy in %: {setting}", fontsize=10)
 
 
 if __name__ == "__main__":

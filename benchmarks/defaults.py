@@ -18,17 +18,18 @@ Runs are kept in ``--runs`` and the same command resumes after an interruption. 
 
 from __future__ import annotations
 
-import json
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from _defaults_rows import CHOSEN_ON, REPORTED_ON
-from _defaults_run import run_all
-from _report import SHARED, Report, options
+from _defaults_run import measure
+from _report import SHARED, Report, kept, options
 from _smollm2 import read_gguf
 
-HERE = Path(__file__).resolve().parent
 SIZES = {"preferences": (16, 16)}
 SIZE = (24, 24)
 """Rows that are learned and held out."""
@@ -55,7 +56,6 @@ COSINE = {"lr_scheduler_type": "cosine", "warmup_ratio": 0.1}
 UNSLOTH = {"lora": {"r": 16, "lora_alpha": 16}, "lr_scheduler_type": "linear", "weight_decay": 0.01}
 SIDES: dict[str, dict[str, Any]] = {
     "ours": {},
-    "ours before": full(1e-3, 1, lr_scheduler_type="linear", warmup_steps=0),
     "TRL": full(2e-5, 3, lr_scheduler_type="linear", warmup_steps=0),
     "LLaMA-Factory": lora(1e-4, 3, 8, 1, **COSINE),
     "Unsloth": lora(2e-4, 1, 8, 2, warmup_steps=5, **UNSLOTH),
@@ -65,7 +65,6 @@ SIDES: dict[str, dict[str, Any]] = {
 
 PREFERENCE_SIDES: dict[str, dict[str, Any]] = {
     "ours": {},
-    "ours before": full(1e-3, 1, lr_scheduler_type="linear", warmup_steps=0),
     "TRL": full(1e-6, 3, lr_scheduler_type="linear", warmup_steps=0),
     "LLaMA-Factory": lora(5e-6, 3, 8, 1, **COSINE),
     "Unsloth": lora(
@@ -97,6 +96,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.model, arguments.seeds, arguments.rows = ["stories260K"], 1, ["shakespeare"]
+    torch.set_num_threads(1)
     _assert_peers()
     report = Report("defaults", peer="TRL's defaults")
     for name in arguments.model:
@@ -124,27 +124,25 @@ def _figures(arguments: Any, name: str, folder: Path) -> list[dict[str, Any]]:
     arguments.runs.mkdir(parents=True, exist_ok=True)
     kind = "choose" if arguments.choose else "report"
     results = arguments.runs / f"{kind}-{name}.jsonl"
-    runs = []
-    for seed in range(arguments.seeds):
-        for rows in CHOSEN_ON if arguments.choose else arguments.rows:
-            train, heldout = SIZES.get(rows, SIZE)
-            sides = PREFERENCE_SIDES if rows == "preferences" else SIDES
-            for side, values in (CANDIDATES if arguments.choose else sides).items():
-                more = {"algorithm": "dpo"} if rows == "preferences" else {}
-                runs.append(
-                    {
-                        "side": side,
-                        "rows": rows,
-                        "seed": seed,
-                        "train": train,
-                        "heldout": heldout,
-                        "values": {**values, **more},
-                    }
-                )
-    run_all(str(folder), str(arguments.data), results, runs)
-    asked = {(run["side"], run["rows"], run["seed"]) for run in runs}
-    lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    return [one for one in lines if (one["side"], one["rows"], one["seed"]) in asked]
+    found = []
+    for seed, rows in product(range(arguments.seeds), CHOSEN_ON if arguments.choose else arguments.rows):
+        train, heldout = SIZES.get(rows, SIZE)
+        sides = PREFERENCE_SIDES if rows == "preferences" else SIDES
+        for side, values in (CANDIDATES if arguments.choose else sides).items():
+            if rows == "preferences":
+                values = {**values, "algorithm": "dpo"}
+            run = {
+                "side": side,
+                "rows": rows,
+                "seed": seed,
+                "train": train,
+                "heldout": heldout,
+                "values": values,
+            }
+            key = {"side": side, "rows": rows, "seed": seed}
+            made = kept(results, key, partial(measure, str(folder), str(arguments.data), run))
+            found.append({**key, **made})
+    return found
 
 
 def _report(report: Report, model: str, figures: list[dict[str, Any]], choosing: bool) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _report import SHARED, Report, options
+from _report import SHARED, Report, kept, options
 from _sequences import encoded, train
 from _smollm2 import questions
 
@@ -73,7 +73,7 @@ def main() -> None:
         figures = {}
         for name, part in parts.items():
             if arguments.only in (None, name):
-                figures[name] = once(work / f"{name}.json", part)
+                figures[name] = kept(work / "parts.jsonl", name, part)
                 print(name, json.dumps(figures[name]), file=sys.stderr, flush=True)
         if arguments.only is None:
             report(arguments, figures)
@@ -168,14 +168,6 @@ class Bench:
             "adapter": self.loss(load_model(str(out)).model, loaded.tokenizer),
             "exact": record["lora"]["exact"],
         }
-
-
-def once(file: Path, part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a part found, from its file where there is one."""
-    if not file.is_file():
-        file.write_text(json.dumps(part()), encoding="utf-8")
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
 
 
 def timed_train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], steps: int, rate: float) -> float:

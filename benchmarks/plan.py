@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from _peer import child, script
+from _report import Report, options
 
 AIM = 0.15
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -103,20 +103,16 @@ def run(values: dict[str, Any]) -> dict[str, float]:
 
 def main() -> None:
     """Print the table, and with ``--json`` the object."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="gym-nano, two cases")
-    parser.add_argument(
-        "--process", action="store_true", help="measure a process without a model, nothing else"
-    )
-    parser.add_argument("--json", action="store_true")
+    parser = options(__doc__)
+    parser.add_argument("--process", action="store_true", help="measure processes without a model alone")
     parser.add_argument("--smollm2", default=os.environ.get("GYM_SMOLLM2"))
     parser.add_argument("--measure", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.measure:
-        print(json.dumps(measure(json.loads(options.measure))))
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(json.loads(arguments.measure))))
         return
 
-    if options.process:
+    if arguments.process:
         for name, size in measure_process().items():
             print(f"a process without a model, {name}: {size / (1 << 20):.0f} MiB")
         return
@@ -128,15 +124,15 @@ def main() -> None:
 
     torch.set_num_threads(1)
     models = [("gym-nano", 256, 16)]
-    if options.smollm2 and not options.quick:
-        models.append((options.smollm2, 256, 2))
-    figures: dict[str, float] = {}
+    if arguments.smollm2 and not arguments.quick:
+        models.append((arguments.smollm2, 256, 2))
+    report = Report("plan", peer="the run")
     kept: dict[str, list[float]] = {}
     print(
         f"{'model and case':44} {'peak, GiB':>10} {'planned':>8} {'off':>6} {'step, s':>8} {'planned':>8} {'off':>6}"
     )
     for model, length, rows in models:
-        for case, changes in CASES[:2] if options.quick else CASES[: 6 if model == "gym-nano" else 4]:
+        for case, changes in CASES[:2] if arguments.quick else CASES[: 6 if model == "gym-nano" else 4]:
             with tempfile.TemporaryDirectory() as folder:
                 values = {
                     "model": model,
@@ -158,8 +154,8 @@ def main() -> None:
             memory, seconds = plan.memory.peak / found["peak"] - 1, plan.seconds / found["seconds"] - 1
             allocated = plan.memory.peak - plan.memory.allocator
             kept.setdefault(Path(model).name, []).append(found["peak"] - allocated)
-            figures[f"{name}, memory off by"] = round(memory, 4)
-            figures[f"{name}, time off by"] = round(seconds, 4)
+            report.figure(f"{name}, memory off by", round(memory, 4))
+            report.figure(f"{name}, time off by", round(seconds, 4))
             print(
                 f"{name:44} {found['peak'] / (1 << 30):10.2f} {plan.memory.peak / (1 << 30):8.2f} {memory:+6.0%} "
                 f"{found['seconds']:8.2f} {plan.seconds:8.2f} {seconds:+6.0%}",
@@ -169,23 +165,10 @@ def main() -> None:
         print(
             f"{name}: kept by the allocator, mean of {len(sizes)} runs: {statistics.mean(sizes) / (1 << 20):.0f} MiB"
         )
-    if options.json:
-        worst = {
-            kind: max(abs(value) for name, value in figures.items() if f"{kind} off" in name)
-            for kind in ("memory", "time")
-        }
-        aims = [
-            {
-                "name": f"{kind} off by at most",
-                "figure": value,
-                "aim": AIM,
-                "better": "lower",
-                "met": value <= AIM,
-            }
-            for kind, value in worst.items()
-        ]
-        machine = f"{platform.machine()}, one thread"
-        print(json.dumps({"name": "plan", "machine": machine, "figures": figures, "aims": aims}))
+    for kind in ("memory", "time"):
+        worst = max(abs(value) for name, value in report.figures.items() if f"{kind} off" in name)
+        report.aim(f"{kind} off by at most", worst, AIM)
+    report.finish(arguments)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,7 @@ from _report import SHARED, Report, options
 from _sequences import Sequences, encoded, loss_of, train
 
 from gym_fed.base.models import load_model
-from gym_fed.config.delta import CodecPolicy
 from gym_fed.data import generate
-from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.encode import encode_delta
 from gym_fed.quantization import (
     BitDeltaConfig,
     BitDeltaQuantizer,
@@ -47,7 +44,6 @@ NANO_TASKS = ("upper", "lower", "first", "length", "copy", "reverse", "sort", "c
 """Some that gym-nano was made from."""
 LENGTH, BATCH = 128, 16
 AIM_KEPT, AIM_BITS = 97.0, 1.1
-LORA_RANK = 8
 TEST_SEQUENCES = 250
 
 
@@ -121,15 +117,14 @@ def main() -> None:
     parser.add_argument("--only", metavar="TEXT", default="", help="codecs whose names hold it")
     arguments = parser.parse_args()
     report = Report("quality", peer="as encoded")
-    points: list[dict[str, Any]] = []
     for case in cases(arguments):
-        points += measure(case, report, arguments.quick, arguments.only)
+        measure(case, report, arguments.quick, arguments.only)
     report.finish(arguments)
 
 
-def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str, Any]]:
+def measure(case: Case, report: Report, quick: bool, only: str) -> None:
     """All variants of one fine-tune."""
-    points: list[dict[str, Any]] = []
+    points: list[tuple[float, float, str]] = []
     base, tuned = case.losses
     gain = f"held-out loss {base:.3f} -> {tuned:.3f} nats in {case.steps} steps"
     progress(f"{case.name}: {gain}, {len(case.calibration)} rows of calibration text")
@@ -149,49 +144,17 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> list[dict[str
             key = f"{case.name} {variant.name}".replace(",", "").replace(" ", "_")
             report.figure(f"{key}_bits", made.bits_per_weight)
             report.figure(f"{key}_seconds", seconds)
-            points.append(
-                {
-                    "case": case.name,
-                    "name": variant.name,
-                    "bits": made.bits_per_weight,
-                    "before": before,
-                    "after": after,
-                }
-            )
+            points.append((made.bits_per_weight, after, variant.name))
             progress(
                 f"  {variant.name}: {made.bits_per_weight:.3f} bits, {before:.1f} -> {after:.1f}%, {seconds:.0f} s"
             )
-        for label, policy in (
-            ("dense bfloat16", CodecPolicy(codec="dense", error_feedback=False)),
-            (
-                f"lora of rank {LORA_RANK}",
-                CodecPolicy(codec="lora", lora_rank=LORA_RANK, error_feedback=False),
-            ),
-        ):
-            written = encode_delta(case.tuned, case.base, policy, out, BaseSpec.of(case.base, "base"))
-            model = copy.deepcopy(case.base)
-            kept = case.kept(BitDeltaQuantizer.apply(model, out))
-            report.compare(
-                f"{case.name}: {label}, {written.bits_per_weight:.2f} bits", kept, unit="%", better="higher"
-            )
-            points.append(
-                {
-                    "case": case.name,
-                    "name": label,
-                    "bits": written.bits_per_weight,
-                    "before": kept,
-                    "after": kept,
-                }
-            )
-    small = [point for point in points if point["bits"] <= AIM_BITS]
+    small = [point for point in points if point[0] <= AIM_BITS]
     if small:
-        best = max(small, key=lambda point: float(point["after"]))
-        progress(f"  best at up to {AIM_BITS} bits: {best['name']}")
-        report.aim(f"{case.name}: % kept at up to {AIM_BITS} bits", best["after"], AIM_KEPT, better="higher")
+        _, after, best = max(small, key=lambda point: point[1])
+        progress(f"  best at up to {AIM_BITS} bits: {best}")
+        report.aim(f"{case.name}: % kept at up to {AIM_BITS} bits", after, AIM_KEPT, better="higher")
     else:
-        smallest = min(float(point["bits"]) for point in points)
-        report.aim(f"{case.name}: bits of the smallest file", smallest, AIM_BITS)
-    return points
+        report.aim(f"{case.name}: bits of the smallest file", min(points)[0], AIM_BITS)
 
 
 def quantised(

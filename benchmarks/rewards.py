@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _report import SHARED, Report, options
+from _report import SHARED, Report, options, picture
 from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, Season, World
 from _sybils import sybils
 from scipy.stats import spearmanr
@@ -59,6 +59,7 @@ def main() -> None:
         _methods(report, arguments)
     if arguments.part in (None, "sybils"):
         sybils(report, _world(arguments), arguments)
+    arguments.plot = None
     report.finish(arguments)
 
 
@@ -85,6 +86,25 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
     report.compare(
         "seconds a round: estimate", statistics.median(seconds["estimate"]), COALITIONS * one, unit="s"
     )
+    if arguments.plot:
+        _draw(found, arguments.plot)
+
+
+def _draw(found: Found, file: Path) -> None:
+    """Agreement over cost, a panel a composition; bars from the least to the largest seed."""
+    compositions = list(dict.fromkeys(composition for composition, _ in found))
+    with picture(file, 1, len(compositions), (4 * len(compositions), 3.6)) as panels:
+        for composition, panel in zip(compositions, panels[0], strict=True):
+            for name in METHODS:
+                values, cost = _agreements(found, composition, name), 100 * _share(found[composition, name])
+                mean = statistics.mean(values)
+                bars = [[mean - min(values)], [max(values) - mean]]
+                panel.errorbar(cost, mean, yerr=bars, fmt="o", capsize=3, label=name)
+            panel.axvline(100 * AIM_SHARE, color="grey", linewidth=0.7)
+            panel.axhline(AIM_SPEARMAN, color="grey", linewidth=0.7)
+            panel.set(xscale="log", title=composition, xlabel="evaluations, % of all coalitions")
+        panels[0][0].set_ylabel("Spearman with exact Shapley")
+        panels[0][-1].legend(fontsize=8)
 
 
 def _world(arguments: argparse.Namespace) -> World:

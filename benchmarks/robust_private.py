@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from _attacks import ATTACKS, Scene
 from _defences import Defence
 from _digits import Digits, HeldOut, Schedule
+from _duel import generators, run_rounds
 from _report import Report, kept, options, show
 from torch import Tensor
 
@@ -196,7 +196,7 @@ def play(rule: str, attack: str, bound: float, images: str, arguments: argparse.
     held_out: HeldOut = "validation" if arguments.validation else "test"
     schedule = Schedule(rounds=ROUNDS)
     data = Digits(range(first, first + arguments.seeds), CONTRIBUTORS, MALICIOUS, "iid", images, held_out)
-    honest_random, malicious_random, root_random = (torch.Generator().manual_seed(s) for s in (0, 99, 7))
+    random = generators()
     torch.manual_seed(5)
     model = data.first_model()
     multiplier = 0.0
@@ -210,20 +210,11 @@ def play(rule: str, attack: str, bound: float, images: str, arguments: argparse.
             [NoiseEvent(mechanism=mechanism, noise_multiplier=multiplier, count=ROUNDS)], TARGET_DELTA
         )
         assert 0.9 * bound < spent <= bound, (spent, bound)
-    clip = float(data.train(model, schedule, data.coordinator, root_random).norm(dim=2).mean())
+    clip = float(data.train(model, schedule, data.coordinator, random[2]).norm(dim=2).mean())
     defence = PrivateDefence(RULES[rule], clip, multiplier)
-    memory: dict[str, Any] = {}
-    right: list[Tensor] = []
-    for number in range(ROUNDS):
-        deltas = data.train(model, schedule, range(data.honest), honest_random)
-        root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
-        scene = Scene(data, schedule, defence, False, model, deltas, deltas, root, malicious_random, memory)
-        rounds = torch.cat([deltas, ATTACKS[attack](scene)], 1)
-        model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
-        if number >= ROUNDS - LAST:
-            right.append(data.correct(model).float().mean(1))
+    _, accuracies = run_rounds(data, defence, attack, schedule, False, random, LAST)
     assert not multiplier or defence.released == ROUNDS * arguments.seeds
-    return [float(one) for one in torch.stack(right).mean(0)]
+    return accuracies
 
 
 def votes_multiplier(bound: float) -> float:

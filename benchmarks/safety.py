@@ -28,9 +28,7 @@ Every stage's result is kept in --out, and the same command resumes after an int
 
 from __future__ import annotations
 
-import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
@@ -39,7 +37,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _report import SHARED, Report, options
+from _report import SHARED, Report, kept, options
 from _safety_measures import candidates, chosen, loss, probe, request
 from _safety_models import ARMS, adapted, encode, merged, tune
 from _safety_rows import Benign, benign, chats, mixed, split
@@ -74,14 +72,8 @@ class Experiment:
 
     def kept(self, name: str, stage: Callable[[], Any]) -> Any:
         """A stage's result, from the folder where it ended before."""
-        file = self.out / f"{name}.json"
-        if not file.exists():
-            began = time.monotonic()
-            found = stage()
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found), encoding="utf-8")
-            print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        return json.loads(file.read_text(encoding="utf-8"))
+        self.out.mkdir(parents=True, exist_ok=True)
+        return kept(self.out / "stages.jsonl", name, stage)
 
     def run(self) -> dict[str, Any]:
         """All stages in order; what the summary needs."""
