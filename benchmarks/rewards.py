@@ -21,7 +21,6 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from _report import SHARED, Report, options, picture
 from _rewards_rounds import COMPOSITIONS, CONTRIBUTORS, Season, World
@@ -68,20 +67,15 @@ def _methods(report: Report, arguments: argparse.Namespace) -> None:
     world = _world(arguments)
     found: Found = {}
     seconds: dict[str, list[float]] = {"evaluation": [], "estimate": []}
-    alike: dict[str, list[float]] = {}
     for seed in range(seeds):
         season = Season.of(world, seed, LEARNING_RATE)
         for composition in ("mixed",) if arguments.quick else COMPOSITIONS:
             with season.round(composition) as game:
                 _score(game, composition, found, seconds)
-                _similarities(game.gram(), COMPOSITIONS[composition], alike)
             agreement = ", ".join(f"{n} {_agreements(found, composition, n)[-1]:.3f}" for n in METHODS)
             print(f"seed {seed}, {composition}: {agreement}", file=sys.stderr, flush=True)
     _agreement(report, found)
     _free_riders(report, found)
-    for kind, values in alike.items():
-        report.figure(f"cosine_{kind}_least", min(values))
-        report.figure(f"cosine_{kind}_largest", max(values))
     one = statistics.median(seconds["evaluation"])
     report.compare(
         "seconds a round: estimate", statistics.median(seconds["estimate"]), COALITIONS * one, unit="s"
@@ -166,17 +160,6 @@ def _free_riders(report: Report, found: Found) -> None:
                 ]
                 what = f"{kind} by {name}: largest score" + (" beyond luck" if kind == "noise" else "")
                 report.aim(what, max(above if kind == "noise" else values), 0.0)
-
-
-def _similarities(gram: np.ndarray, who: tuple[str, ...], alike: dict[str, list[float]]) -> None:
-    """Cosines between the honest, and of every copy with what it copies."""
-    norms = np.sqrt(np.diag(gram))
-    cosines = gram / np.outer(np.where(norms > 0, norms, 1), np.where(norms > 0, norms, 1))
-    honest = [k for k, kind in enumerate(who) if kind == "honest"]
-    alike.setdefault("honest", []).extend(float(cosines[i, j]) for i in honest for j in honest if i < j)
-    for kind, original in (("copied", 0), ("duplicate", 1)):
-        if kind in who:
-            alike.setdefault(kind, []).append(float(cosines[who.index(kind), original]))
 
 
 def _agreements(found: Found, composition: str, name: str) -> list[float]:

@@ -9,9 +9,6 @@ own merge (``ClippedMiddle``, ``SignVotes``), and epsilon that of its accountant
 coordinator's own update on its 100 clean images before the first round, which no contributor has a part in. The peer
 is the clipped mean at the same epsilon under the same attack.
 
-``local`` is the other way: each contributor noises its own clipped update, and the hub may then apply any rule, here
-the default ``byzantine_robust``.
-
 Attacks know rule and clip, and search their strength without the noise. ``--validation`` judges by rows that are
 neither trained on nor reported; defaults were chosen there. ``--cells FILE`` keeps what is measured and goes on.
 """
@@ -53,34 +50,23 @@ class Rule:
 
     Attributes:
         aggregator: Of the package.
-        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``local`` noises each update; ``root``
-            hears nobody: the coordinator's own update is the soup.
-        by_root: Whether the clip, and the noise with it, follow the norm of the coordinator's own update, in which no
-            contributor has a part.
-        trust: How an update counts by its cosine to the coordinator's own: ``""`` not at all, ``gate`` fully above
-            zero and not at all below, ``cosine`` by it where it is above zero. Either keeps every update within the
-            clip, whatever the others send, so that the sensitivity stays the clip.
-        kept: For ``votes``: sums smaller than this many standard deviations of the noise are set to zero.
+        kind: ``sum`` noises a sum of clipped updates, ``votes`` one of signs; ``root`` hears nobody: the coordinator's
+            own update is the soup.
+        gate: Whether the clip follows the norm of the coordinator's own update, in which no contributor has a part,
+            and only updates count whose cosine to it is positive. All stay within the clip, whatever others send.
     """
 
     aggregator: str
     kind: str = "sum"
-    by_root: bool = False
-    trust: str = ""
-    kept: float = 0.0
+    gate: bool = False
 
 
 RULES = {
     "mean": Rule("mean"),
-    "mean, clip by root": Rule("mean", by_root=True),
     "trimmed_mean": Rule("trimmed_mean"),
     "median": Rule("median"),
-    "votes, mean": Rule("mean", "votes"),
     "votes, majority": Rule("majority_vote", "votes"),
-    "votes, majority beyond 1 std": Rule("majority_vote", "votes", kept=1.0),
-    "root_gate": Rule("mean", by_root=True, trust="gate"),
-    "root_cosine": Rule("mean", by_root=True, trust="cosine"),
-    "local, byzantine_robust": Rule("byzantine_robust", "local"),
+    "root_gate": Rule("mean", gate=True),
     "root alone": Rule("mean", "root"),
 }
 
@@ -95,7 +81,6 @@ class PrivateDefence(Defence):
         malicious = 0 if rule.aggregator == "mean" else MALICIOUS
         recipe = SoupRecipe(aggregator=rule.aggregator, num_malicious_nodes=malicious)
         self.aggregator = build_aggregator(recipe)
-        self.local = Defence(rule.aggregator, malicious) if rule.kind == "local" else None
 
     def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
         """The noised soup of one round."""
@@ -107,8 +92,6 @@ class PrivateDefence(Defence):
         self.released += 1
         clip = self._clip(root)
         rows = self._bounded(updates, root)
-        if self.local is not None:
-            return self.local.merge(rows + self.noise_multiplier * clip * torch.randn_like(rows), root)
         settings = ReleasePrivacy(
             mechanism="discrete_gaussian" if self.private.kind == "votes" else "gaussian",
             noise_multiplier=self.noise_multiplier,
@@ -119,8 +102,7 @@ class PrivateDefence(Defence):
         if self.private.kind == "votes":
             votes = SignVotes(merge, len(rows), rows.shape[1], self.aggregator)
             noised = votes.exact("w", block) + votes.begin("w")(rows.shape[1])
-            least = self.private.kept * self.noise_multiplier * math.sqrt(rows.shape[1])
-            soup = np.where(np.abs(noised) < least, 0.0, votes.value(noised))
+            soup = votes.value(noised)
         else:
             # The clip's steps of the lattice over the clip; the rows are within it already.
             factors = {"w": np.full(len(rows), (1 << 20) / clip * (1 - 1e-6))}
@@ -133,8 +115,6 @@ class PrivateDefence(Defence):
         if self.private.kind == "root":
             return root
         rows = self._bounded(updates, root)
-        if self.local is not None:
-            return self.local.merge(rows, root)[0]
         if self.private.kind == "votes":
             vote = self.clip / math.sqrt(rows.shape[1])
             totals = rows.sign().sum(0).numpy().astype(np.int64)
@@ -144,16 +124,12 @@ class PrivateDefence(Defence):
     def _bounded(self, updates: Tensor, root: Tensor) -> Tensor:
         """Updates within the clip; each by itself, never by the others."""
         norms, clip = updates.norm(dim=1).clamp_min(1e-12), self._clip(root)
-        if self.private.trust:
-            cosine = (updates @ root) / norms / root.norm().clamp_min(1e-12)
-            trust = (cosine > 0).float() if self.private.trust == "gate" else cosine.clamp_min(0.0)
-        else:
-            trust = (norms / clip).clamp_max(1.0)
+        trust = (updates @ root > 0).float() if self.private.gate else (norms / clip).clamp_max(1.0)
         bounded: Tensor = updates * (clip / norms * trust)[:, None]
         return bounded
 
     def _clip(self, root: Tensor) -> float:
-        return min(self.clip, float(root.norm())) if self.private.by_root else self.clip
+        return min(self.clip, float(root.norm())) if self.private.gate else self.clip
 
 
 def main() -> None:

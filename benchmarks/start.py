@@ -8,7 +8,7 @@ wall and CPU time. The peer is the import of PyTorch alone, in a process of its 
 ``memory``: a model folder in bfloat16, as ``auto``, ``int8`` and ``int4``, the latter two packed at the start, and
 mapped. A process serves gym-nano once, which loads the libraries, reads the model's tokenizer, and notes its memory.
 Then it opens a server's parts for the model, and answers once. What it took at most beyond that is divided by the
-weights' bytes in bfloat16. The figures with the tokenizer, and with the libraries, are shown next to it.
+weights' bytes in bfloat16.
 """
 
 from __future__ import annotations
@@ -153,10 +153,6 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
             assert found["mapped"] == what.endswith("mapped"), found
             peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
             report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
-            more = (found["peak"] - found["without_tokenizer"]) / found["weights"]
-            peaks.setdefault(f"{what}, with the tokenizer", []).append(more)
-            whole = found["peak"] / found["weights"]
-            peaks.setdefault(f"{what}, with the libraries", []).append(whole)
     for what, figures in peaks.items():
         report.compare(f"peak, {what}", statistics.median(figures), unit="of the weights in bfloat16")
         spread(report, f"peak, {what}", figures)

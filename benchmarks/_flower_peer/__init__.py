@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import ipaddress
-import json
 import os
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from _processes import Measurement, Processes
+from _processes import Measurement, Processes, moved
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -24,7 +21,6 @@ from cryptography.x509.oid import NameOID
 from gym_fed.core.library_env import VARIABLES
 
 APP = Path(__file__).parent / "app"
-MEGABYTE = 1_000_000
 FAST = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 """The one pause that a stock deployment lets its operator shorten (1 s otherwise)."""
 ROLES = {
@@ -36,27 +32,21 @@ ROLES = {
 
 
 def measure_flower(direction: str, megabytes: int) -> Measurement:
-    """Move ``megabytes`` of random bytes through Flower and check that they arrived.
+    """Move ``megabytes`` up (client to server) or down, and check that they arrived.
 
     The seconds are the round's, taken inside the ServerApp from the message to the reply: the SuperNode's polling
     every three seconds and the start of the ClientApp's process are in them, the start of SuperLink, SuperNode and
     ServerApp is not.
     """
-    with tempfile.TemporaryDirectory(prefix="flower-peer-") as name:
-        folder = Path(name)
-        payload, result = folder / "payload", folder / "result.json"
-        payload.write_bytes(os.urandom(megabytes * MEGABYTE))
-        digest = hashlib.sha256(payload.read_bytes()).hexdigest()
-        with Processes(folder, role_of) as processes:
-            run_federation(processes, folder, direction, payload, result)
-        found = json.loads(result.read_text())
-        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
-            raise RuntimeError(f"Flower delivered {found}, not {megabytes} MB of sha256 {digest}")
-        return Measurement("Flower", direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
+
+    def run(processes: Processes, payload: Path, result: Path) -> None:
+        run_federation(processes, processes.folder, direction, payload, result)
+
+    return moved("Flower", direction, megabytes, role_of, run)
 
 
 def run_federation(processes: Processes, folder: Path, direction: str, payload: Path, result: Path) -> None:
-    """SuperLink, SuperNode, ``flwr run``; returns when the ServerApp has written its result."""
+    """SuperLink, SuperNode, ``flwr run``."""
     certificate, key = write_certificate(folder)
     port, runtime_port = free_port(), free_port()
     address = f"127.0.0.1:{port}"
@@ -93,7 +83,6 @@ def run_federation(processes: Processes, folder: Path, direction: str, payload: 
     settings = f'direction="{direction}" payload="{payload}" result="{result}"'
     run = [str(binaries / "flwr"), "run", str(app), "peer", "--run-config", settings]
     processes.start("run", run, environment)
-    processes.wait_for("result", result.exists, 300)
 
 
 def role_of(command: Sequence[str]) -> str | None:

@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from _processes import Measurement, Processes
+from _processes import Measurement, Processes, moved
 
 BINARIES = Path(sys.executable).parent
 SERVER, CLIENT = (Path(__file__).with_name(name) for name in ("server.py", "client.py"))
-MEGABYTE = 1_000_000
 
 
 def measure_gym(direction: str, megabytes: int) -> Measurement:
-    """Move ``megabytes`` of random bytes between a client and the hub and check that they arrived.
+    """Move ``megabytes`` up (client to server) or down, and check that they arrived.
 
     The seconds are the round's, taken inside the ServerApp around ``send_and_receive``, as the peer's are: the task,
     its stream and lease, both ends' checksums, the write to disk that is acknowledged, and the grid's polling.
     """
-    with tempfile.TemporaryDirectory(prefix="gym-hub-") as name:
-        folder = Path(name)
-        payload, result = folder / "payload", folder / "result.json"
-        payload.write_bytes(os.urandom(megabytes * MEGABYTE))
-        digest = hashlib.sha256(payload.read_bytes()).hexdigest()
-        with Processes(folder, role_of) as processes:
-            make_hub(processes, folder)
-            log = folder / "hub.log"
-            command = [sys.executable, str(SERVER), str(folder / "hub"), direction, str(payload), str(result)]
-            processes.start("hub", command, os.environ)
-            processes.wait_for("hub", lambda: '"fingerprint"' in log.read_text(), 60)
-            event = next(json.loads(line) for line in log.read_text().splitlines() if '"fingerprint"' in line)
-            where = [str(folder / "home"), f"127.0.0.1:{event['port']}", event["fingerprint"]]
-            processes.start("client", [sys.executable, str(CLIENT), *where], os.environ)
-            processes.wait_for("result", result.exists, 300)
-        found = json.loads(result.read_text())
-        if (found["sha256"], found["size"]) != (digest, megabytes * MEGABYTE):
-            raise RuntimeError(f"the hub delivered {found}, not {megabytes} MB of sha256 {digest}")
-        return Measurement("gym-fed", direction, megabytes, found["seconds"], dict(processes.peak_rss_mb))
+
+    def run(processes: Processes, payload: Path, result: Path) -> None:
+        folder = processes.folder
+        make_hub(processes, folder)
+        log = folder / "hub.log"
+        command = [sys.executable, str(SERVER), str(folder / "hub"), direction, str(payload), str(result)]
+        processes.start("hub", command, os.environ)
+        processes.wait_for("hub", lambda: '"fingerprint"' in log.read_text(), 60)
+        event = next(json.loads(line) for line in log.read_text().splitlines() if '"fingerprint"' in line)
+        where = [str(folder / "home"), f"127.0.0.1:{event['port']}", event["fingerprint"]]
+        processes.start("client", [sys.executable, str(CLIENT), *where], os.environ)
+
+    return moved("gym-fed", direction, megabytes, role_of, run)
 
 
 def make_hub(processes: Processes, folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from _defences import DEFAULT, Defence
 from _digits import Digits, Schedule
-from _perceptron import Perceptron
+from _images import Perceptron
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
