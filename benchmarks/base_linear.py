@@ -92,7 +92,6 @@ class Layers:
 
 
 def main() -> None:
-    """Measure both models, print their tables, judge the aims."""
     arguments = options(__doc__).parse_args()
     torch.set_num_threads(1)
     report = Report("base_linear", peer=BFLOAT16)

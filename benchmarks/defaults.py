@@ -82,7 +82,6 @@ CANDIDATES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    """Run what is not there yet, and report."""
     parser = options(__doc__)
     data = SHARED / "data"
     parser.add_argument("--model", nargs="+", default=["smollm2", "stories260K"])

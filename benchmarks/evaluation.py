@@ -30,7 +30,6 @@ NATS = 5e-4
 
 
 def main() -> None:
-    """Measure what was asked for."""
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     parser.add_argument("--part", choices=("variants", "tiny"), action="append", help="default: both")

@@ -34,7 +34,7 @@ from _smollm2 import read_gguf
 from gym_fed.base.models import NANO, load_tokenizer, resolve
 from gym_fed.core.registries import EXPORT_FORMATS
 
-FORMATS = (
+FORMATS = [
     "huggingface",
     "torch_export",
     "torchscript",
@@ -51,7 +51,7 @@ FORMATS = (
     "gptq",
     "openvino",
     "executorch",
-)
+]
 PEERS = {
     "gguf:q8_0": ("auto_round", "llama_cpp"),
     "gguf:q4_k_m": ("auto_round", "llama_cpp"),
@@ -72,7 +72,6 @@ class Run:
 
 
 def main() -> None:
-    """Export, read back, report."""
     parser = options(__doc__)
     parser.add_argument("--models", nargs="+", choices=("smollm2", NANO), default=[NANO, "smollm2"])
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))

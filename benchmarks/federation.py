@@ -84,7 +84,6 @@ SAME_LOSS = 1e-6
 
 
 def main() -> None:
-    """Run a part and report it."""
     parser = options(__doc__)
     parser.add_argument("--part", choices=("network", "learning", "choice"), default="network")
     parser.add_argument(

@@ -22,7 +22,6 @@ CHUNK, CONTEXT = 256, 1024
 
 
 def main() -> None:
-    """Score the text with a cache of every dtype."""
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, metavar="FOLDER", required=True)
     parser.add_argument("--text", type=Path, metavar="FILE", required=True)

@@ -35,7 +35,6 @@ REPEATS = 3
 
 
 def main() -> None:
-    """Fill a ledger, and verify it in both ways."""
     arguments = options(__doc__).parse_args()
     wanted = 2_000 if arguments.quick else 10_000
     report = Report("ledger", peer="one Ed25519 signature an entry")

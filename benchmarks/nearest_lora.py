@@ -54,7 +54,6 @@ PARTS = ("tune", *CODECS, "lora")
 
 
 def main() -> None:
-    """Tune, encode, export, measure."""
     parser = options(__doc__)
     parser.add_argument("--smollm2", type=Path, required=True, help="a model folder")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")

@@ -33,7 +33,6 @@ Credits = dict[str, float]
 
 
 def main() -> None:
-    """Play the rounds, pay them by both rules, and compare."""
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")

@@ -102,7 +102,6 @@ def run(values: dict[str, Any]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the table, and with ``--json`` the object."""
     parser = options(__doc__)
     parser.add_argument("--process", action="store_true", help="measure processes without a model alone")
     parser.add_argument("--smollm2", default=os.environ.get("GYM_SMOLLM2"))

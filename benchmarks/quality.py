@@ -110,7 +110,6 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def main() -> None:
-    """Fine-tune, quantise, compare."""
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     parser.add_argument("--case", metavar="TEXT", default="", help="fine-tunes whose names hold it")

@@ -80,7 +80,6 @@ class Side:
 
 
 def main() -> None:
-    """Write and load a variant of every codec, time its steps next to the others', print."""
     parser = options(__doc__)
     parser.add_argument("--kernel", choices=kernels.MODES, default="lookup", help="of signs and levels")
     arguments = parser.parse_args()

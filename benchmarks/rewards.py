@@ -44,7 +44,6 @@ Found = dict[tuple[str, str], list[Scores]]
 
 
 def main() -> None:
-    """Score every round by every method."""
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")

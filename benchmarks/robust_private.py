@@ -133,7 +133,6 @@ class PrivateDefence(Defence):
 
 
 def main() -> None:
-    """Measure what is not there yet, and report."""
     arguments = parsed()
     torch.set_num_threads(1)
     report = Report("robust_private", peer="clipped mean, same epsilon and attack")

@@ -208,7 +208,6 @@ def success(found: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    """Do what is not done, and report."""
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="see _smollm2.py")
     parser.add_argument("--data", type=Path, default=SHARED / "data", help="gsm8k, llamafactory_demo")

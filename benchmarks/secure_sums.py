@@ -37,7 +37,6 @@ SUMMED = 3
 
 
 def main() -> None:
-    """Measure each size of a round."""
     arguments: argparse.Namespace = options(__doc__).parse_args()
     torch.set_num_threads(1)
     report = Report("secure_sums", peer="Flower's masks")

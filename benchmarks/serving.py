@@ -41,7 +41,6 @@ SWAPPED_USERS = 8
 
 
 def main() -> None:
-    """Every part that is asked for, with its time."""
     parser = options(__doc__)
     parser.add_argument("--part", nargs="+", choices=PARTS, default=list(PARTS), help="which, in this order")
     parser.add_argument("--users", type=int, nargs="+", help="numbers of users at once")

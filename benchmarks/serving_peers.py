@@ -67,7 +67,6 @@ class Side:
 
 
 def main() -> None:
-    """Every side at every number of users, then the table."""
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="model folder")
     parser.add_argument("--layers-7b", action="store_true", help="two layers of a 7B instead of the model")

@@ -54,7 +54,6 @@ Runs = dict[str, list[tuple[float, float]]]
 
 
 def main() -> None:
-    """Measure side by side, 10 and then 32 contributors, then packed ones."""
     parser = options(__doc__)
     parser.add_argument("--byzfl", type=Path, metavar="WHEEL_OR_FOLDER", help="ByzFL 0.0.11, to compare with")
     parser.add_argument(

@@ -38,7 +38,6 @@ _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 
 
 def main() -> None:
-    """Measure what was asked for."""
     parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
     parser.add_argument(

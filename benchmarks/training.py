@@ -26,7 +26,6 @@ AIM_SPEED, AIM_START = 0.98, 1.0
 
 
 def main() -> None:
-    """Measure every task on both sides."""
     parser = options(__doc__)
     parser.add_argument("--only", nargs="+", choices=TASKS, default=TASKS, help="measure these alone")
     arguments = parser.parse_args()

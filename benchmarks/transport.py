@@ -30,7 +30,6 @@ Runs = list[dict[int, Measurement]]
 
 
 def main() -> None:
-    """Measure every size in both directions, side by side."""
     parser = options(__doc__)
     parser.add_argument("--sizes", type=int, nargs="+", metavar="MB", help="megabytes to move, at least two")
     parser.add_argument("--runs", type=int, help=f"measurements of every size ({RUNS})")

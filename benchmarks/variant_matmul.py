@@ -54,7 +54,6 @@ Times = dict[str, float]
 
 
 def main() -> None:
-    """Measure every batch size, print the table, judge the aims."""
     arguments = options(__doc__).parse_args()
     turns = QUICK_TURNS if arguments.quick else TURNS
     torch.manual_seed(0)

@@ -47,7 +47,6 @@ class Case:
 
 
 def main() -> None:
-    """Measure what was asked for."""
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
