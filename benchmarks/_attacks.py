@@ -162,7 +162,6 @@ def gaussian(scene: Scene) -> Tensor:
 
 @attack
 def zero(scene: Scene) -> Tensor:
-    """Nothing learnt: a scale of zero."""
     return torch.zeros(len(scene.model), scene.malicious, scene.model.shape[1])
 
 
@@ -255,7 +254,6 @@ def backdoor_unscaled(scene: Scene) -> Tensor:
 
 
 def triggered(images: Tensor, data: Digits) -> Tensor:
-    """Images with the trigger."""
     marked = images.clone()
     marked[..., list(data.set.trigger)] = 1.0
     return marked

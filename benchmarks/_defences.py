@@ -61,7 +61,6 @@ class Defence:
             )
 
     def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A round's soup."""
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:

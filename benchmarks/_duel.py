@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from _attacks import ATTACKS, TARGET, Scene, triggered
 from _defences import Defence
-from _digits import LABELS, Digits, HeldOut, Schedule, Split
-from _images import Perceptron
+from _digits import LABELS, Digits, HeldOut, Perceptron, Schedule, Split
 from torch import Tensor
 
 CONTRIBUTORS = 20

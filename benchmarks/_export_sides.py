@@ -22,7 +22,6 @@ from typing import Any
 
 
 def held_out(job_file: str) -> None:
-    """Do a job."""
     import torch
     from safetensors.torch import load_file, save_file
 

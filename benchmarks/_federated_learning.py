@@ -107,7 +107,6 @@ class Side:
     """Of a contributor in a round, where they are not the recipe's."""
 
     def recipe(self, recipe: TrainingRecipe) -> TrainingRecipe:
-        """The recipe of this side's rounds."""
         steps = recipe.max_steps if self.max_steps is None else self.max_steps
         return recipe.model_copy(update={"max_steps": steps})
 

@@ -88,7 +88,6 @@ class Contributors:
         return sum(tensor.numel() for tensor in self.tensors.values())
 
     def loss(self) -> float:
-        """Held-out loss in nats per token."""
         return heldout_loss(self.model, self.tokenizer, self.heldout, max_length=self.max_length)
 
     def copied(self) -> dict[str, Tensor]:

@@ -49,7 +49,6 @@ class Context:
             self.adapters.append(adapter)
 
     def clear(self) -> None:
-        """Forget all sequences."""
         llama.llama_memory_clear(llama.llama_get_memory(self._context), True)
 
     def use(self, user: int) -> None:

@@ -61,7 +61,6 @@ def request(settings: dict[str, Any], user: int, prompt: list[int], new: int) ->
 
 
 def turn(server: Any, settings: dict[str, Any], new: int) -> dict[str, Any]:
-    """All users at once."""
     first = [0.0] * settings["users"]
     tokens = [0] * settings["users"]
     errors: list[str] = []

@@ -33,7 +33,6 @@ class Peer:
         self._run, self._environment = run, environment
 
     def measure(self, *arguments: Any) -> Any:
-        """Run once, and keep the result."""
         if callable(self._run):
             result = self._run(*arguments)
         else:
@@ -42,7 +41,6 @@ class Peer:
         return result
 
     def values(self, key: str) -> list[float]:
-        """One figure of every run."""
         return [float(result[key]) for result in self.results]
 
     def median(self, key: str) -> float:
@@ -122,7 +120,6 @@ def child(command: Sequence[str], environment: Mapping[str, str] | None = None, 
 
 
 def spread(values: Sequence[float], scale: float = 1.0) -> str:
-    """Median, least and most."""
     low, middle, high = (scale * pick(values) for pick in (min, statistics.median, max))
     return f"{middle:.3g} ({low:.3g}-{high:.3g})"
 

@@ -142,7 +142,6 @@ class Round:
 
     @property
     def tensors(self) -> list[str]:
-        """What the task trains."""
         if not self.size.recipe.sends_factors:
             return list(self.spec.shapes)
         with DeltaFile.open(self.updates[0], self.spec) as delta:

@@ -102,7 +102,6 @@ class Processes:
             time.sleep(_SAMPLE_SECONDS)
 
     def logs(self) -> str:
-        """The last lines of every log."""
         files = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {f.name}\n{f.read_text(errors='replace')[-2000:]}" for f in files)
 

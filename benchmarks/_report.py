@@ -136,7 +136,6 @@ def show(title: str, headers: Iterable[str], rows: Iterable[Sequence[str]], note
 
 
 def key(text: str) -> str:
-    """A figure's name of a text."""
     return re.sub(r"\W+", "_", text.lower()).strip("_")
 
 

@@ -43,7 +43,6 @@ def encoded(
 
 @torch.inference_mode()
 def loss_of(model: Any, sequences: Sequences) -> float:
-    """Nats per counted token."""
     parts = [summed_loss(model, sequences[at : at + 32]) for at in range(0, len(sequences), 32)]
     return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
 
@@ -93,7 +92,6 @@ def trained(model: Any, rows: Sequences, steps: int, rate: float, batch: int, se
 
 @contextmanager
 def opened(deltas: Sequence[Delta], codec: CodecPolicy, spec: BaseSpec) -> Iterator[list[DeltaFile]]:
-    """Deltas, written and read."""
     with tempfile.TemporaryDirectory(prefix="gym-deltas-") as folder, ExitStack() as stack:
         files = []
         for number, delta in enumerate(deltas):

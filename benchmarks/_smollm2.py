@@ -47,13 +47,11 @@ def read_gguf(folder: Path) -> None:
 
 
 def questions(folder: Path) -> list[dict[str, Any]]:
-    """Conversations of GSM8K's training set."""
     lines = (folder / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     return [chat(row["question"], row["answer"]) for row in map(json.loads, lines)]
 
 
 def chat(prompt: str, answer: str) -> dict[str, Any]:
-    """One question and its answer."""
     return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]}
 
 

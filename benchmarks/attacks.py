@@ -27,9 +27,8 @@ from typing import Any
 import torch
 from _attacks import ATTACKS
 from _defences import DEFAULT, RULES
-from _digits import Schedule
+from _digits import SETS, Schedule
 from _duel import CONTRIBUTORS, minority, play
-from _images import SETS
 from _report import SHARED, Report, kept, options, picture, show
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6

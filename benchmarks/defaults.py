@@ -25,8 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _defaults_rows import CHOSEN_ON, REPORTED_ON
-from _defaults_run import measure
+from _defaults import CHOSEN_ON, REPORTED_ON, measure
 from _report import SHARED, Report, kept, options
 from _smollm2 import read_gguf
 

@@ -105,8 +105,6 @@ def texts(data: Path, model: str, count: int) -> list[list[int]]:
 
 
 class Side:
-    """All formats of one model."""
-
     def __init__(self, report: Report, name: str, model: str, folder: Path, windows: list[list[int]]) -> None:
         self.report, self.name, self.model, self.folder, self.windows = report, name, model, folder, windows
         self.reference: Path | None = None
@@ -157,7 +155,6 @@ class Side:
             self.peer(form, peer, unchecked, found)
 
     def row(self, label: str, out: Path, run: Run, found: dict[str, float]) -> None:
-        """Figures of one export."""
         self.report.compare(f"{label}: size", _bytes(out) / 1e6, unit="MB")
         self.report.compare(f"{label}: time with check", run.seconds, unit="s")
         self.report.compare(f"{label}: peak memory", run.peak_mb, unit="MB")
@@ -213,7 +210,6 @@ def _bytes(path: Path) -> int:
 
 
 def _fresh(command: list[str], out: Path) -> list[str]:
-    """The same command to another name."""
     return [f"{word}.again{out.suffix}" if word == str(out) else word for word in command]
 
 

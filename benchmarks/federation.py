@@ -74,7 +74,6 @@ def one_bit(decay: float, **changes: Any) -> Side:
 
 
 def fedavg(decay: float) -> Side:
-    """The peer under a schedule."""
     return Side(Schedule(ROUNDS, decay), None, SOUP)
 
 
@@ -154,7 +153,6 @@ def network(
 def federation(
     folder: Path, model: Path, side: Side, recipe: TrainingRecipe, contributing: int
 ) -> dict[str, Any]:
-    """The real thing."""
     assert side.codecs is not None
     subprocess.run([BIN / "gym-server", "init", "--dir", folder / "hub"], check=True, capture_output=True)
     config = {
@@ -201,7 +199,6 @@ def federation(
 
 
 def report_network(result: Report, ours: dict[str, Any], peer: Course, apart: float, weights: int) -> None:
-    """The table and the aims."""
     losses, sent = ours["losses"], sum(ours["up_bytes"]) / len(ours["up_bytes"])
     result.compare("held-out loss before", losses[0], peer.losses[0], unit="nats")
     for server_round, (own, other) in enumerate(zip(losses[1:], peer.losses[1:], strict=True), 1):

@@ -74,7 +74,6 @@ def fill(database: Database, ledger: Ledger, wanted: int) -> int:
 
 
 def enrol(tx: Connection, ledger: Ledger, key: SigningKey) -> None:
-    """An account with its key."""
     who = {"contributor": key.contributor, "public_key": key.public_key}
     tx.execute(insert(accounts).values(**who, name="n", status="active", enrolled_at=BEGAN))
     tx.execute(insert(account_keys).values(**who, status="active", valid_from=BEGAN))
@@ -141,7 +140,6 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
 
 
 def verdict(row: dict[str, Any], word: str) -> dict[str, Any]:
-    """A verdict's body."""
     body = {"update": row["update_id"], "contributor": row["contributor"], "verdict": word, "reason": ""}
     return {**body, "server_round": row["server_round"]}
 

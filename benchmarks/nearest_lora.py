@@ -170,7 +170,6 @@ class Bench:
 
 
 def timed_train(model: Any, tokenizer: Any, rows: list[dict[str, Any]], steps: int, rate: float) -> float:
-    """One cycle of AdamW; the seconds."""
     started = time.perf_counter()
     train(model, encoded(tokenizer, rows, LENGTH), steps, rate, BATCH, cycle=True)
     return time.perf_counter() - started

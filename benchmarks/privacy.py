@@ -46,7 +46,6 @@ ATTACKED = ("full, 1 bit", "LoRA r=16, all")
 
 
 def accounts(report: Report) -> None:
-    """Compare our epsilon with dp-accounting's."""
     worst = 0.0
     for noise, sampling, count in (
         (0.8, 1.0, 1),

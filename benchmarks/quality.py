@@ -122,7 +122,6 @@ def main() -> None:
 
 
 def measure(case: Case, report: Report, quick: bool, only: str) -> None:
-    """All variants of one fine-tune."""
     points: list[tuple[float, float, str]] = []
     base, tuned = case.losses
     gain = f"held-out loss {base:.3f} -> {tuned:.3f} nats in {case.steps} steps"
@@ -169,7 +168,6 @@ def quantised(
 
 
 def cases(arguments: argparse.Namespace) -> Iterator[Case]:
-    """The fine-tunes, each made here."""
     quick, data = arguments.quick, arguments.shared / "data"
     stories = arguments.shared / "models" / "stories260K"
     generic = (data / "llamafactory_demo" / "c4_demo.jsonl").read_text(encoding="utf-8").splitlines()
@@ -213,7 +211,6 @@ def fine_tuned(
 
 
 def progress(text: str) -> None:
-    """Progress, to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 

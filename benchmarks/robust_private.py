@@ -83,7 +83,6 @@ class PrivateDefence(Defence):
         self.aggregator = build_aggregator(recipe)
 
     def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The noised soup of one round."""
         if self.private.kind == "root":
             self.released += 1
             return root, None
@@ -149,7 +148,6 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The options."""
     parser = options(__doc__)
     parser.add_argument("--images", nargs="+", choices=["digits", "mnist"], default=["digits"])
     parser.add_argument("--seeds", type=int, default=3)

@@ -26,8 +26,25 @@ from pathlib import Path
 import psutil
 from _report import Report, options
 from _serving_models import QUICK_LAYERS, SEVEN_B_LAYERS, Base, adapters, one_bit, synthetic, twin
-from _serving_run import BASE, EXACT, LOOKUP, LORA, PEFT, SWAP, USERS, Run, ratios, say, shares, show
-from _serving_sides import EngineSide, PeftSide, Side, SwapSide, require_variants
+from _serving_sides import (
+    BASE,
+    EXACT,
+    LOOKUP,
+    LORA,
+    PEFT,
+    SWAP,
+    USERS,
+    EngineSide,
+    PeftSide,
+    Run,
+    Side,
+    SwapSide,
+    ratios,
+    require_variants,
+    say,
+    shares,
+    show,
+)
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.delta.file import DeltaFile
@@ -67,7 +84,6 @@ def main() -> None:
 
 
 def large(run: Run) -> Base:
-    """The synthetic model."""
     return synthetic(QUICK_LAYERS if run.quick else SEVEN_B_LAYERS, run.folder / "base")
 
 

@@ -101,7 +101,6 @@ def main() -> None:
 
 
 def opened(side: Side, users: int, load: Load, folder: Path) -> WaitingPeer:
-    """The side's process, ready."""
     settings = {**side.settings, "users": users, "prompts": load.prompts(), "new": load.new}
     place = folder / "sides" / side.name.replace(" ", "-").replace(",", "")
     return WaitingPeer(side.name, side.program, settings, place)
@@ -113,7 +112,6 @@ def by_cpu(peer: Peer) -> list[float]:
 
 
 def by_wall(peer: Peer) -> list[float]:
-    """Tokens per second of every turn."""
     return [result["tokens"] / result["seconds"] for result in peer.results]
 
 
@@ -174,7 +172,6 @@ def exported(model: Path, file: Path, words: list[str]) -> str:
 
 
 def show_builds(found: Found) -> None:
-    """How each peer was built."""
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     for name, by_users in found.items():
         for build in sorted({r["build"] for peer in by_users.values() for r in peer.results if "build" in r}):

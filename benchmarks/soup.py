@@ -107,7 +107,6 @@ class Bench:
         return {rule: (s, mb) for rule, (s, mb) in found.items()}
 
     def require_same(self) -> None:
-        """Hold the peers' answers against ours."""
         compared = 0
         for file in sorted(self.answers.glob("*.npy")):
             side, rule = file.stem.split(" ", 1)
@@ -199,12 +198,10 @@ def spread(
 
 
 def seconds(runs: list[tuple[float, float]]) -> float:
-    """The median of the runs."""
     return statistics.median(s for s, _ in runs)
 
 
 def memory(runs: list[tuple[float, float]]) -> float:
-    """The most of the runs."""
     return max(mb for _, mb in runs)
 
 
@@ -250,7 +247,6 @@ def unpacked(byzfl: Path, folder: Path) -> Path:
 
 
 def in_words(rule: str) -> str:
-    """A rule in words."""
     return rule.replace("_", " ").replace("+", ", ")
 
 

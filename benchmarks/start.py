@@ -118,7 +118,6 @@ def started(environment: dict[str, str]) -> dict[str, float]:
 
 
 def answers(url: str) -> bool:
-    """Whether the server says yes."""
     try:
         with urllib.request.urlopen(url, timeout=10) as answer:
             return bool(answer.status == 200)
@@ -142,7 +141,6 @@ def imported(environment: dict[str, str]) -> dict[str, float]:
 
 
 def memory(report: Report, environment: dict[str, str], runs: int, model: str) -> None:
-    """Peaks in processes of their own."""
     peaks: dict[str, list[float]] = {}
     for number in range(runs):
         home = Path(environment["GYM_HOME"]) / f"run-{number}"

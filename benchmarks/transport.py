@@ -103,7 +103,6 @@ def compare(report: Report, direction: str, ours: Runs, theirs: Runs) -> None:
 
 
 def peak_of_hub(runs: Runs, size: int) -> float:
-    """Median of its peaks, in megabytes."""
     return statistics.median(run[size].peak_rss_mb["hub"] for run in runs)
 
 

@@ -128,13 +128,11 @@ def measure_batch(layer: Layer, batch: int, turns: int) -> Times:
 
 
 def milliseconds(functions: Mapping[str, Callable[[], object]], turns: int) -> Times:
-    """The median of each function's turns."""
     seen = clocked(functions, turns, time.perf_counter)
     return {name: 1e3 * statistics.median(seconds) for name, seconds in seen.items()}
 
 
 def dense_models(layer: Layer, x: Tensor) -> None:
-    """Every model multiplies its own rows."""
     for number in range(min(VARIANTS, len(x))):
         linear(x[number::VARIANTS], layer.dense[number])
 

@@ -37,7 +37,6 @@ def train(message: Message, context: Context) -> Message:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         os.link(payload, cache.path(sha256))
         reply["payload"] = ArrayRecord({sha256: reference(sha256, payload.stat().st_size)})
-        reply["update"] = ConfigRecord()  # other replies may not be much larger than their task
     else:
         (sha256,) = message.content["payload"]
         with open(cache.path(sha256), "rb") as file:

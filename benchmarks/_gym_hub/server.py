@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from gym_server.cli.run import run_hub
 from gym_server.federation import Federation
+from gym_server.rounds import replies
 
 from gym_fed.trust.wire.records import reference
 
@@ -49,6 +50,8 @@ def main(folder: str, direction: str, payload: str, result: str) -> None:
         draft.write_text(json.dumps({"seconds": seconds, "sha256": digest, "size": size}))
         draft.rename(result)
 
+    # A plain reply may not be much larger than its task; this one is all of the payload.
+    replies.MAX_RECORDS_BYTES = 10**9
     run_hub(Path(folder), exit_when_done=True, on_listening=listening, server_app=app)
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 from _defences import DEFAULT, Defence
-from _digits import Digits, Schedule
-from _images import Perceptron
+from _digits import Digits, Perceptron, Schedule
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.soup import SoupRecipe
