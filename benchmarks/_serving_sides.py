@@ -8,11 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _peer import spread
+from _peer import Peer, in_turns, spread
 from _report import Better, Report, load, machine
 from _report import key as figure_key
 from _report import show as show_table
@@ -246,14 +247,12 @@ class SwapSide:
                 tensor.copy_(weights[name])
 
 
-def in_turns(sides: dict[str, Side], load: Load, turns: int, say: Callable[[str], None]) -> dict[str, Speeds]:
+def measured(sides: dict[str, Side], load: Load, turns: int, say: Callable[[str], None]) -> dict[str, Speeds]:
     """Every side once a turn, so that a slow moment meets all alike; every other turn in the opposite order."""
     found = {name: Speeds() for name in sides}
     for side in sides.values():
         side(load.warm_up, Speeds())
-    for turn in range(turns):
-        for name in list(sides) if turn % 2 == 0 else reversed(sides):
-            sides[name](load, found[name])
+    in_turns([Peer(name, partial(side, load, found[name])) for name, side in sides.items()], turns)
     for name, speeds in found.items():
         low, high = min(speeds.tokens_a_second), max(speeds.tokens_a_second)
         say(
@@ -287,7 +286,7 @@ class Run:
         return Load(users, 16, 8, vocabulary) if self.quick else Load(users, prompt, new, vocabulary)
 
     def take(self, sides: dict[str, Side], load: Load, turns: int | None = None) -> None:
-        for name, speeds in in_turns(sides, load, turns or self.turns, say).items():
+        for name, speeds in measured(sides, load, turns or self.turns, say).items():
             self.found.setdefault(name, {})[load.users] = speeds
 
 

@@ -85,9 +85,8 @@ def main() -> None:
             read_gguf(arguments.smollm2)
         with tempfile.TemporaryDirectory(prefix="gym-export-bench-") as folder:
             model = NANO if name == NANO else str(arguments.smollm2.resolve())
-            Side(report, name, model, Path(folder), texts(arguments.data, model, windows)).go(
-                arguments.formats
-            )
+            side = Side(report, name, model, Path(folder), texts(arguments.data, model, windows))
+            side.go(arguments.formats)
     report.finish(arguments)
 
 
@@ -111,9 +110,8 @@ class Side:
 
     def go(self, formats: list[str]) -> None:
         """The source first, which is what the others are held against."""
-        source = self.held_out(
-            {"reading": "gym_fed.export.readers.transformers", "model": resolve(self.model)}
-        )
+        reader = "gym_fed.export.readers.transformers"
+        source = self.held_out({"reading": reader, "model": resolve(self.model)})
         self.reference = self.folder / "answer.json.safetensors"
         self.report.figure(f"{self.name} source loss", source["loss"])
         for form in formats:
@@ -125,15 +123,8 @@ class Side:
         chosen = EXPORT_FORMATS.new(name)
         label = f"{self.name} {form}"
         out = self.folder / f"out-{name}-{quantization}{chosen.suffix if chosen.is_file else ''}"
-        command = [
-            str(Path(sys.executable).with_name("gym")),
-            "export",
-            self.model,
-            "-o",
-            str(out),
-            "--format",
-            name,
-        ]
+        gym = str(Path(sys.executable).with_name("gym"))
+        command = [gym, "export", self.model, "-o", str(out), "--format", name]
         command += ["--quantization", quantization] if quantization else []
         run = measured([*command, "--json", "--yes"])
         if run.status:
@@ -142,12 +133,11 @@ class Side:
         record = json.loads(run.output[run.output.index("{") :])
         assert record["format"] == name
         assert record.get("quantization", "") in (quantization, record.get("quantization", ""))
-        found = self.held_out(
-            {"reading": chosen.reading, **chosen.parts(SimpleNamespace(base=self.model), out)}
-        )
+        parts = chosen.parts(SimpleNamespace(base=self.model), out)
+        found = self.held_out({"reading": chosen.reading, **parts})
         self.row(label, out, run, found)
         self.report.figure(f"{label} check top1", record["check"]["read_back"]["top1"])
-        peers = [peer for peer in PEERS.get(form, ()) if self.has(form, peer)]
+        peers = [peer for peer in PEERS.get(form, ()) if find_spec(peer) is not None]
         if peers:
             unchecked = measured([*_fresh(command, out), "--skip-check", "--yes"])
             assert unchecked.status == 0, unchecked.output
@@ -162,13 +152,6 @@ class Side:
         self.report.compare(f"{label}: same likeliest token", found["top1"], better="higher")
         self.report.compare(f"{label}: loss", found["loss"], unit="nats")
 
-    def has(self, form: str, peer: str) -> bool:
-        """Whether the peer can be run; says where it cannot."""
-        if find_spec(peer) is not None:
-            return True
-        print(f"{self.name} {form}: {peer} is not installed", file=sys.stderr)
-        return False
-
     def peer(self, form: str, peer: str, ours: Run, quality: dict[str, float]) -> None:
         """The same kind of file by the peer alone."""
         kind = form.rpartition(":")[2]
@@ -181,9 +164,8 @@ class Side:
             words = [peer, str(resolve(self.model)), str(out), form if ":" in form else f"auto_{form}"]
         run = measured(script("_export_sides.py", *words))
         if run.status:
-            print(
-                f"{self.name} {form}: {peer} failed: {run.output.strip().splitlines()[-1]}", file=sys.stderr
-            )
+            last = run.output.strip().splitlines()[-1]
+            print(f"{self.name} {form}: {peer} failed: {last}", file=sys.stderr)
             return
         found = self.held_out(_of_peer(form, out))
         label = f"{self.name} {form} beside {peer}"

@@ -28,11 +28,11 @@ import statistics
 import sys
 import tempfile
 import zipfile
-from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from _peer import child, script
+from _peer import Peer, child, in_turns, script
 from _report import Report, options
 from gym_quant import kernels
 
@@ -98,10 +98,8 @@ class Bench:
     ) -> dict[str, tuple[float, float]]:
         """Seconds and megabytes of one run of each rule; ``keep`` keeps its answers to be compared."""
         words = [side, str(n), str(size), str(self.answers) if keep else "-"]
-        words += [
-            "all" if rules is None else ",".join(sorted(rules)),
-            *([str(self.byzfl)] if self.byzfl else []),
-        ]
+        words.append("all" if rules is None else ",".join(sorted(rules)))
+        words += [str(self.byzfl)] if self.byzfl else []
         found = child(script("_soup_sides.py", *words), self._environment, f"{side} with {n} contributors")
         print(f"{side}, {n} x {size:,}: done", file=sys.stderr, flush=True)
         return {rule: (s, mb) for rule, (s, mb) in found.items()}
@@ -128,7 +126,7 @@ def floats(report: Report, bench: Bench, quick: bool, runs: int, counts: list[in
     size = QUICK_SIZE if quick else SIZE
     grown: dict[int, Runs] = {}
     for n in counts:
-        found = in_turns(bench, n, size, runs)
+        found = sides_of(bench, n, size, runs)
         bench.require_same()
         grown[n] = found["ours"]
         compare(report, n, size, found)
@@ -143,10 +141,9 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
     size, many = (QUICK_SIZE, QUICK_MANY) if quick else (SIZE, MANY)
     in_memory: dict[int, Runs] = {}
     for n in (32, many):
-        own: Runs = defaultdict(list)
-        for _ in range(runs):
-            for rule, one in bench.run("packed", n, size).items():
-                own[rule].append(one)
+        side = Peer("packed", partial(bench.run, "packed", n, size))
+        in_turns([side], runs)
+        own = by_rule(side)
         in_memory[n] = own
         for rule, measured in own.items():
             where = f"packed, {n} x {size:,}: {in_words(rule)}"
@@ -205,15 +202,16 @@ def memory(runs: list[tuple[float, float]]) -> float:
     return max(mb for _, mb in runs)
 
 
-def in_turns(bench: Bench, n: int, size: int, runs: int) -> dict[str, Runs]:
+def sides_of(bench: Bench, n: int, size: int, runs: int) -> dict[str, Runs]:
     """All runs of every side, in turns, so that a slow moment meets all alike."""
     chosen: dict[str, set[str] | None] = {"ours": None, **close_forms(bench, n, size)}
-    found: dict[str, Runs] = {side: defaultdict(list) for side in chosen}
-    for turn in range(runs):
-        for side in list(chosen) if turn % 2 == 0 else reversed(list(chosen)):
-            for rule, one in bench.run(side, n, size, chosen[side]).items():
-                found[side][rule].append(one)
-    return found
+    sides = [Peer(side, partial(bench.run, side, n, size, rules)) for side, rules in chosen.items()]
+    in_turns(sides, runs)
+    return {side.name: by_rule(side) for side in sides}
+
+
+def by_rule(side: Peer) -> Runs:
+    return {rule: [result[rule] for result in side.results] for rule in side.results[0]}
 
 
 def close_forms(bench: Bench, n: int, size: int) -> dict[str, set[str]]:
