@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from gym_server.store.tables import account_keys, accounts, credits, rounds, upd
 from sqlalchemy import Connection, insert
 
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.config.hub.task import next_digest
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
@@ -114,8 +115,8 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
         ledger.append(tx, "credit", credit)
         tx.execute(insert(credits).values(**credit))
     ids = [row["update_id"] for row in sent]
-    digest = "sha256:" + canonical_digest(server_round)
-    version: dict[str, Any] = {"height": server_round, "digest": digest, "server_round": server_round}
+    version: dict[str, Any] = {"height": server_round, "server_round": server_round}
+    version["digest"] = digest_of(server_round)
     losses = {"heldout_before": 2.0 / server_round, "heldout_after": 2.0 / (server_round + 1)}
     ended = {
         "server_round": server_round,
@@ -125,7 +126,8 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
     }
     ended |= {"opened_at": time.time(), "deadline": None, "merging": json.dumps(ids), "reason": ""}
     body: dict[str, Any] = {
-        "soup": digest[7:],
+        "parent": digest_of(server_round - 1),
+        "soup": canonical_digest(server_round),
         "recipe": SoupRecipe().model_dump(mode="json"),
         "merged": ids,
         "updates": ids,
@@ -133,10 +135,23 @@ def finish_round(tx: Connection, ledger: Ledger, server_round: int, sent: list[d
     body |= {"soup_bytes": 1, "state": {}, "round": round_of(ended)}
     last = ledger.append(tx, "version", {**version, **losses, **body})
     tx.execute(insert(rounds).values(**ended, closed_at=time.time()))
-    row = {"soup_sha256": digest[7:], "soup_bytes": 1, "num_updates": len(ids), "committed_at": time.time()}
+    row = {
+        "soup_sha256": canonical_digest(server_round),
+        "soup_bytes": 1,
+        "num_updates": len(ids),
+        "committed_at": time.time(),
+    }
     tx.execute(insert(versions).values(**version, **losses, **row))
     ledger.sign_head(tx)
     return last.sequence
+
+
+@cache
+def digest_of(height: int) -> str:
+    """A version's digest, each version made by the round of its height."""
+    if height == 0:
+        return "sha256:" + "0" * 64
+    return next_digest(digest_of(height - 1), canonical_digest(height), height)
 
 
 def verdict(row: dict[str, Any], word: str) -> dict[str, Any]:

@@ -199,8 +199,8 @@ def require_form(what: Side | None, ran: dict[tuple[str, str], int], step: str, 
         if isinstance(one, ResidentSigns | ResidentTiles):
             bulk = kernel == "exact" and step.startswith("prompt")
             wanted.add((one.form, "decoded" if bulk else kernel))
-        elif one is not None and one.form != "factors":
-            wanted.add((one.form, "decoded"))
+        elif one is not None:
+            wanted.add((one.form, "native" if one.form == "factors" else "decoded"))
     # The prompt's last token alone goes through the head.
     allowed = wanted | {(form, kernel) for form, _ in wanted if kernel == "exact" and form == "signs"}
     if not wanted <= found <= allowed:
