@@ -78,9 +78,7 @@ class EngineTurns:
         began, cpu = time.perf_counter(), time.process_time()
         run_engine(self._engine, load, names, speeds)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
-        ran = {
-            kind: n - products[kind] for kind, n in self._served.sign_products.items() if n > products[kind]
-        }
+        ran = {k: n - products[k] for k, n in self._served.sign_products.items() if n > products[k]}
         if set(ran) != ({settings["kernel"]} if settings["kind"] == "signs" else set()):
             raise SystemExit(f"kernels that ran: {ran}, not {settings['kernel']}")
         low_rank = {way for way, n in factors.items() if self._served.products["factors", way] > n}

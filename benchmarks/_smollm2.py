@@ -38,9 +38,7 @@ def read_gguf(folder: Path) -> None:
     clean = LlamaForCausalLM(config)
     missing, unexpected = clean.load_state_dict(read.state_dict(), strict=False)
     if set(missing) - {"lm_head.weight"} or unexpected:
-        sys.exit(
-            f"{gguf.name} is not the model this script knows: missing {missing}, unexpected {unexpected}"
-        )
+        sys.exit(f"{gguf.name} is another model: missing {missing}, unexpected {unexpected}")
     clean.tie_weights()
     clean.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -88,9 +88,7 @@ def measured(run: Callable[[], object]) -> tuple[float, float]:
     """Seconds, and megabytes by which resident memory rose at its highest (measured on Linux; elsewhere 0)."""
     gc.collect()
     if sys.platform == "linux":
-        trim = getattr(
-            ctypes.CDLL(None), "malloc_trim", None
-        )  # glibc keeps what was freed, which would hide growth
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # what glibc keeps would hide growth
         if trim is not None:
             trim(0)
     reset = Path("/proc/self/clear_refs")
@@ -187,9 +185,7 @@ def flower_cases(n: int, d: int, parts: int) -> Iterator[Case]:
     from flwr.serverapp import strategy
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = (
-        1  # a message wants to know whose it is
-    )
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # a message reads them
     updates = updates_of(n, d).numpy()
 
     def replies() -> list[Any]:

@@ -82,18 +82,12 @@ def main() -> None:
 def parsed() -> argparse.Namespace:
     """The options, with what ``--quick`` leaves of them."""
     parser = options(__doc__)
-    parser.add_argument(
-        "--rules", nargs="+", metavar="NAME", help=f"of: {', '.join(RULES)}, or any other such chain"
-    )
-    parser.add_argument(
-        "--attacks", nargs="+", choices=[*ATTACKS], metavar="NAME", help=f"of: {', '.join(ATTACKS)}"
-    )
+    parser.add_argument("--rules", nargs="+", metavar="NAME", help=f"{', '.join(RULES)}, or another chain")
+    parser.add_argument("--attacks", nargs="+", choices=[*ATTACKS], metavar="NAME", help=", ".join(ATTACKS))
     parser.add_argument("--images", nargs="+", choices=[*SETS], default=["digits"], help="data sets")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many")
     parser.add_argument("--shares", action="store_true", help="what a minority keeps without attackers, too")
-    parser.add_argument(
-        "--cells", type=Path, metavar="FILE", help="keep what is measured, and measure it once"
-    )
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()

@@ -85,9 +85,7 @@ SAME_LOSS = 1e-6
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--part", choices=("network", "learning", "choice"), default="network")
-    parser.add_argument(
-        "--cells", type=Path, metavar="FILE", help="JSONL of runs: those in it are not run again"
-    )
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     one_thread()

@@ -190,9 +190,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
-    parser.add_argument(
-        "--part", choices=("methods", "sybils"), help="one of the comparisons; all by default"
-    )
+    parser.add_argument("--part", choices=("methods", "sybils"), help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("rewards", peer="paid each" if arguments.part == "sybils" else "exact Shapley")

@@ -153,9 +153,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
-    parser.add_argument(
-        "--cells", type=Path, metavar="FILE", help="keep what is measured, and measure it once"
-    )
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--validation", action="store_true", help="judge by rows that are not reported")
     arguments = parser.parse_args()
     if arguments.quick:

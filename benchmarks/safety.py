@@ -295,9 +295,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--model", type=Path, default=Path("runs/smollm2"), help="see _smollm2.py")
     parser.add_argument("--data", type=Path, default=SHARED / "data", help="gsm8k, llamafactory_demo")
-    parser.add_argument(
-        "--out", type=Path, default=Path("runs/safety"), help="results of stages; goes on from them"
-    )
+    parser.add_argument("--out", type=Path, default=Path("runs/safety"), help="keeps finished stages")
     parser.add_argument("--seeds", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

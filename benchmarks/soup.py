@@ -56,9 +56,7 @@ Runs = dict[str, list[tuple[float, float]]]
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--byzfl", type=Path, metavar="WHEEL_OR_FOLDER", help="ByzFL 0.0.11, to compare with")
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="threads of every side; all cores by default"
-    )
+    parser.add_argument("--threads", type=int, metavar="N", help="of every side; default: all cores")
     parser.add_argument("--runs", type=int, metavar="N", help=f"runs of every side; {RUNS}, with --quick 1")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="one of the two")
     parser.add_argument(

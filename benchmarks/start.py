@@ -40,9 +40,7 @@ _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
-    parser.add_argument(
-        "--model", type=Path, metavar="FOLDER", help="of the part memory; gym-nano without it"
-    )
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the part memory; default: gym-nano")
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
     runs = 1 if arguments.quick else arguments.runs
