@@ -40,7 +40,7 @@ _ADDRESS = re.compile(rb"listening at (http://\S+?);")
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--part", choices=PARTS, action="append", help="default: all")
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the part memory; default: gym-nano")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="of the part memory")
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
     runs = 1 if arguments.quick else arguments.runs
@@ -49,8 +49,8 @@ def main() -> None:
         environment = {**os.environ, "GYM_HOME": home, "OMP_NUM_THREADS": "1"}
         if "seconds" in (arguments.part or PARTS):
             seconds(report, environment, runs)
-        if "memory" in (arguments.part or PARTS):
-            memory(report, environment, runs, "gym-nano" if arguments.model is None else str(arguments.model))
+        if arguments.model is not None and "memory" in (arguments.part or PARTS):
+            memory(report, environment, runs, str(arguments.model))
     report.finish(arguments)
 
 
