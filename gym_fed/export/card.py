@@ -14,13 +14,13 @@ from gym_fed.registry.card.readme import card_of, spdx
 from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest
 
 _LIBRARIES = {"gguf": "gguf", "gguf_adapter": "gguf", "onnx": "onnx", "openvino": "openvino"}
-"""The Hub's library name of a format, if it is neither transformers nor PEFT."""
+"""The Hub's library name for each format that needs neither transformers nor PEFT."""
 _KINDS: dict[str, Kind] = {"adapter": "adapter", "gguf_adapter": "adapter", "delta": "delta"}
-"""The content of a format, if it is not whole weights."""
+"""The content of each format that does not hold all weights."""
 
 
 def licence_name(source: Source) -> str:
-    """Return the licence named by the nearest model card, in lower case; the base's if there is no other."""
+    """Return the licence name from the nearest model card, in lower case; the base's if no other card has one."""
     return next(filter(None, map(licence_of, source.folders)), "")
 
 
@@ -75,7 +75,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
 
 
 def _base(source: Source) -> BaseUsed | None:
-    """Return the base; for an untuned model of the Hub, the model itself."""
+    """Return the base; for an untuned model from the Hub, the model itself."""
     named = source.base or (source.name if is_hub_name(source.name) else None)
     if named is None:
         return None

@@ -31,7 +31,7 @@ class ReadBack:
 
     Args:
         chosen: The format.
-        source: The exported model; an owned one is used up.
+        source: The exported model; modified if it is owned.
         options: The options of the export.
     """
 
@@ -59,7 +59,7 @@ class ReadBack:
         _require_equal(merged, MERGED_TOLERANCE, "merging the adapter gives", ExportFormat.remedy)
 
     def before_writing(self, options: Options) -> None:
-        """Compute the source's answers if writing uses it up, and its base's if the delta is rounded by blocks.
+        """Compute the source's answers if writing modifies it, and its base's if the delta is rounded in blocks.
 
         Args:
             options: The resolved options.
@@ -135,7 +135,7 @@ def passage_ids(source: Source) -> list[int]:
 
 
 def _readers(chosen: ExportFormat) -> str:
-    """Return the packages that read it back, with their versions."""
+    """Return the versions of the packages that read the export back."""
     names = []
     for module in dict.fromkeys(("transformers", chosen.reader)):
         name = module.replace("_", "-")
@@ -190,7 +190,8 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
 def effect_kept(
     base: Mapping[str, Any], tuned: Mapping[str, Any], written: Mapping[str, Any]
 ) -> float | None:
-    """Compute the share of a delta's effect on the logits that is left: ``1 - |written - tuned| / |tuned - base|``.
+    """Compute the share of a delta's effect on the logits that the export preserves: ``1 - |written - tuned| / |tuned -
+    base|``.
 
     Args:
         base: The ``answers`` of the base.
@@ -220,7 +221,7 @@ def _rows(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[tu
 
 
 def _larger(first: float, second: float) -> float:
-    """Return the larger one, or NaN if one is NaN."""
+    """Return the larger number, or NaN if either is NaN."""
     return second if second != second or second > first else first
 
 

@@ -14,7 +14,7 @@ from gym_fed.core.registries import EXPORT_FORMATS
 from gym_fed.export.formats.base import ExportFormat, Options
 
 FOLDER = "huggingface"
-"""The format of a path without a known suffix."""
+"""The default format for a path without a known suffix."""
 _OF_FILES = (
     ".bin .ckpt .engine .ggml .gguf .gymdelta .h5 .mlmodel .mlpackage .nemo .onnx .plan .pt .pt2 .pte .pth "
     ".safetensors .tar .tflite .xml .zip"
@@ -103,7 +103,7 @@ def format_named(name: str) -> ExportFormat:
 def format_by_suffix(path: Path) -> str:
     """Return the first format with the suffix of ``path``; ``huggingface`` if there is none.
 
-    Formats of other packages come after our own, and formats that cannot be used are skipped with a warning.
+    Formats from other packages come after the built-in ones; unusable formats are skipped with a warning.
     """
     return next(
         (name for name, known in _usable().items() if known.suffix and path.suffix.lower() == known.suffix),
@@ -112,7 +112,7 @@ def format_by_suffix(path: Path) -> str:
 
 
 def _usable() -> dict[str, type[ExportFormat]]:
-    """Return all usable formats by name, our own first."""
+    """Return all usable formats by name, the built-in ones first."""
     own = EXPORT_FORMATS.own()
     names = sorted(EXPORT_FORMATS.usable(), key=lambda name: name not in own)
     return {name: EXPORT_FORMATS.type_of(name) for name in names}
@@ -144,7 +144,7 @@ def _require_suffix(chosen: ExportFormat, path: Path) -> None:
 
 
 def _quantization(chosen: ExportFormat, name: str) -> str:
-    """Return the format's own name of a quantization; an unknown one is returned unchanged."""
+    """Return the format's own name for a quantization; an unknown name is returned unchanged."""
     for known in (name, name.lower().replace("-", "_")):
         if not known or known in chosen.quantizations:
             return known

@@ -1,7 +1,7 @@
 """Ollama's Modelfile for an exported GGUF file: its chat template, translated, and the text that ends an answer.
 
 Ollama does not read Jinja, and recognises only the templates of published models by their text. So the template is
-derived from what the model's own one makes of a question with and without a system message.
+derived from a question, with and without a system message, rendered by the model's own template.
 """
 
 from __future__ import annotations

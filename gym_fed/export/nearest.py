@@ -1,9 +1,10 @@
-"""LoRA factors of a delta, for servers that apply adapters per request: its own factors, or the nearest of a rank.
+"""LoRA factors of a delta, for servers that apply adapters per request: its own, or the nearest of a given rank.
 
 The nearest of rank r in the Frobenius norm are the r largest singular components (Eckart and Young 1936). They depend
-on the delta only, not on rows or training. They are exact up to a smaller dimension of 768. Above it they are found
-by subspace iteration, with more rounds than a codec takes: sign matrices have a flat spectrum, on which it is slow. It
-misses at most 0.7% of the squared norm that a rank can keep for random signs of 1024 x 1024 (rank 8; 32: 0.35%).
+on the delta only, not on rows or training. They are exact up to a smaller dimension of 768. Above that size they are
+computed by subspace iteration, with more rounds than in a codec, since it converges slowly on the flat spectrum of sign
+matrices. It misses at most 0.7% of the squared norm that a rank can keep for random signs of 1024 x 1024 (rank 8; 32:
+0.35%).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gym_fed.export.source import Source
 
 _DEFAULT_RANK = 32
 _ROUNDS = 4
-"""Rounds of subspace iteration; each starts from the components of the one before."""
+"""Rounds of subspace iteration; each starts from the components of the previous round."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class LoraFactors:
     """The factors of a change of weights.
 
     Attributes:
-        factors: A ``[rank, in]`` and B ``[out, rank]`` in float32 by name of the weight, all of one rank and scaling.
+        factors: A ``[rank, in]`` and B ``[out, rank]`` in float32, by name of the weight; all with the same rank and
+            scaling.
         rank: The number of columns of every B.
         scaling: The factor of every product.
         norm_kept: The share of the delta's squared norm that the products keep: 1 minus the share of their error.
@@ -60,7 +62,7 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
     Args:
         source: See ``open_source``.
         rank: Maximum components of a delta's matrix; None: 32, or all of a matrix that is stored as factors.
-        report: Gets how many matrices are done.
+        report: Called with the number of finished matrices.
 
     Raises:
         GymError: ``USAGE`` for a source without a change that LoRA can hold; ``MODEL_INVALID`` as ``lora_factors``.
@@ -196,7 +198,7 @@ def lora_model(source: Source, rank: int | None, report: Report) -> Any:
 
 
 def base_model(source: Source) -> Any:
-    """Load the base again, with what is below the source's adapter or delta."""
+    """Load the base again, with the adapters below the source's own adapter or delta merged in."""
     from gym_fed.base.modeling.adapters import merge_adapters
     from gym_fed.base.models import quiet_loading
 
@@ -211,14 +213,14 @@ def _whole(value: float) -> Any:
 
 
 def _targets(model: Any, names: list[str]) -> list[str]:
-    """Return the modules' own names, such as ``q_proj``, if they identify the same modules; otherwise whole names."""
+    """Return the modules' last names, such as ``q_proj``, if they match no other modules; otherwise full names."""
     ends = {name.rpartition(".")[2] for name in names}
     meant = {name for name, _ in model.named_modules() if name.rpartition(".")[2] in ends}
     return sorted(ends if meant == set(names) else names)
 
 
 _MIN_KEPT_GAIN = 0.8
-"""A note warns below this share."""
+"""Share of the gain below which a note warns."""
 _NAMES_SHOWN = 3
 
 
@@ -226,13 +228,13 @@ _NAMES_SHOWN = 3
 class KeptGain:
     """Losses on held-out rows, in nats per token.
 
-    A variant's gain is the difference of its loss to its base's. The share that its LoRA keeps is the LoRA's own gain
-    relative to that: 1 is all of it, 0 none; below 0 the LoRA is worse than the base.
+    A variant's gain is its base's loss minus its own. The share that its LoRA keeps is the LoRA's gain divided by the
+    variant's: 1 is all, 0 is none, and below 0 the LoRA is worse than the base.
 
     Attributes:
         rows: The number of rows.
         base: The loss of the base.
-        variant: The loss of the base with the whole delta.
+        variant: The loss of the base with the exact delta.
         lora: The loss of the base with the factors.
     """
 
@@ -255,7 +257,7 @@ def kept_gain(source: Source, rank: int | None, rows: Sequence[dict[str, Any]], 
         source: A source with a delta.
         rank: As for ``factors_of``.
         rows: As for ``heldout_loss``; the variant must not have been trained on them.
-        options: Its ``report`` gets the progress.
+        options: The options of the export; ``report`` receives the progress.
 
     Raises:
         GymError: ``DATA_INVALID`` if the rows contain nothing to predict.

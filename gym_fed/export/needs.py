@@ -1,4 +1,4 @@
-"""Estimates of the disk and memory that an export takes, from the headers of the weights."""
+"""Estimates of the disk space and memory that an export needs, from the headers of the weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LIBRARIES_BYTES = 500_000_000
 """Memory of a process with torch and transformers, before a model; measured on Linux."""
 _FLOAT_BYTES = 4
 _LOGITS = 500
-"""Positions whose logits are kept, times the copies that comparing them takes."""
+"""Positions whose logits are stored, times the copies needed to compare them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Weights:
 
 @dataclass(frozen=True)
 class ExportNeeds:
-    """Upper bounds of the bytes that an export takes.
+    """Upper bounds of the bytes that an export needs.
 
     Attributes:
         disk: Bytes on disk for the result and its temporary files.

@@ -23,12 +23,12 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import SIGKILL
 
 Report = Callable[[str, int, int], None]
-"""Gets ``(stage, done, total)``, the progress of a long operation. ``total`` is 0 if unknown."""
+"""Called with ``(stage, done, total)``, the progress of a long operation. ``total`` is 0 if unknown."""
 _LAST_LINES = 20
 _LINE_CHARS = 2000
 _PIPE_BYTES = 1 << 16
 _FULL = re.compile(rf"(?:\[Errno|\(os error) ({errno.ENOSPC}|{errno.EDQUOT})[])]")
-"""How errors of Python, and of libraries written in Rust, name the errno of a full disk."""
+"""Matches the errno of a full disk in errors from Python and from libraries written in Rust."""
 _PR_SET_PDEATHSIG = 1
 """``prctl``'s constant, from ``<sys/prctl.h>``."""
 
@@ -38,11 +38,11 @@ def no_report(stage: str, done: int = 0, total: int = 0) -> None:
 
 
 class ModuleProcess:
-    """``python -m module`` in a process of its own, which gets one job.
+    """``python -m module`` in its own process, which runs one job.
 
-    It is started before the job is known, so that it imports its libraries while this process does other work. It ends
-    with this process in any case: the system kills it (Linux), or it sees its standard input closed. It
-    imports nothing from the working directory (``-P``), and does not access the Hub.
+    It is started before the job is known, so that it imports its libraries while this process does other work. It
+    always ends with this process: the system kills it (Linux), or it sees its standard input closed. It imports nothing
+    from the working directory (``-P``), and does not access the Hub.
 
     Args:
         module: A module whose main code is ``with child_job() as (job, say): ...``.
@@ -72,13 +72,13 @@ class ModuleProcess:
 
         Args:
             job: The job, as JSON values.
-            report: Gets the child's progress.
+            report: Called with the child's progress.
 
         Returns:
             The exit status, and the last lines of the child's standard error.
 
         Raises:
-            OSError: If a full disk ended the child.
+            OSError: If the child ended because of a full disk.
             GymError: ``BUSY`` if a lack of memory did.
         """
         assert self._child.stdout is not None
@@ -124,7 +124,7 @@ class Processes:
             self._started.popitem()[1].close()
 
     def start(self, module: str, libraries: Sequence[str] = ()) -> None:
-        """Start ``python -m module`` before its job is known, unless one is waiting already; see ``ModuleProcess``."""
+        """Start ``python -m module`` before its job is known, unless one is already waiting; see ``ModuleProcess``."""
         if module not in self._started:
             self._started[module] = ModuleProcess(module, libraries)
 
@@ -177,7 +177,7 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
 
 
 def leave(status: int | None = 0) -> NoReturn:
-    """Exit from a child whose job is done, without the second that Python takes to unload torch."""
+    """Exit from a child whose job is done, without spending a second on unloading torch."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status or 0)

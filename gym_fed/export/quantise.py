@@ -1,4 +1,4 @@
-"""Quantise a model folder with auto-round, run as ``python -m gym_fed.export.quantise`` in a process of its own.
+"""Quantise a model folder with auto-round, run as ``python -m gym_fed.export.quantise`` in its own process.
 
 auto-round takes seconds to import, patches other libraries and prints. The job is ``{"folder", "out", "format", "bits",
 "group_size", "sym", "iters", "ids", "threads"}``.

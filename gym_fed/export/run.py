@@ -65,7 +65,7 @@ def export(
         The contents of ``export.json``.
 
     Raises:
-        GymError: ``FILE_EXISTS``, also if another export took the name meanwhile; ``USAGE`` for a format that cannot
+        GymError: ``FILE_EXISTS``, also if another export creates the path meanwhile; ``USAGE`` for a format that cannot
             hold the model; ``EXPORT_DIFFERS`` if the export computes something else, and ``DISK_FULL``; then
             nothing is left.
     """
@@ -148,7 +148,7 @@ def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, 
 def _note_kept(
     record: dict[str, Any], share: float, stored_as: str | None, chosen: ExportFormat, options: Options
 ) -> None:
-    """Record how much of the delta is left, with a note on what keeps more if that is little."""
+    """Record the share of the delta that is left; if it is small, add a note on options that preserve more."""
     name = stored_as or chosen.quantization(options)
     of = "delta" if stored_as else "delta's effect on the logits"
     record["kept"] = {"share": share, "of": of, "stored_as": name}
@@ -163,7 +163,7 @@ def _note_kept(
 
 
 def _versions(modules: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of packages that are named like these modules."""
+    """Return the versions of the packages that provide these modules."""
     versions = {}
     for module in modules:
         name = module.replace("_", "-")
@@ -252,8 +252,8 @@ def require_no_companions(path: Path, *, licences: bool) -> None:
 def companion_files(path: Path, files: Mapping[str, bytes], sha256: str, *, licences: bool) -> Iterator[None]:
     """Write ``files`` by their names, the record first; ``path`` must exist when the block ends.
 
-    Otherwise they are removed. Exports into one folder are serialised here, so that a record always belongs
-    to the file that is there.
+    Otherwise they are removed. Exports into one folder are serialised here, so that a record always belongs to the
+    existing file.
 
     Args:
         path: The new file.
@@ -282,7 +282,7 @@ def companion_files(path: Path, files: Mapping[str, bytes], sha256: str, *, lice
 
 
 def _left(record: Path, path: Path) -> Mapping[str, str]:
-    """Return the SHA-256 by name from a record without its file; empty for anything else."""
+    """Return the SHA-256 digests by name from the record of a missing file; empty for any other file."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):
         with suppress(OSError, GymError):  # not one of our records: refused

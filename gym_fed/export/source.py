@@ -31,7 +31,7 @@ from gym_fed.core.text import readable_bytes
 from gym_fed.delta.kept import MIN_KEPT, mapped_base, share_kept
 
 _MAX_LICENCE_BYTES = 16 << 20
-"""Maximum size of a licence or notice file, which is read whole."""
+"""Maximum bytes of a licence or notice file, which is read at once."""
 
 
 @dataclass
@@ -46,12 +46,12 @@ class Source:
         below: The adapters merged into the base's weights.
         folders: Folders with files that accompany the model, nearest first.
         dtype: The dtype of the base on disk.
-        base_changed: Whether the base in memory has other rotary positions than on disk.
-        read_base: Loads the base again, without what was trained.
+        base_changed: Whether the base's rotary positions in memory differ from those on disk.
+        read_base: Function that loads the base again, without the trained changes.
         delta: The ``.gymdelta`` that was added to the weights; the base in memory then had ``below`` merged in.
         owned: Whether nobody else uses the model, so that merging and rounding may modify it.
         saving: Prepares the adapter for saving, within a context; training's may differ from the saved form.
-        found: Results that formats have computed and need again.
+        found: Cached results of the formats.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Source:
 
     @property
     def shown_name(self) -> str:
-        """The model's name in published files: without a folder."""
+        """The model's name in published files, without folders."""
         return _without_folders(self.name)
 
     @property
@@ -85,7 +85,7 @@ class Source:
         return hasattr(self.model, "peft_config")
 
     def whole(self) -> Any:
-        """Return the model with everything in its weights; ``model`` is unchanged, or becomes this if it is owned.
+        """Return the model with everything merged into its weights; ``model`` is modified only if it is owned.
 
         An adapter is merged in float32, since a sum in 16 bits would round most of it away.
         """
@@ -203,7 +203,8 @@ def open_source(
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID``; ``CONFIG_INVALID`` for an adapter of another base;
-            ``BASE_MISMATCH`` for a delta of one; ``USAGE`` for either on weights in few bits; as ``named_delta``.
+            ``BASE_MISMATCH`` for a delta of another base; ``USAGE`` for either on quantised weights; as
+            ``named_delta``.
     """
     from gym_fed.serving.store.naming import named_delta
 

@@ -1,5 +1,6 @@
-"""The formats of `gym export`: file name = registry name = value of ``--format``. Dropping a file in registers it.
+"""The formats of `gym export`: file name = registry name = value of ``--format``. A file in this folder is registered
+automatically.
 
-Installed packages add theirs by the entry points ``gym_fed.export_formats``;
+Installed packages register formats by the entry points ``gym_fed.export_formats``;
 ``gym_fed.core.registries.EXPORT_FORMATS`` finds both.
 """

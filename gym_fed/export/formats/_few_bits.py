@@ -1,6 +1,6 @@
-"""The base of awq and gptq: 4 or 8 bits in groups, quantised by auto-round, read back by this project's own reader.
+"""The base class of awq and gptq: 4 or 8 bits in groups, quantised by auto-round and read back by gym-fed's reader.
 
-Token ids calibrate the rounding: those of the user's rows or of this project's own texts. These are rows of the
+Token ids calibrate the rounding: from the user's rows, or from the built-in texts. These are rows of the
 generated tasks and the packaged questions and texts of the retention check; exports are not compared on them.
 """
 
@@ -32,7 +32,7 @@ ITERATIONS = 8
 """Steps of SignRound in each block."""
 GROUPS = (128, 64, 32)
 _MULTIPLE = 32
-"""Rows and columns of other sizes are not quantised."""
+"""Matrices whose rows or columns are not a multiple of this size are not quantised."""
 _TOLERANCE = Tolerance(max=None, top1=0.9, greedy=False)
 
 
@@ -78,8 +78,8 @@ def calibration_of(
 
     Args:
         tokenizer: The tokenizer of the model, with its chat template.
-        positions: The number of positions of the model.
-        rows: Rows of text or conversations; none for this project's own texts.
+        positions: The model's maximum number of positions.
+        rows: Rows of text or conversations; empty for the built-in texts.
         name: The name of the rows, for the record.
 
     Raises:
@@ -117,7 +117,7 @@ def own_texts(tokenizer: Any) -> Iterator[str]:
 
 
 def _ordinary_rows() -> Iterator[dict[str, Any]]:
-    """Yield the packaged texts and conversations about ordinary things."""
+    """Yield the packaged texts and conversations on everyday topics."""
     folder = resources.files("gym_fed") / "assets" / "retention"
     for name in ("texts.jsonl", "questions.jsonl"):
         yield from map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
@@ -130,7 +130,7 @@ def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str
 
 
 def _text(row: dict[str, Any], tokenizer: Any) -> str:
-    """Render a row in the form in which the model reads it."""
+    """Render a row with the model's chat template, if it is a conversation."""
     if "text" in row:
         return str(row["text"])
     if "messages" in row:
@@ -266,7 +266,7 @@ class FewBits(ExportFormat):
         return 0 if self.quantization(options).endswith("_rtn") else ITERATIONS
 
     def group_size(self, source: Source, options: Options) -> int:
-        """Return how many weights share a scale.
+        """Return the number of weights that share a scale.
 
         Raises:
             GymError: ``USAGE`` if it does not divide a layer's inputs, naming the layer.

@@ -1,4 +1,4 @@
-"""The base of formats that store a program: token ids and mask to logits, for any batch and length."""
+"""The base class of formats that store a program from token ids and mask to logits, for any batch and length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM_TOLERANCE = Tolerance(max=1e-5)
 
 
 class ProgramFormat(ExportFormat):
-    """A folder with a program, the tokenizer's files and the configs; or only the program, if the path has its suffix.
+    """A folder with a program, the tokenizer's files and the configs; or the program alone, if the path has its suffix.
 
     The program takes ``input_ids`` and ``attention_mask`` ``[batch, length] int64`` and returns ``logits``
     ``[batch, length, vocabulary] float32``. Padding may be on either side; positions are computed from the mask. It
@@ -161,7 +161,7 @@ def program_of(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _quiet_tracing() -> Iterator[None]:
-    """Silence what tracers print about their own parts; errors still raise."""
+    """Silence the tracers' own messages; errors still raise."""
     names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
     levels = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     try:
@@ -189,7 +189,7 @@ def archive_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Archive(io.RawIOBase):
-    """Keeps the first failed write for later.
+    """Stores the error of the first failed write, to raise it later.
 
     torch's writer finishes its archive in its destructor, and aborts the process if that fails.
     """
@@ -210,7 +210,7 @@ class _Archive(io.RawIOBase):
         return memoryview(data).nbytes
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Seek as torch does: to the beginning when everything is written."""
+        """Accept torch's one seek: to the beginning, after everything is written."""
         return 0 if self._failed is not None else self._file.seek(offset, whence)
 
     def require_whole(self) -> None:

@@ -70,7 +70,7 @@ class PeftAdapter(ExportFormat):
 
 
 def _unsupported_by_vllm(config: Any) -> str:
-    """Return what of an adapter keeps vLLM from loading it (``PEFTHelper``); empty if it loads."""
+    """Return the settings of an adapter that vLLM cannot load (``PEFTHelper``); empty if it can load all."""
     if config.peft_type != "LORA":
         return str(getattr(config.peft_type, "value", config.peft_type))
     parts = {

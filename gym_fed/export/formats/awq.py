@@ -1,4 +1,4 @@
-"""AWQ's layout GEMM of 4 bits with zero points, which vLLM, SGLang, TGI and transformers with gptqmodel read."""
+"""AWQ's 4-bit GEMM layout with zero points, for vLLM, SGLang, TGI and transformers with gptqmodel."""
 
 from __future__ import annotations
 

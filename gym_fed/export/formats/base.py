@@ -29,9 +29,9 @@ class Options:
         shard_size: Maximum bytes of one weights file, such as ``5GB``.
         codec: The codec policy of ``delta``.
         quantization: One of the format's ``quantizations``; empty for its first, or none.
-        report: Gets the progress ``(stage, done, total)``.
+        report: Called with the progress ``(stage, done, total)``.
         rank: The rank of the LoRA that a delta is exported as; None: the format's own.
-        rows: Held-out rows to measure what that LoRA keeps; or rows that calibrate a quantisation.
+        rows: Held-out rows to measure the quality of that LoRA, or rows that calibrate a quantisation.
         rows_name: The name of the rows, for the record.
         processes: Runs child processes.
     """
@@ -54,7 +54,7 @@ READ_BACK = "gym_fed.export.readers.reading"
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The limits of a comparison; None is no limit.
+    """The limits of a comparison; None means no limit.
 
     Attributes:
         max: The limit of the largest distance of two logits, as a share of the largest logit.
@@ -96,7 +96,7 @@ class ExportFormat(ABC):
     """The value of ``--format``."""
 
     tolerance: ClassVar[Tolerance] = Tolerance()
-    """The tolerance of what is read back, without quantisation."""
+    """The tolerance for an export without quantisation."""
 
     quantizations: ClassVar[Mapping[str, Tolerance]] = MappingProxyType({})
     """Values of ``--quantization`` with their own tolerances; the first is the default."""
@@ -129,19 +129,19 @@ class ExportFormat(ABC):
     """Whether it is one file, not a folder."""
 
     tried: ClassVar[str] = ""
-    """The models that tests export with it; shown by `gym docs members`."""
+    """The models that tests export to this format; shown by `gym docs members`."""
 
     untried: ClassVar[str] = ""
     """Supported models that no test has run."""
 
     remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it all the same"
-    """The remedy where an export without rounding differs."""
+    """The remedy if an export without rounding differs."""
 
     reader: ClassVar[str] = "transformers"
     """The module whose library reads it back; its version is recorded in ``export.json``."""
 
     unchecked: ClassVar[str] = ""
-    """Why the program that it is for cannot run on this machine, for the record."""
+    """Why the target program cannot run on this machine, for the record."""
 
     takes_dtype: ClassVar[bool] = True
     """Whether ``--dtype`` is supported; the command refuses it otherwise."""
@@ -196,7 +196,7 @@ class ExportFormat(ABC):
                 )
 
     def of_source(self, source: Source, options: Options) -> Options:
-        """Fill in options that depend on the source; called once its answers are known."""
+        """Fill in options that depend on the source; called after its answers are computed."""
         return options
 
     def stored_as(self, options: Options) -> str | None:
@@ -206,7 +206,7 @@ class ExportFormat(ABC):
         )
 
     def suggestion(self, path: Path, options: Options) -> str:
-        """Return how the export at ``path`` could be smaller, with the size; empty if there is no suggestion."""
+        """Return a suggestion for a smaller export than the one at ``path``, with its size; empty if there is none."""
         return ""
 
     def quantization(self, options: Options) -> str:
@@ -214,11 +214,11 @@ class ExportFormat(ABC):
         return options.quantization or next(iter(self.quantizations), "")
 
     def limits(self, options: Options) -> Tolerance:
-        """Return the tolerance of what is read back."""
+        """Return the tolerance for this export."""
         return self.quantizations.get(self.quantization(options), self.tolerance)
 
     def remedy_of(self, options: Options) -> str:
-        """Return the remedy for an export beyond ``limits``: what rounds less, for a quantization that rounds."""
+        """Return the remedy for an export beyond ``limits``: a quantization that rounds less, if this one rounds."""
         return self.remedy
 
     def check(self, source: Source) -> None:  # noqa: B027 - most formats take every model
@@ -233,7 +233,7 @@ class ExportFormat(ABC):
         return GymError(ErrorCode.USAGE, f"format {self.name}: {source.name} {why}", remedy)
 
     def changes(self, source: Source, options: Options) -> bool:
-        """Return whether writing modifies the model in memory, so that its own answers are computed before."""
+        """Return whether writing modifies the model in memory; its answers are then computed before."""
         return source.adapted and self.merges
 
     def start(self, processes: Processes, *, check: bool) -> None:
@@ -250,11 +250,11 @@ class ExportFormat(ABC):
         """
 
     def use(self, path: Path) -> str:
-        """Return how the export at ``path`` is used: a command, or a line; empty if there is nothing to say."""
+        """Return how to use the export at ``path``: a command or a sentence; empty if there is neither."""
         return ""
 
     def needs(self, weights: Weights, options: Options) -> ExportNeeds:
-        """Estimate the disk and memory that it takes."""
+        """Estimate the disk space and memory that an export needs."""
         plain = {"bfloat16": 16.0, "float16": 16.0}.get(options.dtype or "", 32.0)
         return default_needs(
             weights,
@@ -266,7 +266,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def write(self, source: Source, target: Path, options: Options) -> None:
-        """Write the new file ``target`` if the format ``is_file``, otherwise fill the empty folder."""
+        """Write the new file ``target`` if the format ``is_file``; otherwise write into the empty folder ``target``."""
 
     def facts(self, source: Source, options: Options) -> dict[str, Any]:
         """Return further entries of ``export.json``; ``notes`` are printed."""
@@ -274,7 +274,7 @@ class ExportFormat(ABC):
 
     @abstractmethod
     def expected(self, source: Source, target: Path, options: Options) -> Any:
-        """Return the model in memory that the export must be equal to."""
+        """Return the model in memory that the export must equal."""
 
     def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
         """Compare the values in the files with ``expected``; the result is the entry ``check`` of ``export.json``.
@@ -293,7 +293,7 @@ class ExportFormat(ABC):
 
 
 def write_recipe(folder: Path, page: str, scripts: Mapping[str, str]) -> None:
-    """Write a page and scripts, by their names, to an existing folder: commands to run on another machine."""
+    """Write a recipe to an existing folder: a page and scripts, by name, with commands to run on another machine."""
     for name, text in {"RECIPE.md": page, **scripts}.items():
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -301,7 +301,7 @@ def write_recipe(folder: Path, page: str, scripts: Mapping[str, str]) -> None:
 def require_room(
     chosen: ExportFormat, weights: Weights, path: Path, options: Options, *, check: bool, loaded: bool = False
 ) -> ExportNeeds:
-    """Refuse an export for which disk or memory is too small.
+    """Refuse an export that needs more disk space or memory than is available.
 
     Args:
         chosen: The format.

@@ -1,4 +1,4 @@
-"""A recipe for Core ML: a program of torch.export, and the script that makes an ``.mlpackage`` of it on a Mac."""
+"""A recipe for Core ML: a torch.export program, and a script that converts it to an ``.mlpackage`` on a Mac."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from gym_fed.export.source import Source
 
 
 class Delta(ExportFormat):
-    """A delta of one bit per weight by default, or LoRA's factors; read back by this project's own reader."""
+    """A delta of one bit per weight by default, or LoRA factors; read back by gym-fed itself."""
 
     name = "delta"
     reader = "gym_fed"

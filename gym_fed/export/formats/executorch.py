@@ -1,4 +1,4 @@
-"""ExecuTorch, torch's runtime of phones and boards: token ids to logits, lowered to XNNPACK."""
+"""ExecuTorch, torch's runtime for phones and boards: token ids to logits, lowered to XNNPACK."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.export.formats._program import ProgramFormat, example_inputs
 from gym_fed.export.formats.base import Options, Tolerance
 
 MAX_TOKENS = 512
-"""Maximum tokens of a text, for which the program's memory is planned in advance."""
+"""Maximum tokens of a text; the program's memory is planned for them in advance."""
 
 
 class ExecuTorch(ProgramFormat):

@@ -19,7 +19,7 @@ from gym_fed.export.source import Source
 _MISREAD_TYPES = ("mistral", "gemma3_text")
 """Model types that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
-"""The default quantization by the dtype that keeps the source's delta; f32 for any other."""
+"""The default quantization by the dtype that preserves the source's delta; f32 for any other dtype."""
 
 
 def has_llama_cpp() -> bool:
@@ -32,7 +32,7 @@ _LLAMA_CPP = has_llama_cpp()
 
 
 def unread_reason(config: Any) -> str:
-    """Return why a file of this model cannot be read back on this machine, to follow "transformers"; empty if it can.
+    """Return why a file of this model cannot be read back here; continues "transformers", empty if it can.
 
     Args:
         config: The config of the transformers model.
@@ -49,12 +49,12 @@ def unread_reason(config: Any) -> str:
 class Gguf(ExportFormat):
     """Written by llama.cpp's converter, read back by llama.cpp if it is installed, otherwise by transformers.
 
-    The tolerances are those of the format: llama.cpp's own quantiser makes the same bytes of the same float32 file, so
-    its files have the same loss. At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with the
-    prompts 5.3e-3, since llama.cpp also rounds the inputs of products to 8 bits; at q6_k SmolLM2 loses 2e-2 with them.
-    For stories260K the likeliest token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In float32
-    models with SiLU are off by 3e-6 of the largest logit. Gemma is off by 5e-4, because of the float16 table from which
-    llama.cpp takes GELU; so the KL is limited there, too.
+    The tolerances are the format's own losses: llama.cpp's quantiser writes the same bytes from the same float32 file.
+    At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with the prompts 5.3e-3, since llama.cpp
+    also rounds the inputs of products to 8 bits; at q6_k SmolLM2 loses 2e-2 with them. For stories260K the likeliest
+    token stays the same at 87.5% of positions at q4_k_m, and at 74% at q4_0. In float32 models with SiLU are off by
+    3e-6 of the largest logit. Gemma is off by 5e-4, because of the float16 table from which llama.cpp takes GELU; so
+    the KL is limited there, too.
     """
 
     name = "gguf"

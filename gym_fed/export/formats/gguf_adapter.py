@@ -15,11 +15,11 @@ from gym_fed.export.readers.gguf import ADAPTER_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
-"""Whether llama.cpp can read it back, for which the base has to be converted."""
+"""Whether llama.cpp can read it back; the base must be converted for that."""
 
 
 class GgufAdapter(ExportFormat):
-    """One file with LoRA's factors in float32, for a base that is a separate GGUF file.
+    """One file with LoRA factors in float32, for a base that is a separate GGUF file.
 
     It is read back by llama.cpp, on its base in f32, if llama-cpp-python is installed. Otherwise this project's reader
     of ``gguf`` extracts the factors, and PEFT applies them to the base.

@@ -1,4 +1,4 @@
-"""GPTQ's layout of 4 or 8 bits, symmetric, which vLLM, SGLang, TGI and transformers with gptqmodel read."""
+"""GPTQ's symmetric layout of 4 or 8 bits, for vLLM, SGLang, TGI and transformers with gptqmodel."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gym_fed.export.formats._few_bits import FewBits, of_bits
 
 
 class Gptq(FewBits):
-    """A model folder; auto-round finds the rounding (SignRound), the layout is AutoGPTQ's first."""
+    """A model folder; auto-round finds the rounding (SignRound), the layout is AutoGPTQ's original one."""
 
     name = "gptq"
     layout = "auto_gptq"

@@ -1,4 +1,4 @@
-"""A model folder of Hugging Face's: everything merged into the weights, which transformers, vLLM and llama.cpp read."""
+"""A Hugging Face model folder with everything merged into the weights, for transformers, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HuggingFace(ExportFormat):
         return {"model": str(target)}
 
     def _rounded(self, source: Source, options: Options) -> Any:
-        """Return the whole model in ``dtype``; the one in memory itself, not a copy, if nobody else uses it."""
+        """Return the merged model in ``dtype``; the model in memory, not a copy, if nobody else uses it."""
         model = source.whole()
         if options.dtype is None or str(model.dtype) == f"torch.{options.dtype}":
             return model
@@ -54,7 +54,7 @@ class HuggingFace(ExportFormat):
 
 
 def _is_exact_in(model: Any, dtype: str) -> bool:
-    """Return whether no weight changes by rounding to ``dtype``."""
+    """Return whether rounding to ``dtype`` changes no weight."""
     import torch
 
     kind = getattr(torch, dtype)

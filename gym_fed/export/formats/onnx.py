@@ -1,4 +1,4 @@
-"""ONNX, which onnxruntime and most accelerators' tools read: token ids to logits."""
+"""ONNX, for onnxruntime and most accelerators' tools: token ids to logits."""
 
 from __future__ import annotations
 

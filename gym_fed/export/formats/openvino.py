@@ -1,4 +1,4 @@
-"""OpenVINO's representation, which Intel's runtime reads: token ids to logits."""
+"""OpenVINO's representation, for Intel's runtime: token ids to logits."""
 
 from __future__ import annotations
 

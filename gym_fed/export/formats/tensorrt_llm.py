@@ -41,7 +41,7 @@ family, in the examples of that release, and then
 
 
 class TensorRtLlm(HuggingFace):
-    """The folder, with ``serve.sh`` and ``RECIPE.md``."""
+    """A Hugging Face folder with ``serve.sh`` and ``RECIPE.md``."""
 
     name = "tensorrt_llm"
     unchecked = "TensorRT-LLM needs an NVIDIA GPU and was not run; only the folder is read back"

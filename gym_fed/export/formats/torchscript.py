@@ -10,9 +10,9 @@ from gym_fed.export.formats._program import ProgramFormat, archive_file, example
 from gym_fed.export.formats.base import Options
 
 _DEBUG = ".debug_pkl"
-"""Records of where each line was traced, with files of this machine; torch reads a program without them."""
+"""Records that contain source paths of this machine; torch does not need them to read a program."""
 _OWN = ("version", "byteorder", ".data/")
-"""A record that torch's writer adds itself."""
+"""Records that torch's writer adds itself."""
 
 
 class TorchScript(ProgramFormat):

@@ -1,4 +1,4 @@
-"""LoRA factors as a GGUF adapter, which llama.cpp applies to a base per request: written, and read back as factors.
+"""Write LoRA factors as a GGUF adapter, which llama.cpp applies to a base per request, and read them back.
 
 The names of tensors are llama.cpp's own (``gguf.get_tensor_name_map``), followed by ``.lora_a`` ``[rank, in]`` and
 ``.lora_b`` ``[out, rank]``. llama.cpp multiplies their product by ``adapter.lora.alpha / rank``. If its converter
@@ -40,7 +40,7 @@ _ARCHITECTURES = {
 
 
 def require_adaptable(name: str, config: Any) -> None:
-    """Refuse a base of an untested architecture.
+    """Refuse a base with an untested architecture.
 
     Raises:
         GymError: ``USAGE``.
@@ -99,7 +99,7 @@ def peft_state(file: Path, config: Any) -> tuple[dict[str, Tensor], float]:
         config: The config of the base.
 
     Raises:
-        ValueError: For a file of another kind, and a tensor that the base does not have.
+        ValueError: For a file that is not a LoRA adapter, and for a tensor that the base does not have.
     """
     import gguf
 

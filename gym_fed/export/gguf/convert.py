@@ -30,7 +30,7 @@ FILE_TYPES = {
     "q4_k_m": "MOSTLY_Q4_K_M",
     "q4_0": "MOSTLY_Q4_0",
 }
-"""The name of a file's type by ``--quantization``."""
+"""llama.cpp's name of the file type, by ``--quantization``."""
 LIBRARIES = ("torch", "gguf", "transformers.models.llama.configuration_llama", "sentencepiece")
 """Libraries that are imported before the job arrives."""
 UNSUPPORTED = 3
@@ -111,7 +111,7 @@ def _skip_auto_round() -> None:
 
 
 def _model_class(conversion: Any, architecture: str) -> Any:
-    """Return the converter class of an architecture; None if it needs a later gguf than the installed one."""
+    """Return the converter class of an architecture; None if it needs a newer ``gguf`` than the installed one."""
     try:
         model_class = conversion.get_model_class(architecture)
     except (AttributeError, KeyError):  # a tensor or a class that this gguf does not name
@@ -133,7 +133,7 @@ def _without_remote_code(plain: Any, *arguments: Any, **named: Any) -> Any:
 
 
 def _say_tensors(model_class: Any, say: Report) -> None:
-    """Report each tensor of the source."""
+    """Report progress after each tensor of the source."""
     modify = model_class.modify_tensors
     done = 0
 

@@ -1,6 +1,6 @@
 """Quantisation to GGUF's K types: blocks of 256 values in few bits, with quantised scales of sub-blocks.
 
-Layout and search of the scales follow llama.cpp's quantiser without an importance matrix (``ggml-quants.c``:
+Layout and scale search follow llama.cpp's quantiser without an importance matrix (``ggml-quants.c``:
 ``quantize_row_q4_K_ref``, ``quantize_row_q5_K_ref``, ``quantize_row_q6_K_ref``), so the quality is the same. The
 ``gguf`` package reads these types but cannot write them.
 """
@@ -197,7 +197,7 @@ _EXPERTS = 8
 def tensor_type(
     quantization: str, tensor: str, row: int, layer: int | None, layers: int, *, tied: bool, experts: int = 0
 ) -> str | None:
-    """Choose the type of a matrix as llama.cpp's quantiser does; None if it leaves it as it is.
+    """Choose the type of a matrix as llama.cpp's quantiser does; None for a matrix that stays unquantised.
 
     Args:
         quantization: A key of ``PLAIN``.
@@ -205,7 +205,7 @@ def tensor_type(
         row: The number of values in a row.
         layer: The layer's number; None outside of layers.
         layers: The number of layers of the model.
-        tied: Whether the embeddings are also the head.
+        tied: Whether the head shares the embeddings' weights.
         experts: The number of experts in each layer.
 
     Returns:

@@ -1,6 +1,6 @@
 """Comparison of a GGUF file with its model: every tensor, and the settings of the forward.
 
-Answers alone do not reveal a wrong layer: the loss of few bits hides a matrix that is a tenth too large.
+Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _GEMMA3_BASE = 1e6
 
 
 def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
-    """Compare a whole file.
+    """Compare every tensor of a file and the forward's settings with the model.
 
     Args:
         file: The written file.
         model: A transformers model with everything in its weights.
-        report: Gets the number of tensors that are done.
+        report: Called with the number of compared tensors.
 
     Returns:
         ``compared`` tensors and the ``largest_error`` by type, relative to the largest value of a block (or to
@@ -124,7 +124,7 @@ def _require_settings(header: Header, config: Any) -> None:
 
 
 def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
-    """Return each setting, with its meaning if the file does not have it; None: it must."""
+    """Return each setting with its default if the file lacks it; None: the file must have it."""
     heads = config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     rope = _rope(config)
@@ -154,7 +154,7 @@ def _rope(config: Any) -> Mapping[str, Any]:
 
 
 def _require_frequencies(header: Header, config: Any) -> None:
-    """Compare the divisors of the frequencies of Llama 3's rope scaling.
+    """Compare the frequency divisors of Llama 3's rope scaling.
 
     Raises:
         GymError: ``EXPORT_DIFFERS``.
@@ -183,11 +183,11 @@ def _differs(why: str) -> GymError:
 
 
 _HALF = 2.0**-11
-"""The rounding of a float16, relative to it."""
+"""The largest relative rounding error of a float16."""
 _SMALLEST = 2.0**-25
-"""The rounding of the smallest float16."""
+"""The largest rounding error near 0: half of the smallest float16."""
 _SIX_BITS = 0.5 / 63
-"""The rounding of a scale of 6 bits, relative to the largest one of its block."""
+"""The largest rounding error of a 6-bit scale, relative to the largest scale of its block."""
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ _UNREACHED = -1e9
 
 
 WHOLE_WORDS = frozenset({"llama-bpe", "tekken"})
-"""Of ``PATTERNS``, llama.cpp looks a whole piece up before it merges (``ignore_merges``)."""
+"""The ``PATTERNS`` for which llama.cpp looks up a whole piece before it merges (``ignore_merges``)."""
 
 
 _CUT = 3000
-"""The number of probes whose pieces are compared; the first of them are the plain ones."""
+"""The number of probes whose pieces are compared; the plain ones come first."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Match:
 
     Attributes:
         name: The value of ``tokenizer.ggml.pre``; empty if none matches.
-        nearest: The one that matches most probes.
+        nearest: The pre-tokenizer that matches most probes.
         text: The first probe that even the nearest splits differently.
     """
 
@@ -52,12 +52,13 @@ class Match:
 def matching(tokenizer: Any, first: str = "") -> Match:
     """Find a member of ``PATTERNS`` under which every probe gets the tokenizer's own token ids.
 
-    Those that split texts into the same pieces come first, since a tokenizer with few merges may match several.
+    Pre-tokenizers that split texts into the same pieces come first, since a tokenizer with few merges may match
+    several.
 
     Args:
         tokenizer: A ``tokenizers.Tokenizer`` of byte-level BPE. Its NFC stays in the comparison: llama.cpp reads texts
             as they are, for all models.
-        first: Tried before the others: the converter's own guess.
+        first: The converter's own guess, tried before the others.
     """
     texts = list(probes())
     values = json.loads(tokenizer.to_str())
@@ -133,7 +134,7 @@ def _pieces(patterns: tuple[str, ...]) -> Any:
 
 
 class UnknownTokenizerError(Exception):
-    """Raised if no pre-tokenizer of llama.cpp splits texts like this tokenizer."""
+    """No pre-tokenizer of llama.cpp splits texts like this tokenizer."""
 
 
 def patch_tokenizers(model_class: Any) -> None:

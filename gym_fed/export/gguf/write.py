@@ -1,4 +1,4 @@
-"""Writing of a model as a GGUF file: saved as a folder, converted by another process, and its metadata read back.
+"""Write a model as a GGUF file: save it as a folder, convert that in another process, and check the metadata.
 
 The converter guesses much of the metadata (special tokens, chat template, licence and base) from files; here it follows
 the source's own tokenizer.
@@ -18,7 +18,7 @@ from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source, licences_of
 
 CONVERTER = "gym_fed.export.gguf.convert"
-"""The module whose process converts."""
+"""The module that runs the converter in a separate process."""
 
 
 _MAX_LICENSE_TEXT = 1 << 18
@@ -26,7 +26,7 @@ _MAX_LICENSE_TEXT = 1 << 18
 
 
 LICENSE_TEXT = "gym_fed.license.text"
-"""This project's own key: GGUF has a key for a licence's name, but none for its text."""
+"""A gym-fed key: GGUF has a key for a licence's name, but not for its text."""
 
 
 def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def metadata_of(source: Source, file_type: int) -> dict[str, Any]:
 
 
 def require_metadata(file: Path, expected: dict[str, Any]) -> None:
-    """Read the file with ``gguf`` and compare its metadata.
+    """Read the file with ``gguf`` and compare its metadata with the expected values.
 
     Raises:
         GymError: ``EXPORT_DIFFERS`` naming the first key with another value.
@@ -150,8 +150,8 @@ def write_gguf(
         source: A model that the converter knows.
         target: The new file; its folder is used for temporary files.
         quantization: One of ``convert.FILE_TYPES``.
-        report: Gets the number of tensors that are converted.
-        processes: Has the converter's process, if that was started before.
+        report: Called with the number of converted tensors.
+        processes: Child processes; the converter may already be among them.
 
     Raises:
         GymError: ``USAGE`` if the converter cannot write the model, ``EXPORT_DIFFERS`` for any other failure.
@@ -188,7 +188,7 @@ def bytes_in_8_bits(file: Path) -> int:
 
 
 def refused(source: Source, why: str) -> GymError:
-    """Return the error that a model cannot be a GGUF file."""
+    """Return the error for a model that cannot be written as a GGUF file."""
     return GymError(
         ErrorCode.USAGE, f"format gguf: {source.name}: {why}", "export it as huggingface or adapter"
     )

@@ -1,4 +1,4 @@
-"""Reads GGUF files, models and adapters, with llama.cpp or with Python libraries.
+"""Read GGUF models and adapters with llama.cpp or with Python libraries.
 
 llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward and the template in the file, and an
 adapter on the base's own GGUF. Without it, transformers' reader dequantises a model, and ``gguf`` and PEFT put an
@@ -192,7 +192,7 @@ class LlamaCppExport(LoadedExport):
 
 
 class LlamaCppAdapterExport(LlamaCppExport):
-    """llama.cpp with the adapter on the base, which is converted to f32 for this.
+    """llama.cpp with an adapter on its base, which is converted to f32 first.
 
     The adapter's file contains no tokenizer, so token ids are those of the base's tokenizer.
     """

@@ -1,4 +1,4 @@
-"""Reads programs with their own runtimes and the tokenizer's files; transformers is not imported."""
+"""Read exported programs with their own runtimes and the tokenizer's files, without importing transformers."""
 
 from __future__ import annotations
 
@@ -145,14 +145,15 @@ RUNTIMES: dict[str, Callable[[Path, Path], ProgramExport]] = {
     "executorch": ExecuTorchProgram,
     "torch": TorchProgram,
 }
-"""The readers by the name of their runtime: a format's ``reader``."""
+"""The readers by name of their runtime, which is a format's ``reader``."""
 
 
 class Tokens:
     """The tokenizer of a folder, without transformers: ``tokenizers`` and the chat template.
 
     Args:
-        folder: Has ``tokenizer.json``; the chat template is in ``chat_template.jinja`` or ``tokenizer_config.json``.
+        folder: A folder with ``tokenizer.json``; the chat template is in ``chat_template.jinja`` or
+            ``tokenizer_config.json``.
     """
 
     def __init__(self, folder: Path) -> None:

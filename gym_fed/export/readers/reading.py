@@ -75,7 +75,7 @@ class LoadedExport(ABC):
         return None
 
     def special_ids(self) -> dict[str, int]:
-        """Return the ids of ``bos``, ``eos``, ``pad`` and ``unk``, as far as the export has them."""
+        """Return the ids of ``bos``, ``eos``, ``pad`` and ``unk``, those that the export has."""
         return {}
 
     def chat_template(self) -> str | None:
@@ -92,8 +92,8 @@ def answers(
         reading: The loaded export.
         prompts: Short texts.
         passage: Token ids, which are used as they are.
-        tokens: How many are generated after the last prompt.
-        report: Gets how many forwards are done.
+        tokens: The number of tokens generated after the last prompt.
+        report: Called with the number of finished forwards.
 
     Returns:
         ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,
@@ -120,7 +120,7 @@ def answers(
 
 
 def _texts(reading: LoadedExport) -> dict[str, Any]:
-    """Return the results of the tokenizer in addition to the prompts' ids."""
+    """Return the tokenizer's other results: passage ids, special ids and chat template."""
     import torch
 
     tensors: dict[str, Any] = {}

@@ -1,6 +1,6 @@
-"""Reads model folders with transformers, adapters with PEFT, and deltas with this project on the base.
+"""Read model folders with transformers, adapters with PEFT, and deltas with gym-fed on their base.
 
-Folders of AWQ and GPTQ are unpacked by this project first, since gptqmodel cannot be installed alongside.
+AWQ and GPTQ folders are unpacked by gym-fed first, since gptqmodel cannot be installed alongside.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class TransformersExport(LoadedExport):
-    """A model and a tokenizer of transformers, which may be those in memory."""
+    """A transformers model and its tokenizer, read from an export or already in memory."""
 
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
