@@ -75,7 +75,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
 
 
 def _base(source: Source) -> BaseUsed | None:
-    """Return the base; for an untuned model from the Hub, the model itself."""
+    """Return the base, or an untuned Hub model itself; None for any other untuned model."""
     named = source.base or (source.name if is_hub_name(source.name) else None)
     if named is None:
         return None

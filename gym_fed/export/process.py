@@ -79,7 +79,7 @@ class ModuleProcess:
 
         Raises:
             OSError: If the child ended because of a full disk.
-            GymError: ``BUSY`` if a lack of memory did.
+            GymError: ``BUSY`` if it ended for lack of memory.
         """
         assert self._child.stdout is not None
         try:

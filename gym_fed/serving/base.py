@@ -80,7 +80,7 @@ def _vocabulary(model: Any) -> int | None:
 
 
 def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
-    """Compute the ``BaseSpec`` of a folder's model from its files; None where the model has to be loaded."""
+    """Compute the ``BaseSpec`` of a folder's model from its files; None if the model has to be loaded."""
     config = plain_config(folder)
     tensors = None if config is None else file_tensors(folder)
     if config is None or tensors is None or config.num_hidden_layers > len(tensors):
@@ -92,7 +92,7 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
 
 
 def require_all_tensors(name: str) -> None:
-    """Refuse a base that lacks a tensor, by the headers of its files. Nothing is loaded.
+    """Refuse a base that lacks a tensor according to the headers of its files, without loading it.
 
     A base that is not on this machine, or whose architecture only transformers knows, is checked when it is loaded.
 
@@ -118,13 +118,12 @@ def load_base(
 ) -> tuple[Any, Any, BaseSpec]:
     """Load the model in its serving dtype, with its tokenizer and its ``BaseSpec``.
 
-    With ``plain`` the model is a ``PlainModel`` and the tokenizer a ``PlainTokenizer`` where these can hold them:
-    transformers is not imported.
+    With ``plain`` the model is a ``PlainModel`` and the tokenizer a ``PlainTokenizer``, if they support this base;
+    transformers is then not imported.
 
     Weights of the folder's own safetensors files are read in the serving type, and the digest is computed from the
-    files, block by block. With adapters, and where the files' tensors do not map one to one to the model's, it is
-    loaded in float32 and converted afterwards, since its float32 weights exist nowhere else. That takes three times
-    the memory.
+    files, block by block. With adapters, or if the files' tensors do not map one to one to the model's, it is loaded in
+    float32 and converted afterwards, since its float32 weights are not in the files. That needs three times the memory.
 
     Raises:
         GymError: As ``load_model``, ``require_family`` and ``end_ids``.
@@ -170,7 +169,7 @@ def load_base(
 
 
 def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:
-    """Log how much of the adapters is left in a dtype that rounds part of them away."""
+    """Log the share of the adapters that is left after rounding to the dtype."""
     home, chain = chain_on(name, adapters)
     tuned = model_tensors(model)
     base = mapped_base(Path(resolve(home)), tuned) if chain else None
@@ -221,7 +220,7 @@ def _spec(model: nn.Module, digest: str, name: str) -> BaseSpec:
 def checkpoint_digest(model: nn.Module, checkpoint: Checkpoint) -> str | None:
     """Compute ``tensors_digest`` of a model as it would be in float32, from the files that it was loaded from.
 
-    None where the files' tensors do not map one to one to the model's: a parameter has another name or shape, or is not
+    None if the files' tensors do not map one to one to the model's: a parameter has another name or shape, or is not
     the file's rounded to its own dtype. Such a model has to be loaded in float32.
     """
     import torch

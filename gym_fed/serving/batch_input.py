@@ -1,4 +1,4 @@
-"""The input of `gym batch`: OpenAI's batch format, checked to the last line before anything runs."""
+"""The input of `gym batch`: OpenAI's batch format, checked completely before anything runs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class BatchRequest:
 
 @dataclass(frozen=True)
 class BatchInput:
-    """An input file of which every line has been checked.
+    """An input file whose lines have all been checked.
 
     Attributes:
         path: The path of the file.
         sha256: The SHA-256 of its bytes.
         custom_ids: The ids of the requests, in the order of the lines.
-        models: Every ``body.model`` of it, sorted.
+        models: The distinct ``body.model`` values, sorted.
     """
 
     path: Path
@@ -79,7 +79,7 @@ class BatchInput:
 
 
 class _LineProblem(Exception):
-    """The problem with one line, and the field that has it."""
+    """A problem with one line, and the field that causes it."""
 
     def __init__(self, field: str, text: str, custom_id: object = None) -> None:
         super().__init__(field, text)
@@ -160,7 +160,7 @@ def _refused(path: Path, problems: list[str], hint: str = "fix these lines") -> 
 
 
 def _lines(path: Path, seen: Callable[[bytes], None] = lambda raw: None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines that are not blank, with their numbers; ``seen`` gets all bytes."""
+    """Yield the non-blank lines with their numbers; ``seen`` is called with all bytes."""
     try:
         with path.open("rb") as file:
             number = 0

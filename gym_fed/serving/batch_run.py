@@ -1,8 +1,8 @@
 """Run a batch of requests: fill the engine's queue, append answers as they finish, and resume after a stop.
 
 A request without a seed gets one derived from the run's seed and its custom_id, so that a resumed run gives the same
-answers as an uninterrupted one. Whole lines are appended, so the same command continues after a kill. Next to
-``out.jsonl`` lies ``out.jsonl.batch.json``, which records the input and the model of the answers.
+answers as an uninterrupted one. Whole lines are appended, so the same command continues after a kill.
+``out.jsonl.batch.json``, next to ``out.jsonl``, records the input and the model of the answers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from gym_fed.serving.batch_input import BatchInput, BatchRequest
 from gym_fed.serving.openai.refusals import error_body
 
 Answer = Callable[[str, dict[str, Any]], dict[str, Any]]
-"""Takes URL and body, returns OpenAI's answer; raises ``GymError``, ``BUSY`` when the queue is full."""
+"""Takes URL and body and returns OpenAI's answer; raises ``GymError``, with ``BUSY`` if the queue is full."""
 
 _LINES_OWN = (ErrorCode.DEADLINE_EXCEEDED,)
-"""Server errors that concern one request only. Any other ends the run, since the next request would meet it too."""
+"""Server errors that concern one request only. Any other error ends the run, since the next request would fail in the
+same way."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,12 @@ class BatchReport:
 
     Attributes:
         total: Requests of the input.
-        done: Requests that have a line, including those of earlier runs.
-        failed: Of the done ones, those that failed.
-        resumed: Of the done ones, those that had a line before this run.
+        done: Requests with an answer or error line, including those from earlier runs.
+        failed: Done requests that failed.
+        resumed: Done requests whose line was written before this run.
         prompt_tokens: Prompt tokens of this run.
         completion_tokens: Completion tokens of this run.
-        seconds: Seconds that this run has taken.
+        seconds: Seconds since the start of this run.
     """
 
     total: int
@@ -90,10 +91,10 @@ def run_batch(
 
     Args:
         given: A checked input.
-        output: Takes the lines, in order of completion.
+        output: The output files; lines are appended in order of completion.
         answer: Called from ``at_once`` threads.
-        at_once: How many requests run or wait in the engine's queue.
-        seed: The seed from which requests without one get theirs.
+        at_once: Maximum requests that run or wait in the engine's queue.
+        seed: The seed from which the seeds of requests without one are derived.
         on_report: Called after every line, and about once a second.
         on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
 
@@ -157,7 +158,7 @@ def _is_own(error: BaseException) -> bool:
 
 
 def seeded(request: BatchRequest, seed: int) -> dict[str, Any]:
-    """Return the body with a seed, unless it has one or its URL takes none."""
+    """Return the body with a seed, unless it already has one or its URL does not accept one."""
     if request.body.get("seed") is not None or request.url == "/v1/embeddings":
         return request.body
     digest = hashlib.sha256(f"{seed}\n{request.custom_id}".encode()).digest()
@@ -176,7 +177,7 @@ def line_of(given: BatchInput, request: BatchRequest, status: int, body: dict[st
 
 
 SYNC_SECONDS = 2.0
-"""Seconds between two syncs to disk: a power cut may cost that much work."""
+"""Seconds between two syncs to disk: a power cut may lose that much work."""
 
 
 class BatchOutput:
@@ -185,8 +186,8 @@ class BatchOutput:
     As a context manager it leaves no file behind if an error occurs before the first line.
 
     Args:
-        path: The path of the answers, and of failures where ``errors`` is None.
-        errors: The path of the failures.
+        path: The path of the answers, and of the failures if ``errors`` is None.
+        errors: The path of the failures; None: ``path``.
         belongs_to: Input and model, as JSON values; the output of another run is refused unless it is empty.
         custom_ids: The custom ids of the input.
 
@@ -194,8 +195,8 @@ class BatchOutput:
         done: Ids that already have a line.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that are not of a run,
-            ``STATE_LOCKED`` when another process writes there.
+        GymError: ``FILE_EXISTS`` for answers of another run, ``STATE_CORRUPT`` for lines that no run wrote,
+            ``STATE_LOCKED`` if another process is writing there.
     """
 
     def __init__(
@@ -236,7 +237,7 @@ class BatchOutput:
         """Record a further fact about the answers, known once the model is loaded.
 
         Raises:
-            GymError: ``FILE_EXISTS`` if there are answers of another model already.
+            GymError: ``FILE_EXISTS`` if there already are answers of another model.
         """
         known = self._described()
         if more.keys() <= known.keys() and self.done:
@@ -271,7 +272,7 @@ class BatchOutput:
         """Create the description of the run, or refuse one of another run.
 
         Returns:
-            True if another run left its description and no line; it is replaced once the files are locked.
+            True if another run left its description but no lines; it is replaced after the files are locked.
         """
         if self._description.exists():
             known = self._described()
@@ -317,7 +318,7 @@ class BatchOutput:
         write_atomically(self._description, text.encode())
 
     def _open(self, path: Path, custom_ids: frozenset[str]) -> int:
-        """Lock the file, cut off a torn last line, and collect the ids that it has."""
+        """Lock the file, remove an incomplete last line, and collect the ids of its lines."""
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | O_BINARY, 0o644)
         self._files.append(file)
         try:

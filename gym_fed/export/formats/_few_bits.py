@@ -130,7 +130,7 @@ def _texts_of(rows: Sequence[Mapping[str, Any]], tokenizer: Any) -> Iterator[str
 
 
 def _text(row: dict[str, Any], tokenizer: Any) -> str:
-    """Render a row with the model's chat template, if it is a conversation."""
+    """Return a row's text; messages are rendered with the chat template, if there is one."""
     if "text" in row:
         return str(row["text"])
     if "messages" in row:
@@ -269,7 +269,7 @@ class FewBits(ExportFormat):
         """Return the number of weights that share a scale.
 
         Raises:
-            GymError: ``USAGE`` if it does not divide a layer's inputs, naming the layer.
+            GymError: ``USAGE`` if the number does not divide a layer's inputs, naming the layer.
         """
         widths = _linear_inputs(source)
         fits = [size for size in GROUPS if not any(width % size for width in widths.values())]

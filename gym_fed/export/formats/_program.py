@@ -210,7 +210,7 @@ class _Archive(io.RawIOBase):
         return memoryview(data).nbytes
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
-        """Accept torch's one seek: to the beginning, after everything is written."""
+        """Seek in the file, as torch does after the last write; ignored after a failed write."""
         return 0 if self._failed is not None else self._file.seek(offset, whence)
 
     def require_whole(self) -> None:

@@ -192,21 +192,20 @@ _SIX_BITS = 0.5 / 63
 
 @dataclass(frozen=True)
 class Rounding:
-    """The rounding error of one type.
+    """The bounds on one type's rounding error.
 
     A block's error is at most a share of its largest magnitude; blocks of the K types have parts with a scale each, and
     a second share of the largest magnitude of the part. Each share follows from the layout (``ggml-quants.c``): the
     widest step between two levels, and the rounding of the scales. The scales are float16, whose smallest numbers are
-    ``2^-24``
-    apart: half of that, times the highest multiple of a scale, is allowed in any block.
+    ``2^-24`` apart: half of that, times the highest multiple of a scale, is allowed in any block.
 
     Attributes:
         block: The number of values that share a float16.
         share: The largest error, relative to the largest magnitude of the block.
         least: The error that is allowed in any block.
         scale: The largest deviation of the whole tensor's scale from the source's, by least squares. Rounding
-            to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a tensor that was multiplied would stay
-            within ``share`` if levels are few.
+            to levels leaves it near 1 (Q5_1 of SmolLM2's matrices is 1.9% off); a wrongly scaled tensor would stay
+            within ``share`` if there are few levels.
         part: The number of values with a scale of their own; 0: the block.
         share_of_part: A further share of the error, of the largest magnitude of the part.
     """

@@ -81,7 +81,8 @@ def matching(tokenizer: Any, first: str = "") -> Match:
 
 
 def _first_difference(tokenizer: Any, texts: list[str], expected: list[list[int]]) -> int | None:
-    """Return the position of the first difference; a few texts show it for most patterns."""
+    """Return the index of the first text with different ids; None if there is none. A few texts suffice for most
+    patterns."""
     step = 250
     for first in range(0, len(texts), step):
         encodings = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)

@@ -60,7 +60,7 @@ class LocalWriter:
         return bool(self._tokenizer.chat_template)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        """Stream an answer; half of the context, or ``max_tokens`` if less, is kept for it. See ``Writer``."""
+        """Stream an answer; half of the context, or ``max_tokens`` if less, is reserved for it. See ``Writer``."""
         from gym_fed.data.encoding import prompt_ids
 
         requested = body.get("max_tokens") or self._context

@@ -24,7 +24,7 @@ class PlainGeneration:
     """Implements ``Service`` of ``LocalWriter`` over ``model.generate``.
 
     Args:
-        model: Any causal LM of transformers, or a PEFT model around one.
+        model: Any transformers causal LM, or a PEFT model around one.
         tokenizer: Its tokenizer.
     """
 
@@ -77,7 +77,7 @@ class PlainGeneration:
 
     @torch.inference_mode()
     def _generate(self, ids: list[int], body: dict[str, Any], streamer: _TextQueue, stop: _Stop) -> int:
-        """Generate, and return the number of new tokens without the end token."""
+        """Generate an answer, and return its number of tokens without the end token."""
         if body.get("seed") is not None:
             torch.manual_seed(body["seed"])
         ends = end_ids(self._model, self._tokenizer)
@@ -117,7 +117,7 @@ class _TextQueue(BaseStreamer):
         self._stream: TextStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
-        """Take the prompt first, then one token at a time."""
+        """Receive the prompt first, then one token at a time."""
         ids = value.flatten().tolist()
         if self._stream is None:
             self._stream = self._decoder.stream(ids)

@@ -1,4 +1,4 @@
-"""Chat with a server that has OpenAI's API, by server-sent events."""
+"""Chat with a server that implements OpenAI's API, using server-sent events."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 CONNECT_SECONDS = 10.0
 SILENCE_SECONDS = 600.0
-"""Longest time between two chunks: the server may queue the request, or prefill a long prompt."""
+"""Maximum seconds between two chunks: the server may queue the request, or prefill a long prompt."""
 
 MAX_ANSWER_BYTES = 64 << 20
-"""Size of an unpacked answer without streaming; the log-probabilities of 100,000 tokens take some 10 MB."""
+"""Maximum bytes of a decompressed answer without streaming; the log-probabilities of 100,000 tokens take some 10 MB."""
 
 MAX_LINE_BYTES = 4 << 20
-"""Size of one line of a stream: a chunk with its log-probabilities has some kB."""
+"""Maximum bytes of one line of a stream; a chunk with its log-probabilities has a few kB."""
 
 ANSWER_SECONDS = 3600.0
-"""Time of one answer from first byte to last: a server may send a byte now and then, and never end."""
+"""Maximum seconds from an answer's first byte to its last, since a slow server might never finish."""
 
 _CODES = {
     401: ErrorCode.UNAUTHENTICATED,
@@ -66,7 +66,7 @@ class RemoteWriter:
         self.base = self._choose(model)
 
     def variants(self) -> list[str]:
-        """Return the variants of the base that the server lists now."""
+        """Return the variants of the base that the server currently lists."""
         self._names = self._listed()
         before = f"{self.base}:"
         return [name.removeprefix(before) for name in self._names if name.startswith(before)]

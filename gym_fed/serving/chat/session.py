@@ -1,6 +1,7 @@
-"""A chat session: its messages, its writer, and the dropping of old messages when the context is full.
+"""A chat session, which drops its oldest messages when the context is full.
 
-A ``Writer`` generates answers: the model in this process, or a server with OpenAI's API. Both get the same request.
+A ``Writer`` generates answers: with the model in this process, or a server with OpenAI's API. Both receive the same
+request.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ class Writer(Protocol):
 
 
 class ChatSession:
-    """The messages so far, and the settings of the next answer.
+    """The messages of a conversation, and the settings of the next answer.
 
     Args:
         writer: Generates the answers.
-        system: A first message that is never dropped.
+        system: The system message, which is never dropped.
         variant: A variant of the writer; None is the base.
         sampling: Further fields of the request, such as ``temperature``.
 
     Attributes:
         messages: All messages of user and assistant, oldest first.
-        forgotten: How many of the oldest messages the model no longer sees.
+        forgotten: Number of oldest messages that no longer fit the context.
         finish_reason: Why the last answer ended; ``stopped`` if it was interrupted.
     """
 
@@ -84,7 +85,7 @@ class ChatSession:
         return self.writer.base if self.variant is None else f"{self.writer.base}:{self.variant}"
 
     def switch(self, variant: str | None) -> None:
-        """Answer with another variant from now on; the messages stay.
+        """Use a different variant for the next answers; the messages stay.
 
         Raises:
             GymError: ``NOT_FOUND``.
@@ -107,8 +108,8 @@ class ChatSession:
     def say(self, text: str) -> Generator[str]:
         """Stream the answer to ``text``.
 
-        An answer that ends early (the iterator is closed, or fails) is kept as far as it came. If nothing came,
-        ``text`` is not kept either.
+        An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
+        ``text`` is not stored either.
 
         Raises:
             GymError: ``TOO_LARGE`` if ``text`` alone does not fit the context; or the writer's refusal.
@@ -130,7 +131,7 @@ class ChatSession:
                 self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
     def undo(self) -> str | None:
-        """Remove the last question and its answer; returns the question, or None if there is none."""
+        """Remove the last question and its answer, and return the question; None if there is none."""
         while self.messages:
             message = self.messages.pop()
             self.forgotten = min(self.forgotten, len(self.messages))

@@ -1,10 +1,10 @@
-"""Admission of waiting requests: the least served user's first, once its variant is loaded and KV blocks are free.
+"""Admission of waiting requests: the least served user's first, if its variant is loaded and KV blocks are free.
 
-A prompt reuses the KV blocks of an earlier one with the same prefix. Only full blocks are kept. They are found by a
-chain: the scope, the tokens of the first block, then of the next. Keys are the tokens themselves and not their hashes,
-so collisions cannot be constructed; pictures are represented by their digests. A scope is one variant (by its digest,
-or the base) and one user: a user never learns what another has sent, not even by how long an answer takes.
-Unused blocks stay until others need them. Then the least recently used one is evicted, and of one prompt its end
+A prompt reuses the KV blocks of an earlier one with the same prefix. Only full blocks are kept. They are looked up by a
+chain: the scope, the tokens of the first block, then those of the next. Keys are the tokens themselves and not their
+hashes, so collisions cannot be constructed; pictures are represented by their digests. A scope is one variant (by its
+digest, or the base) and one user, so that no user learns what another has sent, not even from an answer's timing.
+Unused blocks stay until others need them. Then the least recently used block is evicted; the end of a prompt is evicted
 before its beginning.
 """
 
@@ -35,8 +35,9 @@ _MAX_LOADING = 64
 """Maximum number of variants that load at once; more would evict one another."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
-"""How long others may bypass a request whose variant has no room because their variants are in use. After that, no
-other request with a variant is admitted before it, so that it cannot starve. A slow load may always be bypassed."""
+"""Seconds for which others may bypass a request whose variant has no room because their variants are in use. After
+that, no other request with a variant is admitted before it, which prevents starvation. A slow load may always be
+bypassed."""
 
 
 class AdmissionQueue:
@@ -86,7 +87,7 @@ class AdmissionQueue:
         return admitted
 
     def release(self, request: ScheduledRequest) -> None:
-        """Unpin a request's variant. An error of the source is logged, since it must not fail the running answers."""
+        """Unpin a request's variant. The source's errors are logged, since they must not affect the running answers."""
         variant, request.variant = request.variant, None
         if variant is None or self._source is None:
             return
@@ -96,7 +97,8 @@ class AdmissionQueue:
             log.exception("variant %s could not be released", variant.name)
 
     def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
-        """Return the next request whose variant is in memory; none may bypass a request that waits for KV blocks."""
+        """Return the next request whose variant is in memory, or None; a request that waits for KV blocks is not
+        bypassed."""
         makes_room = False
         for request in self.waiting.by_priority():
             pinned = request.variant is not None  # it was preempted
@@ -128,7 +130,7 @@ class AdmissionQueue:
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:
-        """Return whether its variant has found no room for so long that other requests with variants must wait."""
+        """Return whether its variant has lacked room for so long that other requests with variants must wait."""
         if request.variant_name is None or not absent.get(request.variant_name, False):
             request.bypassed_since = 0.0
             return False
@@ -179,10 +181,10 @@ class _KeptBlock:
 
 
 class PrefixCache:
-    """The prefix cache of one pool, whose unused blocks it keeps; one thread at a time.
+    """The prefix cache of one pool, which keeps the pool's unused blocks; for one thread at a time.
 
     Args:
-        pool: Evicts blocks from here when it has no others.
+        pool: The pool, which evicts blocks from this cache when it has no free ones.
 
     Attributes:
         tokens_asked: Tokens of all prompts that were looked up.
@@ -200,7 +202,7 @@ class PrefixCache:
         pool.keeper = self
 
     def __len__(self) -> int:
-        """Return the number of blocks that can be found."""
+        """Return the number of cached blocks."""
         return len(self._entries)
 
     def new_cache(
@@ -208,11 +210,11 @@ class PrefixCache:
     ) -> KVCache:
         """Create a cache with the longest cached prefix of the prompt.
 
-        Its ``length`` counts the tokens that need no prefill. At least one token is left for a step, or there would be
-        no logits.
+        Its ``length`` is the number of tokens that need no prefill. At least one token is left for a step, since
+        otherwise there would be no logits.
 
         Args:
-            scope: The variant's digest (None: the base) and the user; blocks of another scope are not found.
+            scope: The variant's digest (None: the base) and the user; blocks of other scopes are not used.
             token_ids: The prompt.
             pictures: The pictures in it.
         """
@@ -235,7 +237,7 @@ class PrefixCache:
         cache: KVCache,
         pictures: Sequence[PlacedPicture] = (),
     ) -> None:
-        """Make the full blocks of a cache available; blocks that are there already stay.
+        """Make the full blocks of a cache available; blocks that are already cached stay.
 
         Args:
             scope: As in ``new_cache``.
@@ -257,7 +259,7 @@ class PrefixCache:
             parent = self._entries[block].number
 
     def forget(self, scope: Hashable) -> None:
-        """Drop everything of this scope."""
+        """Drop all blocks of this scope."""
         for block in [block for block, entry in self._entries.items() if entry.scope == scope]:
             self._forget(block)
             if block in self._unused:
@@ -272,7 +274,7 @@ class PrefixCache:
         return len(self._unused)
 
     def keep(self, block: int) -> bool:
-        """Keep a block that nobody uses any more; returns False for a block that cannot be found."""
+        """Keep a block that is no longer used; returns False if the block is not cached."""
         if block not in self._entries:
             return False
         self._unused[block] = None
@@ -317,7 +319,7 @@ class KVCacheManager:
         return self._pool.bytes_used
 
     def allocate(self, request: ScheduledRequest) -> bool:
-        """Give a request its cache, which may begin with cached blocks; False if there is no room yet."""
+        """Allocate a request's cache, which may begin with cached blocks; returns False if there is no room yet."""
         ids = request.ids
         if self._prefixes is None or request.hidden is not None:  # an embedding needs all its tokens' states
             cache = self._pool.new_cache()
@@ -336,7 +338,7 @@ class KVCacheManager:
             self._prefixes.insert(self._scope(request), request.ids[:-1], request.cache, request.pictures)
 
     def free(self, request: ScheduledRequest) -> None:
-        """Return its blocks to the pool."""
+        """Release the request's blocks to the pool."""
         if request.cache is not None:
             request.cache.release()
             request.cache = None

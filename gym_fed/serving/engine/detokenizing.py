@@ -10,7 +10,7 @@ from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 _UNKNOWN = "�"
 _LONGEST_CHARACTER = 4
-"""Bytes of UTF-8. A byte that three further tokens do not complete is not a character."""
+"""Maximum bytes of a UTF-8 character. A byte that three further tokens do not complete is not a character."""
 
 _WINDOW = 16
 _KEPT = 4
@@ -67,7 +67,7 @@ class TextDecoder:
 
         Args:
             prompt_ids: The prompt.
-            shown: Special tokens that are part of the answer's text.
+            shown: Special tokens to include in the answer's text.
         """
         return TextStream(self, prompt_ids, shown)
 
@@ -165,6 +165,6 @@ class StopTexts:
         return held
 
     def finish(self) -> str:
-        """Return the held-back text, which nothing can complete any more."""
+        """Return the held-back text, since no further text follows."""
         held, self._held = self._held, ""
         return held

@@ -4,12 +4,12 @@
         for event in engine.submit(GenerationRequest(ids, variant="alice")):
             print(event.text, end="")
 
-When a step raises, each of its requests is tried alone. Those that raise again fail (``INTERNAL``; the log has the
-trace) and the engine continues. After three consecutive failures ``healthy`` is False until a step succeeds. If the
+When a step raises, each of its requests is tried alone. Requests that raise again fail (``INTERNAL``; the traceback is
+logged), and the engine continues. After three consecutive failures ``healthy`` is False until a step succeeds. If the
 loop itself breaks, all requests fail and new ones are refused.
 
-A request holds the KV blocks of its tokens so far. When none is left for a running answer, another one is preempted and
-its tokens are computed again later. Only a request that would not fit alone is refused.
+A request holds the KV blocks of its tokens so far. If a running answer needs a block and none is free, another answer
+is preempted and its tokens are computed again later. Only a request that would not fit alone is refused.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ log = logging.getLogger("gym_fed")
 
 _VARIANT_POLL_SECONDS = 0.001
 _IDLE_SECONDS = 1.0
-"""Idle seconds after which the engine releases the last step's variants, so that the source may evict them."""
+"""Idle seconds after which the engine releases the last step's variants, which the source may then evict."""
 
 
 class Engine:
-    """Runs requests until it is closed. Its own thread uses the model; nothing else may use it meanwhile.
+    """Runs requests until it is closed. Its own thread uses the model, which nothing else may use meanwhile.
 
     Args:
         served: The base, ready for multi-variant steps.
@@ -55,7 +55,7 @@ class Engine:
         config: Limits.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, and for a ``kv_cache_size`` of less
+        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, and for a ``kv_cache_size`` smaller
             than a block.
     """
 
@@ -215,11 +215,11 @@ class InputProcessor:
 
     Args:
         tokenizer: The tokenizer of the model.
-        decoder: The decoder of the tokenizer.
+        decoder: The tokenizer's decoder.
         limits: The limits of the model and its KV cache.
         end_ids: Tokens that end an answer.
         source: Supplies variants; None: only the base is served.
-        queue: Refuses a request that has no room before a grammar is compiled and a variant loaded.
+        queue: The queue; a request is refused for lack of room before its grammar is compiled and its variant loaded.
         config: The engine's config, for speculative decoding.
     """
 

@@ -1,8 +1,8 @@
 """Guided decoding: before each token, mask out those that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
-is refused, never relaxed. White space between two parts of a JSON value is a space, or a line break and an indent, so
-that a weak model cannot fill its answer with it.
+is refused, never relaxed. White space between two parts of a JSON value is limited to a space, or a line break and an
+indent, so that a weak model cannot fill its answer with white space.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from gym_fed.serving.engine.request import Grammar
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 MAX_ITEMS = 200
-"""Maximum items of Earley's parser at one byte, for a grammar in Lark's notation or GBNF. An ambiguous grammar has more
-and more of them, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
+"""Maximum items of the Earley parser at one byte, for a grammar in Lark's notation or GBNF. In an ambiguous grammar
+their number grows, and each mask takes longer. Schemas are not ambiguous but may have many optional names, so
 llguidance's own bound applies to them."""
 
 
 class GuideFactory:
-    """Compiles grammars for one tokenizer; the first one takes a moment.
+    """Compiles grammars for one tokenizer; the first is slower.
 
     Args:
         tokenizer: A fast tokenizer of ``transformers``, or a ``PlainTokenizer``.
         vocab_size: Width of the model's logits.
-        end_ids: Tokens that end an answer; allowed where the value is complete.
+        end_ids: Tokens that end an answer; allowed after a complete value.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, end_ids: frozenset[int]) -> None:
@@ -74,7 +74,7 @@ class Guide:
         self._first: bytes | None = first
 
     def _require_first_token(self, matcher: Any, first: bytes) -> None:
-        """Refuse at submission a grammar that is too complex, or allows nothing, which shows only when it is used."""
+        """Refuse at submission a grammar that is too complex or allows no token, which compiling does not detect."""
         if not matcher.is_error():
             trial = matcher.deep_copy()
             trial.consume_token(int(self._unpacked(first).argmin()))
@@ -125,7 +125,7 @@ class Guide:
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
-    """Return ``Guide.banned`` of each, or its ``GymError``, under the same key."""
+    """Return each guide's ``banned`` tokens, or the ``GymError`` that it raised, under the same key."""
     masks: dict[int, Any] = {}
     for key, guide in guides.items():
         try:
@@ -202,7 +202,8 @@ def compiled(grammar: Grammar) -> str:
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """Return the error for what llguidance refuses. For a pattern it quotes the place first, then the fault."""
+    """Return the error for a grammar that llguidance refuses. For a pattern, llguidance quotes the position before the
+    fault."""
     lines = reason.splitlines() or ["no reason given"]
     fault = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(
@@ -235,7 +236,7 @@ def _of_pattern(text: str) -> str:
 
 
 def _of_choices(text: str) -> str:
-    """Translate a JSON list of texts. They are one terminal, since the number of rules is bounded."""
+    """Translate a JSON list of texts. They become one terminal, since the number of rules is limited."""
     from llguidance import LLMatcher
 
     texts = " | ".join(map(json.dumps, json.loads(text)))

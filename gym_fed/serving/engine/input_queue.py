@@ -30,8 +30,8 @@ class InputQueue:
     """Requests and cancellations that the engine's thread has not taken yet.
 
     Args:
-        config: Limits how many may wait.
-        loop: Its waiting and running requests count, too.
+        config: The engine's config, with the maximum number of waiting requests.
+        loop: The engine's loop, whose waiting and running requests also count.
         counters: Used to estimate when a refused request may be sent again.
 
     Attributes:
@@ -75,7 +75,7 @@ class InputQueue:
             self._changed.notify_all()
 
     def cancel(self, request: ScheduledRequest) -> None:
-        """Cancel a request that was put in before."""
+        """Cancel a request that was put before."""
         with self._changed:
             self._cancelled.append(request)
             self._changed.notify_all()
@@ -117,7 +117,7 @@ class InputQueue:
     # For the engine's thread.
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until there is something to take or the engine closes; False after ``timeout`` seconds."""
+        """Wait until there is something to take or the engine closes; returns False after ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(self._ready, timeout)
 
@@ -135,7 +135,7 @@ class InputQueue:
                 self._changed.wait(_PAUSE_SECONDS)
 
     def take(self) -> list[ScheduledRequest] | None:
-        """Move what has arrived into the loop, and return what to cancel; None when the engine closes."""
+        """Move new requests into the loop, and return the requests to cancel; None if the engine is closing."""
         with self._changed:
             if self.closing:
                 return None
@@ -146,7 +146,8 @@ class InputQueue:
         return cancelled
 
     def shut(self, error: GymError | None) -> list[ScheduledRequest]:
-        """Refuse all new requests, because of ``error`` if there is one. Returns those that the loop never got."""
+        """Refuse all new requests, because of ``error`` if there is one. Returns the requests that never reached the
+        loop."""
         with self._changed:
             self.closing, self.broken = True, error
             arrived, self._arrived = self._arrived, []

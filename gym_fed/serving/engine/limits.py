@@ -48,8 +48,8 @@ class Limits:
         """Validate a prompt.
 
         Raises:
-            GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE``
-                where no token of an answer would fit.
+            GymError: ``USAGE`` for no tokens or unknown ones, and for pictures that do not fit them; ``TOO_LARGE`` if
+                not even one token of an answer would fit.
         """
         if not ids:
             raise GymError(ErrorCode.USAGE, "the prompt is empty", "give at least one token")
@@ -73,10 +73,10 @@ class Limits:
             raise GymError(ErrorCode.USAGE, "a picture ends beyond its prompt")
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Return the token limit of this answer: ``max_tokens``, or what context and KV cache have left.
+        """Return the token limit of this answer: ``max_tokens``, or the room left in context and KV cache.
 
         Raises:
-            GymError: ``TOO_LARGE`` if prompt and answer need more KV cache than there is.
+            GymError: ``TOO_LARGE`` if prompt and answer need more than the KV cache.
         """
         room = self.context - len(request.prompt_ids)
         answer = request.sampling.max_tokens

@@ -1,6 +1,7 @@
-"""The engine's loop: admit requests, run one forward for all that run, and sample a token for each that decodes.
+"""The engine's loop: admit requests, run one forward for all running ones, and sample a token for each request in
+decode.
 
-One thread runs it. ``admission`` decides who runs, and ``scheduler`` what they run in a step.
+One thread runs it. ``admission`` decides which requests run, and ``scheduler`` what each computes in a step.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class EngineLoop:
         self._fail(request, internal_error("the request", failure))
 
     def _end(self, request: ScheduledRequest, reason: str | None) -> None:
-        """Free its place and its variant before the caller gets the result."""
+        """Free a request's place and variant before the caller receives the result."""
         if request.ended:
             return
         request.ended = True
@@ -257,7 +258,8 @@ class ModelRunner:
     def forward(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
         """Compute the logits of chunks, and the errors of failed chunks by index (their logits are 0).
 
-        A failed step leaves the caches unchanged. So each chunk is tried alone, and only the culprit fails.
+        A failed step leaves the caches unchanged. So each chunk is then tried alone, and only those that fail again are
+        reported.
         """
         counters = self._counters
         try:
@@ -320,10 +322,10 @@ def sample_step(
         wanted: Sequences and their chunks. The last tokens of a chunk are proposals if ``num_logits`` is more than one.
         banned: The tokens that guides forbid, by index in ``wanted``.
         token_text: Returns a token's text, for logprobs.
-        push: Takes a sequence's next token, or the error in its place.
+        push: Called with a sequence's next token, or the error in its place.
 
     Returns:
-        The number of proposed tokens, and how many of them were sampled.
+        The number of proposed tokens, and the number of those that were sampled.
     """
     active: list[_VerifiedRow] = []
     start = proposed = correct = accepted = 0

@@ -32,9 +32,9 @@ class Grammar:
     """A grammar that constrains an answer token by token.
 
     Attributes:
-        kind: ``json_schema``: a JSON value that the schema allows, an object where it is ``{}``. ``regex``: a text that
-            matches the whole pattern. ``choice``: one of several texts. ``grammar``: a text of the grammar. ``calls``:
-            text and tool calls, as ``gym_fed.serving.engine.guided`` describes them.
+        kind: ``json_schema``: a JSON value that the schema allows, an object if the schema is ``{}``. ``regex``: a text
+            that matches the whole pattern. ``choice``: one of several texts. ``grammar``: a text of the grammar.
+            ``calls``: text and tool calls, as ``gym_fed.serving.engine.guided`` describes them.
         text: The schema, the pattern, a JSON list of texts, or a grammar in Lark's notation or GBNF.
     """
 
@@ -48,23 +48,23 @@ class SamplingParams:
 
     Attributes:
         max_tokens: Maximum tokens of the answer; None: as many as the context has left.
-        min_tokens: The answer cannot end at a token id before it has this many tokens.
+        min_tokens: Minimum tokens of the answer before an end token or stop token id may end it.
         temperature: 0 is greedy.
         top_p: Nucleus sampling: the likeliest tokens that together have this probability.
         top_k: Sample among this many likeliest tokens; 0: all.
         min_p: Sample among tokens at least this fraction as likely as the likeliest one.
         presence_penalty: Subtracted once from the logit of each token that the answer already has.
         frequency_penalty: Subtracted once for each occurrence of the token in the answer.
-        repetition_penalty: Divides the logits of tokens in prompt and answer (Keskar et al. 2019); 1 is none.
+        repetition_penalty: Penalty on the logits of tokens in prompt and answer (Keskar et al. 2019); 1 turns it off.
         logit_bias: Added to the logits of these tokens.
-        seed: Makes sampling repeatable whatever else is in the batch. (In bfloat16 the rounding of another batch size
-            may still change close calls.) None: random.
-        stop: The answer ends before the first of these texts.
-        stop_token_ids: The answer ends at any of these, in addition to the model's own end tokens.
+        seed: Seed that makes sampling repeatable, independent of the rest of the batch; None: random. (In bfloat16,
+            rounding with another batch size may still change close decisions.)
+        stop: Texts; the answer ends before the first occurrence of any.
+        stop_token_ids: Token ids that end the answer, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
-        logprobs: None: none; n: those of each sampled token and of the n likeliest.
-        json_schema: The answer is a JSON value that this schema (as JSON text) allows; ``{}`` allows any object.
-        grammar: Constrains the answer; not together with ``json_schema``.
+        logprobs: Number of likeliest tokens to report log-probabilities for, besides the sampled token's; None: none.
+        json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
+        grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.
     """
 
@@ -89,7 +89,7 @@ class SamplingParams:
 
     @property
     def held_to(self) -> Grammar | None:
-        """The grammar, or that of ``json_schema``."""
+        """The given grammar, or the one for ``json_schema``."""
         return self.grammar if self.json_schema is None else Grammar("json_schema", self.json_schema)
 
 
@@ -99,13 +99,13 @@ class GenerationRequest:
 
     Attributes:
         prompt_ids: At least one token.
-        sampling: How its tokens are sampled.
+        sampling: The sampling parameters.
         variant: Name of a variant; None: the base.
         user: The user that its tokens are charged to: the queue is fair between users, not between requests.
-        cache_key: KV blocks are reused only between requests with the same key.
+        cache_key: Key of prompt caching: only requests with the same key share KV blocks.
         pictures: The pictures in the prompt, in order.
         key_digest: The digest of the user's API key. Requests with another key share no KV blocks with it.
-        request_id: Its name in logs.
+        request_id: The request's name in logs.
     """
 
     prompt_ids: list[int]
@@ -145,16 +145,16 @@ class Event:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """A whole answer.
+    """A complete answer.
 
     Attributes:
-        text: Without end tokens and stop texts.
-        token_ids: As sampled, including the end token.
+        text: The text, without end tokens and stop texts.
+        token_ids: The sampled tokens, including the end token.
         finish_reason: ``stop``, ``length`` or ``cancelled``.
-        logprobs: One per token, where they were requested.
+        logprobs: The log-probabilities, one per token, if requested.
         prompt_tokens: Length of the prompt.
-        seconds_to_first_token: From submission.
-        seconds: From submission to the end.
+        seconds_to_first_token: Seconds from submission to the first token.
+        seconds: Seconds from submission to the end.
         cached_tokens: Tokens of the prompt that were in the prefix cache.
     """
 
@@ -176,10 +176,10 @@ _Waker = tuple[asyncio.AbstractEventLoop, asyncio.Event]
 
 
 class Generation:
-    """One answer in progress. Events are kept until they are read, so a slow reader delays nobody else.
+    """One answer in progress. Events are stored until they are read, so a slow reader does not delay other requests.
 
     ``for event in generation`` or ``async for event in generation`` (one reader): the last event has a
-    ``finish_reason``. An answer that fails raises its ``GymError`` there and in ``result``.
+    ``finish_reason``. If the answer fails, the iteration and ``result`` raise its ``GymError``.
 
     Attributes:
         request: The submitted request.
@@ -207,7 +207,7 @@ class Generation:
             self._on_cancel()
 
     def result(self, timeout: float | None = None) -> CompletionOutput:
-        """Wait for the whole answer, whether or not its events were read.
+        """Wait for the complete answer, whether or not its events are read.
 
         Raises:
             GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (the answer continues).
@@ -314,7 +314,7 @@ class PendingEmbedding:
     """One embedding in progress: ``[hidden] float32``, the normalised mean of the text's last hidden states.
 
     Args:
-        future: Set by the engine; cancelling it cancels the request.
+        future: The future that the engine completes; cancelling it cancels the request.
     """
 
     def __init__(self, future: Future[Tensor]) -> None:
@@ -333,7 +333,7 @@ class PendingEmbedding:
 
         Raises:
             GymError: Why it failed; ``DEADLINE_EXCEEDED`` after ``timeout`` seconds (it continues);
-                ``UNAVAILABLE`` when it was cancelled.
+                ``UNAVAILABLE`` if it was cancelled.
         """
         try:
             return self._future.result(timeout)

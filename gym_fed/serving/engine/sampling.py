@@ -5,9 +5,10 @@ penalties count tokens of the answer only.
 
 Sampling is an exponential race (Gumbel 1954; Maddison et al. 2014, "A* sampling", section 2): the token with the
 smallest ``exponential noise / probability`` wins. Blocks of 128 neighbouring tokens race first, then the tokens of the
-block. The noise comes from the row's own generator. It belongs to a block, or to a token's place in its block, whatever
-top-k or top-p leave of the vocabulary. So the rounding of another batch size changes a draw only where two are almost
-equal, some draws in a million. A cumulative sum over the vocabulary would move with every probability before the token.
+block. The noise comes from the row's own generator. Each number belongs to a block, or to a position in a block,
+regardless of which tokens top-k or top-p exclude. So rounding with another batch size changes a draw only if two
+candidates are almost equal: a few draws in a million. A cumulative sum over the vocabulary would move with every
+probability before the token.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SMALLEST_NOISE = 1e-300
 
 
 class RowSampler:
-    """Samples for one request: its parameters, its random numbers, and the tokens of its answer so far."""
+    """The sampler of one request: its parameters, random numbers, and tokens so far."""
 
     def __init__(
         self, params: SamplingParams, prompt_ids: Sequence[int], end_ids: Collection[int] = ()
@@ -172,7 +173,7 @@ def _choose_specially(
 
 
 def _best(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's likeliest token (the first of equals) and its logit; NaN where there is one."""
+    """Return each row's likeliest token (the first of equals) and its logit, which is NaN if any logit is."""
     if logits.device.type == "cpu":  # numpy's argmax is ten times faster than torch's
         array = logits.numpy()
         places = array.argmax(axis=-1)
@@ -181,7 +182,7 @@ def _best(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Compute ``_best`` on any device; torch's argmax does not define which of equals it returns on CUDA."""
+    """Compute ``_best`` on any device; torch's argmax on CUDA may return any of several equal maxima."""
     values = logits.amax(dim=-1)
     hits = (logits == values[:, None]) | logits.isnan()
     places = torch.arange(logits.shape[1], device=logits.device)
@@ -190,7 +191,7 @@ def _best_by_torch(logits: Tensor) -> tuple[list[int], list[float]]:
 
 
 def noise_size(vocabulary: int) -> int:
-    """Return how many random numbers one draw takes."""
+    """Return the number of random numbers that one draw needs."""
     return -(-vocabulary // _BLOCK) + _BLOCK
 
 
@@ -247,7 +248,7 @@ def _no_token_left() -> GymError:
 
 
 _NUCLEUS = 256
-"""How many of the likeliest tokens are searched for a nucleus first."""
+"""Number of likeliest tokens that are searched for the nucleus first."""
 
 
 Warper = Callable[[Tensor], Tensor]
@@ -283,7 +284,7 @@ def _top_k(top_k: int, scores: Tensor) -> Tensor:
 
 
 def _top_p(top_p: float, scores: Tensor) -> Tensor:
-    """Nucleus sampling (Holtzman et al. 2020); the vocabulary is not sorted where the nucleus is small."""
+    """Nucleus sampling (Holtzman et al. 2020); the vocabulary is not sorted if the nucleus is small."""
     if scores.shape[1] <= _NUCLEUS:
         return _top_p_of_all(top_p, scores)
     values, places = scores.topk(_NUCLEUS, dim=-1)

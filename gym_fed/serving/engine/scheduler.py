@@ -1,4 +1,4 @@
-"""The scheduler: every request in decode, and as much prefill as a step's token budget and time allow.
+"""Schedule each step: every request in decode, and as much prefill as the step's token budget and time allow.
 
 If a request in decode needs a KV block and none is left, another request is preempted: it returns its blocks, waits at
 the front of its user's queue, and its tokens so far are computed again later. The answer itself does not change.
@@ -63,7 +63,7 @@ class TokenCounters:
 
 
 class FairQueue:
-    """Waiting requests, a queue per user."""
+    """The waiting requests, in one queue per user."""
 
     def __init__(self, tokens: TokenCounters) -> None:
         self._tokens = tokens
@@ -91,7 +91,7 @@ class FairQueue:
         self._length += 1
 
     def remove(self, request: ScheduledRequest) -> bool:
-        """Remove a request; returns whether it was waiting."""
+        """Remove a request, and return whether it was waiting."""
         queue = self._queues.get(request.user)
         if queue is None or request not in queue:
             return False
@@ -206,7 +206,8 @@ class Scheduler:
             self._preempt(victim)
 
     def _victim(self) -> ScheduledRequest | None:
-        """Choose whom to preempt: the newest request of the user with most blocks, but never the oldest of all."""
+        """Choose the request to preempt: the newest one of the user with the most blocks, but never the oldest of
+        all."""
         held: Counter[str] = Counter()
         for row in self.running:
             assert row.cache is not None
@@ -234,14 +235,14 @@ _STALE = 16
 
 
 class StepCost:
-    """Learns how long steps take, to bound how much prefill may delay running answers.
+    """Estimates the duration of steps, to limit the delay of running answers by prefill.
 
     A step with prefill may take ``stretch`` times as long as the same step without it. The decode-only time and the
-    cost of a prompt token are measured continuously. Where several prompts wait, their answers will soon lengthen the
-    steps anyway, and a step with prefill may take that long, too.
+    cost of a prompt token are measured continuously. If several prompts wait, their answers will soon lengthen the
+    steps anyway, so a step with prefill may also take that long.
 
     Args:
-        stretch: How many times as long a step may take because of prefill; None: no limit.
+        stretch: Maximum ratio of a step's time with prefill to its time without; None: no limit.
     """
 
     def __init__(self, stretch: float | None) -> None:
@@ -254,7 +255,7 @@ class StepCost:
         self._since = 0
 
     def prefill_tokens(self, decode_tokens: int, most: int, joining: int = 1) -> int:
-        """Return how many prompt tokens a step may prefill; 0 to measure a step without prefill.
+        """Return the maximum number of prompt tokens to prefill in a step; 0 to measure a step without prefill.
 
         Args:
             decode_tokens: Tokens that the running answers decode in the step.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ScheduledRequest:
-    """State that answers and embeddings share; after submission only the engine's thread touches it.
+    """The state of an answer or embedding; after submission only the engine's thread accesses it.
 
     Args:
         user: The user that the fair queue charges its tokens to.
@@ -32,7 +32,7 @@ class ScheduledRequest:
     """
 
     hidden: HiddenMean | None = None
-    """Collects the last hidden states of its tokens, for an embedding."""
+    """Mean of the last hidden states of its tokens, for an embedding."""
 
     cache_key = key_digest = ""
     """KV blocks are reused only between requests with equal keys; the digest is of the user's API key."""
@@ -45,17 +45,17 @@ class ScheduledRequest:
         self.ids = list(prompt_ids)
         """The prompt, and the answer so far."""
         self.variant: LoadedVariant | None = None
-        """Pinned from admission to the end, also while it is preempted."""
+        """The variant, pinned from admission to the end, also during preemption."""
         self.cache: KVCache | None = None
-        """Set while it runs."""
+        """The KV cache while the request is running."""
         self.arrival = 0
         """Its number in the order of submission."""
         self.cached_tokens = 0
         """Tokens of the prompt that were in the prefix cache."""
         self.bypassed_since = 0.0
-        """When it first reached the head of the queue without room for its variant."""
+        """Time at which it first reached the head of the queue without room for its variant; 0 if never."""
         self.started = 0.0
-        """When it was first admitted."""
+        """Time of its first admission."""
         self.ended = False
 
     @property
@@ -69,12 +69,12 @@ class ScheduledRequest:
         return len(self.ids) - (0 if self.cache is None else self.cache.length)
 
     def restart(self) -> None:
-        """Reset it after preemption: what its cache held must be computed again."""
+        """Reset it after preemption: the tokens in its cache must be computed again."""
         if self.hidden is not None:
             self.hidden = HiddenMean()
 
     def fail(self, error: GymError) -> None:
-        """Report the error to the caller, unless an end was reported already."""
+        """Report the error to the caller, unless an end was already reported."""
         raise NotImplementedError
 
     def cancel(self) -> None:
@@ -185,7 +185,8 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Make the last event, for ``deliver``. The returned reason accounts for a stop text in the held-back text."""
+        """Create the last event, for ``deliver``. The returned reason accounts for a stop text in the held-back
+        text."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())
             if not self._stops.matched:
@@ -285,5 +286,5 @@ class NgramProposer:
         return []
 
     def observe(self, proposed: int, accepted: int) -> None:
-        """Propose more if all were right, and fewer if not."""
+        """Adapt the length of the next proposals: longer if all tokens were accepted, otherwise shorter."""
         self._width = min(self._most, 2 * self._width) if accepted == proposed else max(1, accepted)

@@ -46,19 +46,20 @@ class EngineStats:
         embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
-        forwards: Forwards by what computed them (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
+        forwards: Forwards by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
         rows: Chunks of all steps together; a step has one for each of its requests.
-        rows_with_variants: Of the rows, those for a variant.
+        rows_with_variants: Chunks for a variant.
         sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
-        packed_products: The same for a layer's other packed deltas, by form (``MultiVariantModel.packed_products``).
+        packed_products: How often a layer's other packed deltas were multiplied, by form
+            (``MultiVariantModel.packed_products``).
         busy_seconds: Seconds in steps, admission included.
         model_seconds: Seconds in the forwards alone.
-        preemptions: How often a running request gave up its KV blocks, to be computed again.
+        preemptions: Number of times that a running request was preempted, to be computed again.
         cached_tokens: Tokens of prompts that were in the prefix cache.
         proposed_tokens: Tokens that speculative decoding proposed.
-        accepted_tokens: Of the proposed tokens, those that were sampled.
+        accepted_tokens: Proposed tokens that were also sampled.
         kv_bytes_used: Bytes of the KV blocks that running requests hold.
-        kv_bytes_limit: ``kv_cache_size``.
+        kv_bytes_limit: The configured ``kv_cache_size`` in bytes.
         first_token: Seconds from submission to the first token.
         per_token: Seconds from one token of an answer to its next.
     """
@@ -144,4 +145,4 @@ SHARED_COUNTS = tuple(
     for each in fields(EngineStats)
     if each.type in ("int", "float") and hasattr(Counters, each.name)
 )
-"""The numbers that ``EngineStats`` takes from ``Counters`` unchanged."""
+"""Names of the fields that ``EngineStats`` copies unchanged from ``Counters``."""

@@ -1,8 +1,8 @@
-"""The content filter of one server: rules, held-back text, counts by category, and a classifier on the served model.
+"""Filter the content of requests and answers: by rules, and by a classifier on the served model.
 
 Neither the log nor the counts ever contain a text. The classifier's verdict is ``p(yes) / (p(yes) + p(no))`` of the
 first token of the answer: two requests of one token, each with that token forced, whose log-probability the engine
-reports before forcing. They are batched with everything else, so there is no second model in memory.
+reports before forcing. They are batched with all other requests, so no second model is in memory.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ContentFilter:
         return direction in self._on and self._on[direction].classified
 
     def category_of(self, direction: Direction, texts: Iterable[str]) -> str | None:
-        """Return the category of the rule that refuses one of these whole texts."""
+        """Return the category of the first rule that refuses one of these texts; None if none does."""
         if direction not in self._on:
             return None
         categories = map(self._on[direction].rules.find, texts)
@@ -123,8 +123,8 @@ def texts_in(value: Any) -> Iterator[str]:
 class HeldText:
     """Holds back the end of a growing answer until no rule can match it, however it is split into chunks.
 
-    A match has at most ``width`` folded characters, so text further than that before the end can be in no match to
-    come. A match that touches the end waits for the next character, which may make another word of it.
+    A match has at most ``width`` folded characters, so text further from the end cannot be part of a later match. A
+    match that touches the end waits for the next character, which may continue the word.
 
     Args:
         rules: The rules to match.
@@ -146,7 +146,7 @@ class HeldText:
         self._text = ""
 
     def push(self, text: str, *, last: bool = False) -> str:
-        """Add text, and return what may be shown. With ``last`` that is all, unless a rule matches."""
+        """Add text, and return the text that may be shown: with ``last``, all of it unless a rule matches."""
         if self.category is not None:
             return ""
         if not self._width:
@@ -190,12 +190,12 @@ class HeldText:
 
 
 _FORCED = 1000.0
-"""The highest bias that the engine accepts: far beyond any logit."""
+"""Logit bias that forces a token: the highest that the engine accepts."""
 _SECONDS = 60.0
 
 
 class Classifier:
-    """Judges whole texts; from any thread.
+    """Judges complete texts. Thread-safe.
 
     Args:
         config: The question, the variant that answers it, and the probability from which a text is refused.
@@ -283,7 +283,7 @@ class Verdict:
         return _share(yes, no)
 
     def refuses(self) -> bool:
-        """Return whether the text must be refused; raises as ``probability``."""
+        """Return whether the text must be refused; raises like ``probability``."""
         return self.probability() >= self._threshold
 
     async def refuses_async(self) -> bool:
@@ -305,7 +305,7 @@ _PASSED = (ErrorCode.TOO_LARGE, ErrorCode.BUSY, ErrorCode.UNAVAILABLE, ErrorCode
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """Translate errors to the filter's: the caller did not ask for this model."""
+    """Translate the engine's errors to the filter's, since the caller did not request this model."""
     try:
         yield
     except GymError as error:
@@ -323,7 +323,7 @@ def _share(yes: CompletionOutput, no: CompletionOutput) -> float:
 
 @dataclass(frozen=True)
 class RefusedEvent(Event):
-    """The only event of an answer that the classifier refused."""
+    """The single event of an answer that the classifier refused."""
 
     category: str = ""
 

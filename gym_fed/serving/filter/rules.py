@@ -10,7 +10,8 @@ Korean, Thai).
 
 Rules and texts are compared in a folded form, so that a slightly different spelling does not hide a word: compatibility
 forms become plain (NFKD), accents of U+0300 to U+036F and invisible characters are removed, and case is folded. White
-space of any length is one space. Look-alikes of other alphabets, digits for letters and s p a c e d words stay.
+space of any length is one space. Similar letters from other alphabets, digits in place of letters and s p a c e d words
+are not recognised.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ FOLDS = _Folds()
 
 
 def fold(text: str) -> str:
-    """Return ``text`` in the form in which rules are compared."""
+    """Return the folded form of ``text``, in which rules are compared."""
     return _SPACES.sub(" ", text.translate(FOLDS))
 
 
 MAX_CHARACTERS = 500
 """Maximum characters of a pattern."""
 MAX_WIDTH = 200
-"""Maximum characters of a match: that many are held back of a stream."""
+"""Maximum characters of a match, and thus of held-back text in a stream."""
 MAX_WAYS = 1000
 _ATOMS = {sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN}
 _BOUNDARIES = {sre.AT_BOUNDARY, sre.AT_NON_BOUNDARY}
@@ -72,14 +73,14 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
     """Compile a pattern whose search takes bounded time, and return it with the maximum length of its match.
 
     A text chosen by a stranger can make Python's ``re`` take exponential time (``(a+)+b``), and a search cannot be
-    stopped. So the ways in which a pattern can match are counted: a backtracking search visits each at most once from
-    each place. Only constructs that can be counted are allowed.
+    stopped. So the ways in which a pattern can match are counted; a backtracking search visits each at most once per
+    position. Only constructs that can be counted are allowed.
 
     Args:
         text: The pattern, which is searched in folded text and ignores case.
 
     Raises:
-        ValueError: If it is refused, with the reason.
+        ValueError: If the pattern is refused, with the reason.
     """
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"a pattern of {counted(len(text), 'character')}; {MAX_CHARACTERS} at most")
@@ -106,7 +107,8 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
-    """Return an upper bound of the paths of a backtracking search from one place; stops soon beyond ``MAX_WAYS``."""
+    """Return an upper bound of the paths of a backtracking search from one position; stops counting beyond
+    ``MAX_WAYS``."""
     total = 1
     for kind, value in tree:
         total *= _ways_of(kind, value)
@@ -138,7 +140,7 @@ def _ways_of(kind: Any, value: Any) -> int:
 
 
 def _ways_of_branches(branches: Iterable[Any]) -> int:
-    """Sum over branches; of branches that begin with different characters only one can continue."""
+    """Sum over branches; only one of the branches that begin with different characters can match."""
     total: dict[str | None, int] = {}
     for branch in branches:
         begins = chr(branch[0][1]).casefold() if len(branch) and branch[0][0] is sre.LITERAL else None
@@ -150,7 +152,7 @@ def _ways_of_branches(branches: Iterable[Any]) -> int:
 PACKAGE_RULES = Path(__file__).resolve().parents[2] / "assets" / "filter" / "rules.txt"
 MAX_BYTES = 1 << 20
 MAX_PATTERNS = 200
-"""Patterns of all files: each is searched with every token."""
+"""Maximum patterns in all files; each is searched after every token."""
 MAX_CATEGORIES = 32
 MAX_PHRASE = 100
 _CATEGORY = re.compile(CATEGORY, re.ASCII)
