@@ -4,9 +4,9 @@
         for event in engine.submit(GenerationRequest(ids, variant="alice")):
             print(event.text, end="")
 
-When a step raises, each of its requests is tried alone. Requests that raise again fail (``INTERNAL``; the traceback is
-logged), and the engine continues. After three consecutive failures ``healthy`` is False until a step succeeds. If the
-loop itself breaks, all requests fail and new ones are refused.
+When a step raises, each of its requests is tried alone. Requests that raise again fail with their ``GymError``, or with
+``INTERNAL`` and a logged traceback; the engine continues. After three consecutive failures ``healthy`` is False until a
+step succeeds. If the loop itself breaks, all requests fail and new ones are refused.
 
 A request holds the KV blocks of its tokens so far. If a running answer needs a block and none is free, another answer
 is preempted and its tokens are computed again later. Only a request that would not fit alone is refused.

@@ -1,7 +1,7 @@
 """Guided decoding: before each token, mask out those that cannot continue the answer's grammar.
 
 The masks are llguidance's (https://github.com/guidance-ai/llguidance). A schema with a keyword that it cannot enforce
-is refused, never relaxed. White space between two parts of a JSON value is limited to a space, or a line break and an
+is refused, never relaxed. White space between two parts of a JSON value is at most a space, or a line break and an
 indent, so that a weak model cannot fill its answer with white space.
 """
 
@@ -125,7 +125,7 @@ class Guide:
 
 
 def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
-    """Return each guide's ``banned`` tokens, or the ``GymError`` that it raised, under the same key."""
+    """Return each guide's ``banned`` tokens, or a ``GymError`` if it raised, under the same key."""
     masks: dict[int, Any] = {}
     for key, guide in guides.items():
         try:

@@ -258,8 +258,8 @@ class ModelRunner:
     def forward(self, chunks: list[Chunk]) -> tuple[Any, dict[int, GymError]]:
         """Compute the logits of chunks, and the errors of failed chunks by index (their logits are 0).
 
-        A failed step leaves the caches unchanged. So each chunk is then tried alone, and only those that fail again are
-        reported.
+        A failed step leaves the caches unchanged. So each chunk is then tried alone, and only chunks that fail again
+        are reported.
         """
         counters = self._counters
         try:

@@ -1,4 +1,4 @@
-"""The active variants of a step: the distinct variants, numbered, and the terms that they add at each module."""
+"""The distinct variants of a step, numbered, and the terms that they add at each module."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Factors:
 
     @cached_property
     def stacked(self) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-        """Concatenate them to ``[R, in]`` and ``[R, out]``, with the variant of each rank."""
+        """The factors concatenated to ``[R, in]`` and ``[R, out]``, and the variant of each rank."""
         a, b = (torch.cat(factors) for factors in zip(*self.pairs.values(), strict=True))
         return a, b, tuple(v for v, (own, _) in self.pairs.items() for _ in range(len(own)))
 

@@ -1,8 +1,9 @@
 """Attention of a packed step, in which every request's tokens attend to that request's own blocks only.
 
-``attend`` is the entry point: native code on the CPU, and torch for what that lacks (capped scores, sinks, a GPU).
-``packed_attention`` registers it with transformers' ``AttentionInterface``. A name without a mask function gets no mask
-from the model (``masking_utils``), so this module applies causality and sliding windows itself, one request at a time.
+``attend`` is the entry point: native code on the CPU, and torch for cases that it lacks (capped scores, sinks, a GPU).
+``packed_attention`` registers it with transformers' ``AttentionInterface``. transformers makes no mask for a name
+without a mask function (``masking_utils``), so this module applies causality and sliding windows itself, one request at
+a time.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def attend(
 ) -> Tensor:
     """Append the tokens' keys and values to their requests' caches, and attend to the contents.
 
-    Appended tokens count only after ``KVCache.advance``, so that a step that failed can be repeated.
+    Appended tokens count only after ``KVCache.advance``, so that a failed step can be repeated.
 
     Args:
         tokens: The tokens of the step.
@@ -85,10 +86,10 @@ def attend(
         key: ``[tokens, kv_heads, dim]``.
         value: ``[tokens, kv_heads, value_dim]``.
         scale: The scale of the scores.
-        window: How many tokens a token sees, itself included.
+        window: The number of tokens that a token sees, itself included.
         softcap: The bound of the scores (Gemma 2).
         sinks: A learned score per head that takes weight from all tokens (gpt-oss).
-        out: Written to, ``[tokens, heads, value_dim] float32``.
+        out: The output buffer, ``[tokens, heads, value_dim] float32``.
 
     Returns:
         ``[tokens, heads, value_dim]`` in the query's dtype, or ``out``.
@@ -193,7 +194,7 @@ def attend_by_torch(
     sinks: Tensor | None,
     masks: Masks,
 ) -> Tensor:
-    """Attend for one request like ``attend``; ``masks`` are kept for all layers of a step."""
+    """Attend for one request like ``attend``; ``masks`` are reused by all layers of a step."""
     count, length = len(query), cache.length + len(query)
     layer.append(cache.blocks, cache.length, key, value)
     start = 0 if window is None else max(0, length - window - count + 1)  # no query sees anything before

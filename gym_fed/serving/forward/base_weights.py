@@ -1,7 +1,7 @@
-"""The linear layers of the decoder: the model's own weights multiplied by torch, or packed ones.
+"""The decoder's linear layers: the model's own weights, multiplied by torch, or packed weights.
 
-Modules that share their input are one ``Projection``. A packed format joins them in one matrix; the model's own weights
-stay where they are and are multiplied one by one, so that nothing is copied.
+Modules that share their input form one ``Projection``. A packed format joins them in one matrix; the model's own
+weights stay where they are and are multiplied one by one, so that nothing is copied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gym_fed.serving.forward.segments import Segments, StepRows
 from gym_fed.serving.forward.target_modules import TargetModule
 
 _DECODED_ROWS = 1024
-"""Bytes of a packed matrix that are decoded at a time."""
+"""Rows of a packed matrix that are decoded at a time."""
 
 
 class BaseLinear(Protocol):
@@ -45,10 +45,11 @@ class NotRecordable(Exception):
 
 
 class TorchLinear:
-    """A module's own weight, float32 or bfloat16. In bfloat16 activations are rounded to it, as in the module.
+    """A module's own weight, float32 or bfloat16. With bfloat16 weights, activations are rounded to bfloat16, as in the
+    module.
 
     Attributes:
-        wide: Keep activations in float32 instead.
+        wide: Whether to keep activations in float32 instead.
     """
 
     wide = False
@@ -88,7 +89,7 @@ class Projection:
 
     Args:
         modules: The modules.
-        targets: The target module of each, where variants may change it.
+        targets: The target module of each; None if variants cannot change it.
     """
 
     def __init__(self, modules: Sequence[nn.Linear], targets: Sequence[TargetModule | None]) -> None:
@@ -129,7 +130,7 @@ class Projection:
         Args:
             x: ``[n, in]`` float32, contiguous.
             y: ``[n, size]`` float32, contiguous; overwritten.
-            step: The variants; None: all rows are of the base.
+            step: The variants; None: all rows belong to the base.
         """
         for linear, part in self._linears:
             if part.stop - part.start == self.size:
@@ -152,7 +153,7 @@ class Projection:
         """Add ``project`` to a program, for rows that are not bulk.
 
         Returns:
-            How often its terms are multiplied, by form and kernel.
+            The number of multiplications of its terms, by form and kernel.
 
         Raises:
             NotRecordable: If a part of it is not a native call.
@@ -192,7 +193,7 @@ class Projection:
                 segments.add_linear(target, plan, step, x, y[:, part], done)
 
     def layers(self, *formats: str, name: str) -> Layers:
-        """Return the matrices that ``pack`` makes of the modules: neighbours of one format are one matrix.
+        """Return the matrices that ``pack`` creates from the modules: neighbours with the same format are joined.
 
         Args:
             formats: The format of every module.
@@ -210,10 +211,10 @@ class Projection:
         Args:
             formats: The format of every module.
             name: The name in the base's packed file.
-            pack: Packs a matrix, or takes it from that file.
+            pack: Function that packs a matrix, or reads it from that file.
 
         Returns:
-            Bytes that a product with one row reads.
+            The number of bytes that a product with one row reads.
         """
         self._linears = []
         num_bytes = 0
@@ -230,7 +231,7 @@ class Projection:
 
 
 def _runs(formats: Sequence[str]) -> list[tuple[int, int]]:
-    """Return where runs of neighbours with one format begin and end."""
+    """Return the begin and end of each run of neighbours with the same format."""
     starts = [n for n, format in enumerate(formats) if n == 0 or formats[n - 1] != format]
     return list(zip(starts, [*starts[1:], len(formats)], strict=True))
 
@@ -246,10 +247,10 @@ class Bound:
     """The terms that one or two native calls add.
 
     Attributes:
-        done: The deltas that the calls multiply. Packed ones are for rows that are not bulk.
-        signs: How often each form and kernel is among the packed ones.
-        factors: The same for factors.
-        rest: Modules to which the variants add further terms.
+        done: The deltas that the calls multiply; packed ones only for rows that are not bulk.
+        signs: Number of packed deltas by form and kernel.
+        factors: Number of factor deltas by form and kernel.
+        rest: Modules with further terms, which the calls do not add.
     """
 
     done: frozenset[Packed | Factors]
@@ -276,7 +277,7 @@ class Bound:
             x: ``[n, in]`` float32, contiguous.
             y: ``[n, out]`` float32, contiguous.
             rows: The variants of the rows.
-            products: Counts the products.
+            products: Counter of the products.
         """
         if self._add_signs is not None and len(rows.few_index):
             self._add_signs(x.data_ptr(), len(x), rows.few_owners_at, y.data_ptr(), y.shape[1])
@@ -349,7 +350,7 @@ _WIDE_CHUNK = 1 << 20
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
     """Compute ``x[..., in] @ weight.T`` in float32, a block of rows at a time, without a copy of the whole weight.
 
-    The pages of a mapped weight are released: comparisons go through all layers, which are packed one by one later.
+    The pages of a mapped weight are released, since comparisons read all layers before these are packed one by one.
     """
     rows, cols = weight.shape
     wide, step = x.to(torch.float32).reshape(-1, cols), max(1, _WIDE_CHUNK // cols)

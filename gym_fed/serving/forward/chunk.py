@@ -1,6 +1,6 @@
 """The tokens of a step: the chunk of each request, their packing, and the pictures among them.
 
-A picture is a run of a prompt's tokens. Where the model's picture token occurs in it, a feature replaces the embedding.
+A picture is a run of a prompt's tokens. At each of the model's picture tokens in it, a feature replaces the embedding.
 Two prompts with the same tokens and different pictures are different, so the key of a KV block includes the pictures.
 """
 
@@ -30,7 +30,7 @@ class Chunk:
 
     Attributes:
         token_ids: A part of its prompt (prefill), or its newest token (decode); at least one.
-        cache: The request's own; the tokens are appended to it.
+        cache: The request's own cache, to which the tokens are appended.
         variant: The variant; None: the base.
         wants_logits: Whether to compute the logits after the last token.
         num_logits: How many of the last tokens get logits; scoring a text needs more than one.
@@ -58,18 +58,18 @@ Masks = dict[tuple[int, int, int, int | None], Tensor]
 
 @dataclass
 class PackedTokens:
-    """The position of each request's tokens in the packed sequence, and its cache; all caches are of one pool."""
+    """The position of each request's tokens in the packed sequence, and its cache; all caches belong to one pool."""
 
     spans: Sequence[tuple[int, int, KVCache]]
     """First token, token after the last, and cache; in order, without gaps. Room in the caches is already reserved."""
 
     windows: dict[int, int | None] = field(default_factory=dict)
-    """Sliding window that the model passed for every layer that attended."""
+    """Sliding window that the model passed, by layer."""
 
     masks: Masks = field(default_factory=dict)
 
     batch: BatchAttention | None = None
-    """Replaces ``spans`` for evaluation, where no request waits."""
+    """Attention that replaces ``spans`` in evaluation, in which no request waits."""
 
     pictures: EmbeddedRows | None = None
     """The picture features that replace the embeddings of tokens."""
@@ -130,7 +130,7 @@ class HiddenMean:
         self._sum = total if self._sum is None else self._sum + total
 
     def unit(self) -> Tensor:
-        """Return the mean scaled to length 1, for which the sum suffices: ``[hidden] float32``."""
+        """Return the mean scaled to length 1, computed from the sum: ``[hidden] float32``."""
         assert self._sum is not None
         mean: Tensor = self._sum / self._sum.norm().clamp_min(1e-12)
         return mean
@@ -143,9 +143,9 @@ class PlacedPicture:
     Attributes:
         start: The first token of its run.
         length: The number of tokens of its run.
-        places: Which tokens of the run take a feature, in order; the others separate its parts.
+        places: The tokens of the run whose embeddings are replaced, in order; the others separate its parts.
         features: ``[places, hidden]``.
-        digest: The digest of the picture, and of how it was read.
+        digest: The digest of the picture and of the way it was read.
     """
 
     start: int
@@ -167,7 +167,7 @@ class EmbeddedRows:
 
     Attributes:
         rows: The rows of the tokens.
-        features: The feature of each, ``[rows, hidden]``.
+        features: The feature of each token, ``[rows, hidden]``.
     """
 
     rows: list[int]

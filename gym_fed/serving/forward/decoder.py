@@ -105,7 +105,7 @@ class Decoder:
         return layers
 
     def pack(self, format: str, pack: Pack = pack_in_memory) -> int:
-        """Pack the weights of all linear layers. The model's own are freed, so it can compute nothing any more.
+        """Pack the weights of all linear layers. The model's own weights are freed, so it cannot be run any more.
 
         The head, and in formats of 8 and 4 bits the value projections, are in bfloat16: they are a small part of the
         weights but account for much of the loss.
@@ -136,7 +136,7 @@ class Decoder:
             token_ids: The token ids of all requests, concatenated.
             positions: The position of each token in its text.
             tokens: The requests, with their caches and picture features.
-            step: The variants of the rows; None: all are of the base.
+            step: The variants of the rows; None: all belong to the base.
             wanted: The tokens after which logits are computed.
             path: The kernels' code path.
 

@@ -1,13 +1,13 @@
 """transformers' own forward over packed tokens, with hooks that add the variants' terms; works for every model.
 
 transformers' own continuous batching is not used: it masks every token of a step against all keys of all requests.
-(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It has
-no logits for guided decoding, no seed per request, and no place where rows could differ.
+(8 requests of 64 + 32 tokens took it 1.1 to 1.7 times as long as these steps, for the same tokens; one core.) It does
+not give logits for guided decoding or a seed per request, and rows cannot have different variants.
 
 On CUDA the sign terms run through a Triton kernel, tested in Triton's interpreter and not on a GPU yet.
 
-A model is checked against it when it is opened. Where ``decoder`` computes the steps of serving, this one computes
-those of evaluation that multiply base and delta at once (``MergedWeights``).
+When a model is opened, its decoder is checked against this forward. If ``decoder`` computes the steps of serving, this
+forward computes the evaluation steps that multiply base and delta at once (``MergedWeights``).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HookedForward:
         Args:
             token_ids: The token ids of all requests, concatenated.
             positions: The position of each token in its text.
-            step: The variants of the rows; None: all are of the base.
+            step: The variants of the rows; None: all belong to the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.
             pictures: Features that replace embeddings, after the variants' terms.
@@ -128,7 +128,7 @@ class VariantLayers:
         self._handles.clear()
 
     def _before_linear(self, target: TargetModule) -> Any:
-        """Return a hook that skips the module where base and delta are multiplied at once."""
+        """Return a hook that skips the module if base and delta are multiplied at once."""
 
         def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
             rows = self.rows

@@ -1,8 +1,8 @@
 """The paged KV cache: keys and values of all requests in blocks of 16 tokens, and a table of blocks per request.
 
-A request takes a block when its tokens need one, and returns all when it ends. So its worst case is not reserved ahead,
-requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and no block is ever moved. A shared
-block is copied before it is written to.
+A request takes a block when its tokens need one, and returns all blocks when it ends. So its maximum is not reserved in
+advance, requests with the same prefix can share blocks (``branch``, ``prefix_cache``), and no block is ever moved. A
+shared block is copied before it is written to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
 _FIRST_BLOCKS = 16
-"""Blocks that a growing pool adds at least."""
+"""Minimum number of blocks that a growing pool adds."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LayerShape:
 
 
 class Keeper(Protocol):
-    """Keeps unused blocks until others need them: the prefix cache, which imports this module."""
+    """The interface of a prefix cache, which keeps unused blocks until other requests need them."""
 
     @property
     def evictable(self) -> int: ...
@@ -53,11 +53,11 @@ class KVPool:
     Args:
         bytes_limit: Maximum bytes of all layers; None: it grows as needed.
         dtype: ``float32``, ``bfloat16`` or ``int8`` (with a scale per token and head).
-        shapes: The shape of every layer by number; a limited pool must know them. Others are added as they are used.
+        shapes: The shape of every layer by number; required for a limited pool. Other layers are added on first use.
         device: The device of the blocks.
 
     Raises:
-        GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit that is less than a block.
+        GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit below one block.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class KVPool:
         self._limited = bytes_limit is not None
         self._free: list[int] = []
         self._users: list[int] = []
-        """Users of each block that was ever used: the blocks of a large pool are not listed at its start."""
+        """Users of each block that was ever used; a large pool's unused blocks are not listed."""
         self._num_blocks = 0
         self._returned: deque[array[int]] = deque()
         """Blocks of caches that were dropped without ``release``, from any thread."""
@@ -97,7 +97,7 @@ class KVPool:
 
     @property
     def shapes(self) -> dict[int, LayerShape]:
-        """The shape of every layer that was used."""
+        """The shape of every layer so far."""
         return {n: LayerShape(layer.kv_heads, layer.dim, layer.value_dim) for n, layer in self.layers.items()}
 
     @property
@@ -123,10 +123,10 @@ class KVPool:
         return (self.num_blocks - self.free_blocks) * self.block_bytes
 
     def layer(self, number: int, shape: LayerShape) -> PagedLayer:
-        """Return the blocks of a layer, which are allocated for a new one.
+        """Return the blocks of a layer; those of a new layer are allocated.
 
         Raises:
-            GymError: ``MODEL_INVALID`` when the layer had another shape before.
+            GymError: ``MODEL_INVALID`` if the layer had a different shape before.
         """
         paged = self.layers.get(number)
         if paged is None:
@@ -143,7 +143,7 @@ class KVPool:
     # For caches and the prefix cache.
 
     def users(self, block: int) -> int:
-        """Return how many caches hold a block."""
+        """Return the number of caches that hold a block."""
         return self._users[block]
 
     def share(self, block: int) -> None:
@@ -153,7 +153,7 @@ class KVPool:
         self._users[block] += 1
 
     def take(self, count: int) -> list[int] | None:
-        """Take ``count`` blocks for one user; None, and nothing taken, if fewer are free."""
+        """Take ``count`` blocks for one user; if fewer are free, take none and return None."""
         self._take_back()
         lacking = count - self.free_blocks
         if lacking > 0:
@@ -174,14 +174,14 @@ class KVPool:
         return blocks
 
     def drop(self, blocks: Sequence[int]) -> None:
-        """Count one user less of each block; the last block is the first that a prefix cache would evict."""
+        """Count one user fewer of each block; the last block is the first that a prefix cache would evict."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block] and (self.keeper is None or not self.keeper.keep(block)):
                 self._free.append(block)
 
     def free(self, block: int) -> None:
-        """Return a block that is no longer kept to the free ones."""
+        """Add a block that is no longer kept to the free blocks."""
         self._free.append(block)
 
     def copy(self, source: int, target: int) -> None:
@@ -196,7 +196,7 @@ class KVPool:
         return KVCache(self, array("i", prefix), BLOCK_TOKENS * len(prefix))
 
     def return_later(self, blocks: array[int]) -> None:
-        """Return blocks from any thread; they become free at the next use of the pool."""
+        """Give back blocks from any thread; they become free at the next use of the pool."""
         self._returned.append(blocks)
 
     def _take_back(self) -> None:
@@ -229,7 +229,7 @@ class KVCache:
         return len(self.blocks) * self.pool.block_bytes
 
     def reserve(self, tokens: int) -> bool:
-        """Take the blocks for ``tokens`` more tokens; False, and nothing changed, if too few are free."""
+        """Take the blocks for ``tokens`` more tokens; if too few are free, change nothing and return False."""
         if tokens <= 0:
             return True
         more = -(-(self.length + tokens) // BLOCK_TOKENS) - len(self.blocks)
@@ -275,7 +275,7 @@ class KVCache:
         return KVCache(self.pool, used, self.length)
 
     def release(self) -> None:
-        """Return all blocks. May be called again."""
+        """Give back all blocks. May be called again."""
         self.pool.drop(self.blocks)
         self.blocks = array("i")
         self.length = 0

@@ -2,7 +2,7 @@
 
 A program computes all layers of a step in one native call, with the same calls in the same order, so the results are
 bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool, and is recorded when
-such a step comes for the second time: steps that change every time cost no recording.
+such a step occurs for the second time, so steps that always differ are never recorded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from gym_fed.serving.forward.target_modules import TargetModule
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm's weight, and its target module where variants may change it."""
+    """A norm's weight, and its target module if variants may change it."""
 
     weight: NormWeight
     target: TargetModule | None
 
     def deltas(self, step: StepRows | None) -> NormDeltas | None:
-        """Return the deltas that the variants of a step add to the weight."""
+        """Return the deltas that the variants of a step add to the weight; None if they add none."""
         if step is None or self.target is None:
             return None
         plan = step.active.plan(self.target)
@@ -152,14 +152,14 @@ class RecordedCalls(LayerCalls):
     """Records the operations as a program of native calls.
 
     Args:
-        program: Gets the calls.
+        program: The program, to which the calls are added.
         heads: The number of heads.
-        at: The buffers of every step that will run it.
-        tokens: Requests whose caches are of their pool.
-        step: Rows with the variants of every such step, none of them bulk.
+        at: The buffers shared by every step that runs the program.
+        tokens: Requests whose caches belong to the pool of those steps.
+        step: Rows with the same variants as every such step, none of them bulk.
 
     Attributes:
-        products: How often each term is multiplied, by form and kernel.
+        products: The number of multiplications of each term, by form and kernel.
         windows: The sliding window by layer.
     """
 
@@ -231,7 +231,7 @@ class RecordedLayers:
 
 
 class Recording:
-    """The last kind of step on some buffers, and its program once the kind has come twice."""
+    """The last kind of step on some buffers, and its program after the kind has occurred twice."""
 
     def __init__(self) -> None:
         self._kind: tuple[object, ...] | None = None
@@ -255,7 +255,7 @@ class Recording:
             path: The kernels' code path.
             at: The buffers.
             heads: The number of heads.
-            layers: Makes the calls of all layers.
+            layers: Function that makes the calls of all layers.
         """
         if path == "torch" or tokens.batch is not None or len(at.hidden) > MAX_RECORDED_ROWS:
             return None
@@ -295,7 +295,8 @@ class StepBuffers:
         self._views.clear()
 
     def of(self, rows: int) -> SimpleNamespace:
-        """Return tensors of ``rows`` rows by name, and their ``recording``; contents are those of the step before."""
+        """Return tensors of ``rows`` rows by name, and their ``recording``; their contents are those of the previous
+        step."""
         if rows > self._rows:
             self._rows = max(8, 1 << (rows - 1).bit_length())
             self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}

@@ -52,7 +52,7 @@ class MultiVariantModel:
     Attributes:
         base_format: The format of the linear layers in memory.
         packed: Whether the layers are packed, so that the model's own weights are gone.
-        forwards: Steps by what computed them.
+        forwards: Number of steps by implementation.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
             ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
             deltas are decoded for a dense product.
@@ -60,8 +60,8 @@ class MultiVariantModel:
         pool: The blocks of ``new_cache``; it grows as needed.
 
     Raises:
-        GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` when it is
-            being served already.
+        GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` if it is
+            already being served.
     """
 
     def __init__(
@@ -158,7 +158,8 @@ class MultiVariantModel:
 
         Args:
             chunks: The chunks, each with its own cache.
-            merge: Multiply base and delta at once (``MergedWeights``) where all chunks are of one variant. Not for
+            merge: Whether to multiply base and delta at once (``MergedWeights``) if all chunks are for one variant. Not
+                for
                 serving: the last bits of an answer would depend on the other requests.
 
         Returns:
@@ -166,8 +167,8 @@ class MultiVariantModel:
             changes only its own rows, which may be NaN.
 
         Raises:
-            GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks of one
-                cache, and for a variant that was loaded for another kernel. The caches are unchanged then.
+            GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks with the
+                same cache, and for a variant that was loaded for a different kernel. The caches are unchanged then.
         """
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
@@ -211,7 +212,7 @@ class MultiVariantModel:
             positions: The position of each token in its text.
             parts: Variant, tokens and wanted logits of each run of texts of one variant, in order.
             wanted: The tokens after which logits ``[wanted, vocabulary]`` are computed, in order.
-            batch: Keeps the texts apart.
+            batch: The attention, which separates the texts.
             merge: As in ``step``.
 
         Raises:
@@ -228,7 +229,7 @@ class MultiVariantModel:
 
     @property
     def forward(self) -> str:
-        """The name of what computes steps: ``decoder`` or ``transformers``."""
+        """The implementation that computes steps: ``decoder`` or ``transformers``."""
         return "transformers" if self._decoder is None else "decoder"
 
     @property

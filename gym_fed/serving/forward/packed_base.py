@@ -1,9 +1,9 @@
-"""The packed linear layers of a base, packed once and kept in a file that later starts map into memory.
+"""The packed linear layers of a base, stored in a file that later starts map into memory.
 
 The file name has the digest of the base's float32 weights, the type that they were packed from, the format, and the
-version of the layout. The file holds the digest of every tensor, and the logits of the trial before it was
-written. It is written atomically, and only the most recently used files are kept. A file that does not match its name,
-or that others may write to, is logged and written again.
+version of the layout. The file holds the digest of every tensor, and the logits of the trial that preceded its writing.
+It is written atomically, and only the most recently used files are kept. A file that does not match its name, or that
+others may write to, is logged and replaced.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ Layers = dict[str, tuple[str, int, int]]
 """The format, ``out`` and ``in`` of each layer, by its name in the file."""
 
 LAYOUT = 1
-"""The version of the layout of tiles and of what is packed together; increased with every change of either."""
+"""The version of the layout of tiles and of what is packed together; increased with every change to either."""
 KEPT_FILES = 4
 KEPT_FORMATS = ("int8", "int4")
-"""bfloat16 is packed at every start: its file would be as large as the base's own."""
+"""Formats that are stored in a file. bfloat16 is packed at every start, since its file would be as large as the
+base's."""
 BYTES_LIMIT = 20 * 10**9
 
 _LOGITS = "trial"
@@ -46,7 +47,7 @@ _log = logging.getLogger(__name__)
 class Packer:
     """Packs layer after layer without a file.
 
-    Weights that are joined into one matrix share one buffer: a buffer each would leave holes between the packed ones.
+    Weights that are joined into one matrix share one buffer, since separate buffers would fragment memory.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,7 @@ class PackedBase:
 
     Attributes:
         path: The path of the file.
-        logits: ``[3, vocabulary]`` float32, from the trial before the file was written; None if it is not mapped.
+        logits: ``[3, vocabulary]`` float32, from the trial that preceded the file's writing; None if it is not mapped.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class PackedBase:
         return True
 
     def pack(self, name: str, format: str, weights: Sequence[Tensor]) -> PackedLinear:
-        """Return a layer of the file; if that is not mapped, pack it, and ``save`` writes it."""
+        """Return a layer from the file; if the file is not mapped, pack the layer for ``save`` to write."""
         if name not in self._layers:
             self._layers[name] = self._packer(name, format, weights)
         return self._layers[name]
 
     def save(self, logits: Tensor) -> None:
-        """Write the file unless it is mapped. A full disk is logged, since this start has its layers in memory.
+        """Write the file unless it is mapped. A full disk is only logged, since the layers are in memory.
 
         Args:
             logits: The logits of the trial with these layers.
@@ -178,7 +179,7 @@ class PackedBase:
         )
 
     def _remove_oldest(self) -> None:
-        """Remove the least recently used files beyond the limits; this one stays."""
+        """Remove the least recently used files beyond the limits, except this one."""
         used: list[tuple[float, int, Path]] = []
         for file in self.path.parent.glob("*.safetensors"):
             with suppress(FileNotFoundError):  # another server has just removed it

@@ -1,8 +1,8 @@
-"""Attention for evaluation, where no request waits: texts as rows of a padded batch, and trees of tokens.
+"""Attention for evaluation, in which no request waits: over texts as rows of a padded batch, and over trees of tokens.
 
 A packed step attends to one cache after the other, since requests come and go. Scored texts and answers generated in
-lockstep start and advance together, so one batched attention serves them all. Linear layers see real tokens only;
-only attention is padded.
+lockstep start and advance together, so one batched attention serves them all. Only attention is padded; linear layers
+see real tokens only.
 
 In a tree, each token sees itself and its ancestors, and most pairs do not see each other: sibling branches, and later
 tokens. So a tree is cut into runs of tokens, each attended with only the keys that one of its tokens sees; runs of
@@ -90,7 +90,7 @@ class BatchCache:
         """Return the keys and values of a layer; ``like [kv_heads, ..., dim]`` gives their sizes and dtype."""
         if layer not in self._layers:
             shape = (len(self.lengths), like.shape[0], self._capacity, like.shape[-1])
-            # Zeros, since padding that is masked must still be finite.
+            # Zeros, since masked padding must still be finite.
             buffers = [torch.zeros(shape, dtype=like.dtype, device=self._device) for _ in range(2)]
             self._layers[layer] = (buffers[0], buffers[1])
         return self._layers[layer]

@@ -1,4 +1,4 @@
-"""Reads ``config.json`` of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` can hold."""
+"""Read the ``config.json`` of a Llama, Qwen2, Qwen3 or Mistral that ``PlainModel`` supports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlainConfig:
 
     Attributes:
         architecture: The name of the class in transformers.
-        rope_theta: The base of the rotation's frequencies; other kinds of rope are left to transformers.
+        rope_theta: The base of the rotation's frequencies; models with other kinds of rope are left to transformers.
         qkv_bias: Whether queries, keys and values have biases.
         output_bias: Whether the attention's output has a bias.
         mlp_bias: Whether the feed-forward layers have biases.
@@ -101,7 +101,7 @@ def plain_config(folder: Path) -> PlainConfig | None:
 
 
 def _rope_theta(values: dict[str, Any]) -> float | None:
-    """Return the theta of the ordinary rope, in the notation of transformers 5 or before."""
+    """Return the theta of an ordinary rope, in the notation of transformers 5 or earlier; None for any other rope."""
     rope = values.get("rope_parameters")
     if rope is None:
         rope = {"rope_type": "default", "rope_theta": values.get("rope_theta")}

@@ -1,8 +1,8 @@
 """Llama, Qwen2, Qwen3 and Mistral as plain torch modules, with the parameter names of transformers.
 
-A server starts without transformers' models, whose import takes longer than that of torch. ``Decoder`` computes the
-steps. The forward here follows the papers; the decoder is checked against it when it is opened, and ``ModelLayout``
-learns from it what each module does. Tests compare it with transformers' own.
+With these a server starts without importing transformers' models, which takes longer than importing torch. ``Decoder``
+computes the steps. The forward of this module follows the papers; the decoder is checked against it when a model is
+opened. Tests compare it with transformers' own.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class PlainModel(nn.Module):
     """
 
     def __init__(self, config: PlainConfig) -> None:
-        """Use ``of``, since a model has no weights of its own."""
+        """Create an empty model; use ``of`` to create one with weights."""
         super().__init__()
         self.config, self.generation_config = config, SimpleNamespace(eos_token_id=None)
         self.digest = self.name_or_path = ""

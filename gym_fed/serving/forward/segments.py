@@ -1,6 +1,6 @@
 """The rows of a step by variant, and the terms that the variants add to them at each module.
 
-Input and output are in the base's dtype, or in float32 with deltas in the base's.
+Input and output are in the base's dtype, or in float32 with deltas in the base's dtype.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Segments:
     """The rows of each variant at a module: of all tokens of a step, or of those with logits.
 
     Attributes:
-        spans: The variant's number, first row, and row after the last; rows of the base are in none.
+        spans: The variant's number, first row, and row after the last, for each span; rows of the base are in none.
         total: The number of rows.
         bulk_rows: Spans of this many rows or more are multiplied as a whole instead of row by row.
     """
@@ -140,7 +140,7 @@ class StepRows:
     products: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Multiplications of packed deltas by form and kernel; ``decoded`` for a bulk span."""
     merged: MergedWeights | None = None
-    """Set if all rows are of one variant whose products may be merged with the base's."""
+    """The sums of base and delta, if all rows belong to one variant whose products may be merged with the base's."""
     product: Tensor | None = None
     """The merged product of the linear layer being computed."""
     _given: Tensor | None = None
@@ -156,7 +156,8 @@ class StepRows:
         return self._few
 
     def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
-        """Return what batches of one kernel share for the rows of ``few``: look-up tables."""
+        """Return the look-up tables that batches with one kernel share for the rows of ``few``; None if it needs
+        none."""
         if batch.kernel not in self._tables:
             self._tables[batch.kernel] = batch.tables(some, None, self.path)
         return self._tables[batch.kernel]
@@ -167,9 +168,9 @@ class StepRows:
 
 
 _BULK_ROWS = {"cpu": 512}
-"""From this many rows of one variant on, the kernel ``exact`` decodes its bits for a dense product. On a CPU it is as
-fast up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122); by look-up
-512 rows take 21 ms where a bfloat16 product of the base takes 82."""
+"""Rows of one variant from which the kernel ``exact`` decodes its bits for a dense product. On a CPU both are about
+equally fast up to 256 rows (4096 x 4096, bfloat16, one core: 64 rows 37 ms against 59, 256 rows 112 against 122); by
+look-up, 512 rows take 21 ms, and a bfloat16 product of the base 82."""
 _BULK_ROWS_ELSEWHERE = 32
 
 
@@ -180,7 +181,7 @@ class StepVariants:
         layout: The layout of the model.
 
     Attributes:
-        bulk_rows: From this many rows on, the rows of one variant are multiplied as a whole.
+        bulk_rows: Number of rows of one variant from which they are multiplied as a whole.
         products: See ``MultiVariantModel.products``.
     """
 
@@ -198,11 +199,11 @@ class StepVariants:
     def rows(
         self, parts: Sequence[tuple[LoadedVariant | None, int, int]], merge: bool = False
     ) -> StepRows | None:
-        """Return the rows of a step; None if all are of the base.
+        """Return the rows of a step; None if all belong to the base.
 
         Args:
             parts: For each run of rows in order: its variant, tokens, and rows of logits.
-            merge: Whether base and delta may be multiplied at once where all rows are of one variant.
+            merge: Whether base and delta may be multiplied at once if all rows belong to one variant.
         """
         variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)
         if not variants:

@@ -1,8 +1,8 @@
-"""The target modules of a base: where a variant may change it, and how each of these modules uses its parameters.
+"""The target modules of a base, which a variant may change, and how each of them uses its parameters.
 
-Class names are not trusted: two small forwards show which modules see every token once, and in which axis, and a norm's
-formula is checked on the norm itself. A parameter for which that fails keeps the reason, and a variant that changes it
-is refused when it is loaded.
+Class names are not trusted: two small forwards show which modules see every token once, and along which axis, and a
+norm's formula is checked on the norm itself. If this fails for a parameter, the reason is recorded, and a variant that
+changes the parameter is refused at loading.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _target_module(
     short: list[tuple[Tensor, Tensor]],
     head: bool,
 ) -> tuple[TargetModule | None, str]:
-    """Return how to add terms at the module, or the reason why it cannot be done."""
+    """Return the target module for a module, or None and the reason why terms cannot be added to it."""
     shown = f"{type(module).__name__} {name!r}"
     if not long or len(long) != len(short):
         return None, f"{shown} is not called {'once for all tokens' if long else 'for tokens of text'}"

@@ -1,6 +1,6 @@
-"""The checks before a model is served: whether packed steps can compute it, and give the logits of transformers.
+"""Check, before a model is served, that packed steps can compute it and give the same logits as transformers.
 
-What can be known without running the model is checked first. Then logits are compared: those of a model that
+Properties that can be checked without running the model come first. Then logits are compared: those of a model that
 ``Decoder`` computes in float32 whatever the dtype of its weights, so that rounding is not part of the difference;
 others in the model's own dtype on both sides. The ``auto`` formats are resolved here, too.
 """
@@ -283,9 +283,9 @@ def require_windows(model: Any, windows: dict[int, int | None]) -> None:
 
 
 LOSS = {"bfloat16": 5e-2, "int8": 0.4}
-"""The most loss of the logits' norm by a format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
+"""Maximum loss of the logits' norm by format; measured on SmolLM2, gym-nano and random models: 4.7e-3 and 8e-2."""
 MAX_LOSS = 0.7
-"""The loss for int4, which loses up to 0.16 there, and for formats of other packages."""
+"""Maximum loss for int4, which loses up to 0.16 on these models, and for formats from other packages."""
 SAME = 5e-3
 """The tolerance for the same weights by other kernels, or by torch. Measured in all formats: at most 3.3e-4."""
 
@@ -298,7 +298,7 @@ def prepare(
     Args:
         served: The model, computed by the decoder.
         decoder: The decoder, on the model's own weights; packed afterwards.
-        stock: The result of ``transformers_logits``; None: computed where it is needed.
+        stock: The result of ``transformers_logits``; None: computed on demand.
         format: The packed format; None: nothing is packed.
         kept: The base's file in that format.
 

@@ -44,7 +44,7 @@ class LoadedVariant:
     """The deltas that a variant adds to the base.
 
     Attributes:
-        name: The name of the variant that it was loaded for; others with the same file use it too.
+        name: The name of the variant that it was first loaded for; other variants with the same file share it.
         delta_sha256: The SHA-256 of its file.
         weights: The deltas by name of the base's parameter; absent parameters are unchanged.
         resident_bytes: Bytes of memory that it takes.
@@ -77,7 +77,7 @@ class VariantSource(Protocol):
         """Return whether a variant for which ``poll`` returned None waits for the release of others in use."""
 
     def acquire(self, name: str) -> LoadedVariant:
-        """Wait for the variant, pinned until ``release``. Raises as ``poll``."""
+        """Wait for the variant and return it, pinned until ``release``. Raises like ``poll``."""
 
     def release(self, variant: LoadedVariant) -> None:
         """End one use of it."""
@@ -147,7 +147,7 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
 
     Raises:
         GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in another shape; ``MODEL_INVALID`` for one
-            that the multi-variant step cannot add to; ``DELTA_INVALID`` where its codec fails. All name the tensor.
+            that the multi-variant step cannot add to; ``DELTA_INVALID`` if its codec fails. All name the tensor.
     """
     weights: dict[str, VariantWeight] = {}
     for record in delta.manifest.tensors:
@@ -220,7 +220,7 @@ MAX_KEPT_BYTES = 64 << 20
 
 
 class MergedWeights:
-    """Sums of base and delta, for forwards in which all rows are of one variant.
+    """Sums of base and delta, for forwards in which all rows belong to one variant.
 
     Args:
         bulk_rows: A sum that is not kept is computed only for this many rows or more.

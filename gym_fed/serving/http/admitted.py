@@ -43,8 +43,8 @@ class Admitted:
 
     Attributes:
         caller: The caller that sent it.
-        serving: The loaded parts that answer it.
-        shares: Headers of its answer with the caller's remaining limits.
+        serving: The loaded parts of the server.
+        shares: Response headers with the caller's remaining limits.
 
     Raises:
         GymError: If it is not admitted.
@@ -84,7 +84,7 @@ class Admitted:
         Args:
             data: The bytes of the body.
             work: Computes the result from the parsed body.
-            given_up: Gets a result that was computed after the client had disconnected.
+            given_up: Called with a result that was computed after the client had disconnected.
         """
         evaluation_owner.set(None if self.caller is LOCAL else self.caller.name)
         pictures_to_read = self.serving.service.pictures_to_read
@@ -134,10 +134,11 @@ class Admitted:
 
 MAX_BODY_BYTES = 8 * 2**20
 MAX_VALUES = 2**18
-"""More than the tokens of a long context. Parsing holds the GIL for a time that grows with values, not bytes."""
+"""Maximum JSON values of a body, more than the tokens of a long context. The time for which parsing holds the GIL grows
+with values, not bytes."""
 
 _MAX_QUOTES = 4 * MAX_VALUES
-"""Two around each name and each value."""
+"""Maximum quotes of a body: two around each name and each value."""
 
 
 class RequestTimeout:
@@ -194,7 +195,7 @@ class RequestTimeout:
 
 
 class EventStream(Response):
-    """A stream of server-sent events whose first chunk is known, so that earlier errors have a status of their own.
+    """A stream of server-sent events whose first chunk is known, so that earlier errors have their own HTTP status.
 
     A later failure is sent as the last chunk, without ``[DONE]``. Chunks with a ``type``, those of the Responses API,
     are events of that name.
@@ -203,7 +204,7 @@ class EventStream(Response):
         first: The first chunk.
         later: The remaining chunks.
         timeout: The timeout of the whole request.
-        failure: Makes the last chunk of a stream that fails.
+        failure: Function that creates the last chunk of a failed stream.
         on_end: Called once the stream has ended, successfully or not.
         with_done: Whether ``[DONE]`` follows the last chunk.
     """
@@ -259,10 +260,10 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
 
     Args:
         request: The request.
-        came: Gets the size of each part, and may raise to refuse it.
+        came: Called with the size of each part; may raise to refuse it.
 
     Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for another content type, such as that of a web form.
+        GymError: ``TOO_LARGE``; ``USAGE`` for any content type but JSON, such as that of a web form.
         ClientGone: The client disconnected before the end of the body.
     """
     kind, _, more = request.headers.get("content-type", "").partition(";")

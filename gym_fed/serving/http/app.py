@@ -42,7 +42,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def create_app(gateway: Gateway) -> Starlette:
-    """Create the application over a gateway, which may get its model later."""
+    """Create the application of a gateway, whose model may be loaded later."""
     app = Starlette()
     metrics = Metrics(gateway)
     app.add_middleware(_Measured, gateway=gateway, metrics=metrics)
@@ -202,7 +202,7 @@ async def _answer(gateway: Gateway, url: str, request: Request) -> Response:
 async def _stream(
     pending: Pending, timeout: RequestTimeout, gateway: Gateway, end: Callable[[], None]
 ) -> Response:
-    """Start a stream with its first chunk, so that an earlier failure has a status of its own."""
+    """Start a stream with its first chunk, so that an earlier failure has its own HTTP status."""
     chunks = pending.achunks()
 
     async def next_one() -> dict[str, Any]:
@@ -220,7 +220,7 @@ async def _stream(
 
 
 def _handle_errors(app: Starlette, gateway: Gateway) -> None:
-    """Answer every error in the form that OpenAI's clients read."""
+    """Answer every error in OpenAI's form."""
 
     def response_of(error: GymError) -> JSONResponse:
         headers = dict(error.headers) if isinstance(error, RateLimited) else {}

@@ -1,7 +1,7 @@
-"""A uvicorn server with limited connections: their number, in total and per address, and their idle times.
+"""A uvicorn server that limits the number of connections, in total and per address, and their idle times.
 
-The server closes connections that send no request, send one too slowly, or do not read the response. If there are
-too many, one without a request is closed for a new one, so that silent connections never keep anybody out.
+The server closes connections that send no request, send one too slowly, or do not read the response. If there are too
+many, one without a request is closed for a new one, so that idle connections never block others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class LimitedServer(uvicorn.Server):
         app: The application.
         limits: Limits and timeouts of connections. TLS handshakes are limited like a request's headers.
         tls: The TLS certificate; None for plain HTTP.
-        stop_seconds: How long requests may take to finish once it stops.
+        stop_seconds: Seconds that requests may take to finish after the server begins to stop.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class LimitedServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen like uvicorn, which has no setting for the time of a TLS handshake: asyncio waits a minute."""
+        """Listen like uvicorn, but with a limit on the TLS handshake, for which asyncio waits a minute."""
         config, loop = self.config, asyncio.get_running_loop()
         if config.ssl is None or not sockets:
             await super().startup(sockets)

@@ -28,7 +28,7 @@ FORGET_SECONDS = 30.0
 """Seconds between two checks for expired stored answers."""
 
 _PARSERS_PER_CALLER = 4
-"""How many of the 40 threads that parse requests one caller may use at once."""
+"""Maximum number of the 40 parser threads that one caller may use at once."""
 
 
 class Gateway:
@@ -44,9 +44,9 @@ class Gateway:
         draining: Whether new requests are refused, because the server is about to stop.
         stopped: Set when active requests are cancelled, too.
         limits: The rate limits of keys.
-        errors: Formats errors for callers.
-        picture_slots: Limits how many requests read pictures at once.
-        bodies: Limits the bytes of bodies in memory.
+        errors: Formatter of errors for callers.
+        picture_slots: The slots for requests that read pictures.
+        bodies: The bytes of request bodies in memory.
     """
 
     def __init__(self, authenticator: Authenticator, *, request_timeout_seconds: float) -> None:
@@ -73,7 +73,7 @@ class Gateway:
 
     @asynccontextmanager
     async def parser_slot(self, caller: Caller) -> AsyncIterator[None]:
-        """Limit how many of the parser threads one caller uses at once."""
+        """Limit the number of parser threads that one caller uses at once."""
         slots = self._parsers.get(caller.name)
         if slots is None:
             self._parsers[caller.name] = slots = asyncio.Semaphore(_PARSERS_PER_CALLER)
@@ -81,7 +81,7 @@ class Gateway:
             yield
 
     async def watch(self) -> None:
-        """Delete expired stored answers, also while no request comes, until cancelled."""
+        """Delete expired stored answers until cancelled, even without requests."""
         while True:
             await asyncio.sleep(FORGET_SECONDS)
             if self.serving is not None:
@@ -102,7 +102,7 @@ class Gateway:
         return self.serving
 
     def require_ready(self) -> None:
-        """For load balancers: raise like ``open``, and when the engine's steps fail or the keys cannot be read.
+        """For load balancers: raise like ``open``, or if the engine's steps fail or the keys cannot be read.
 
         Requests are still sent to an engine whose last steps failed, because a step that succeeds makes it healthy
         again.
@@ -115,7 +115,7 @@ class Gateway:
         self.authenticator.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
-        """Return the seconds for the header ``Retry-After``, for errors that may pass."""
+        """Return the seconds for the header ``Retry-After``; None for errors that a retry does not fix."""
         if isinstance(error, RateLimited):
             return error.retry_after
         if error.code is ErrorCode.BUSY and self.serving is not None:
@@ -129,7 +129,7 @@ SLOTS = 3
 PER_CALLER = 2
 """The number of slots; one picture is prepared while another is in the vision tower."""
 MAX_WAITING = 16
-"""Waiting requests of one caller, each of which holds its body."""
+"""Maximum waiting requests of one caller, each of which holds its body in memory."""
 
 _FIRST_GUESS = 0.1
 """Assumed seconds per picture before one was measured."""
@@ -216,16 +216,16 @@ class PictureSlots:
 
 
 MAX_HELD_BYTES = 1 << 30
-"""Bytes of all callers, shared evenly among those that hold some."""
+"""Maximum bytes of all callers, shared evenly among those that hold some."""
 MAX_OF_CALLER = 128 << 20
 MIN_OF_CALLER = 16 << 20
-"""Every caller may hold this much: two bodies of the largest size."""
+"""Bytes that every caller may hold: two bodies of the largest size."""
 
 
 class HeldBodies:
     """Bytes of bodies that are held until they are parsed, limited per caller.
 
-    A body may arrive slowly, and each of hundreds of connections may send one. Without a limit one key could fill the
+    A body may arrive slowly, and each of hundreds of connections may send one. Without a limit, one key could fill the
     memory. For the event loop's thread.
     """
 
@@ -297,13 +297,13 @@ _REMEMBERED = 256
 
 
 class PublicErrors:
-    """Formats errors for callers without paths of the server and digests, which go to its log; for one thread."""
+    """Formats errors for callers without paths of the server and digests, which are only logged; for one thread."""
 
     def __init__(self) -> None:
         self._logged: OrderedDict[str, None] = OrderedDict()
 
     def body(self, error: GymError) -> dict[str, Any]:
-        """Return OpenAI's form of an error. The full text goes to the log, once for the same text."""
+        """Return OpenAI's form of an error. The full text is logged, each text once."""
         if isinstance(error, RequestError):
             return error_body(error)
         shown = _without_details(error)

@@ -1,4 +1,4 @@
-"""A file of named keys, which commands change and running servers read again whenever it changes."""
+"""A file of named keys, which commands change and running servers reload after each change."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class KeyRing(Generic[KeyT]):
         self._keys: tuple[KeyT, ...] = ()
 
     def all(self) -> tuple[KeyT, ...]:
-        """Read all keys from the file as it is now; none if there is no file.
+        """Read all keys from the file; none if there is no file.
 
         Raises:
             GymError: ``STATE_CORRUPT``, or ``PERMISSION_DENIED`` for a file that others may write to.
@@ -80,7 +80,7 @@ class KeyRing(Generic[KeyT]):
             return self._keys
 
     def remove(self, name: str) -> None:
-        """Remove a key; running servers refuse it from their next request on.
+        """Remove a key; running servers refuse it from the next request on.
 
         Raises:
             GymError: ``NOT_FOUND``; as ``all``.
@@ -99,7 +99,7 @@ class KeyRing(Generic[KeyT]):
         """Add a key, and create the file if there is none.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that has a key; as ``all``.
+            GymError: ``FILE_EXISTS`` for a name that already has a key; as ``all``.
         """
         with self._changing() as known:
             if any(other.name == key.name for other in known):
@@ -139,7 +139,7 @@ class KeyRing(Generic[KeyT]):
         )
 
     def _require_safe(self, status: os.stat_result) -> None:
-        """Refuse a file that other users can write to, since they could add a key. Windows has no such modes."""
+        """Refuse a file that other users can write to, since they could add a key; not checked on Windows."""
         if own_user() is not None and status.st_mode & 0o022:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,

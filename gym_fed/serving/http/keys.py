@@ -1,12 +1,12 @@
 """Authentication by API keys or, without keys, protection against requests from web pages of other sites.
 
-A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which suffices for
-random bytes; the key itself is shown once. The file is read again when it changes, so that keys can be added and
-revoked while a server runs.
+A key is ``gym-`` and 32 random bytes. The key file has each key's permissions and its SHA-256, which is sufficient for
+random bytes; the key itself is shown once. The file is reloaded when it changes, so that keys can be added and revoked
+while a server runs.
 
 Without keys the server listens on loopback, and any program on this machine may use it. A browser would let pages of
 other sites do so, too. Such a page can post a form or script to 127.0.0.1, which ``Origin`` reveals, or let its own
-name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither can do harm,
+name resolve to 127.0.0.1 (DNS rebinding), which ``Host`` reveals. Both are refused. With keys neither does harm,
 because the page has no key.
 """
 
@@ -84,7 +84,7 @@ class Authenticator:
 
     @contextmanager
     def _file_errors_logged(self) -> Iterator[None]:
-        """Log once why the key file cannot be used, which concerns the operator, not the caller."""
+        """Log once why the key file cannot be used, for the operator; the caller sees a general error."""
         try:
             yield
         except GymError as error:
@@ -203,7 +203,7 @@ class KeyFile(KeyRing[ApiKey]):
         return match.caller()
 
     def all(self) -> tuple[ApiKey, ...]:
-        """Read all keys from the file as it is now.
+        """Read all keys from the file.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; as ``KeyRing.all``.
@@ -271,6 +271,6 @@ _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)
 
 
 def bearer_token(header: str | None) -> str | None:
-    """Return the key of an ``Authorization`` header; None if it has another form."""
+    """Return the key in an ``Authorization`` header; None for any scheme but ``Bearer``."""
     match = _BEARER.fullmatch(header or "")
     return match[1] if match else None

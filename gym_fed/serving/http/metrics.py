@@ -31,7 +31,7 @@ ROUTES = (
     "/metrics",
 )
 _BY_ID = ("/v1/models", "/v1/responses", "/v1/chat/completions")
-"""Routes that have names or ids below them."""
+"""Routes with names or ids below them."""
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
@@ -85,7 +85,7 @@ _STORE_STATES = {
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """The metrics of one server, in their own registry."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._registry = CollectorRegistry()
@@ -122,7 +122,7 @@ def _route_of_id(path: str) -> str:
 
 
 class _Served(Collector):
-    """Reads engine and store when it is scraped."""
+    """Collector that reads engine and store when it is scraped."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

@@ -1,9 +1,9 @@
 """Rate limits per key: requests and tokens per minute, as token buckets.
 
 A key begins with a minute's share of both. A request takes one from the request bucket at once. Its tokens are
-taken when it has ended, since their number is not known before. So the token bucket may go below zero, and the key
-waits until that is paid. A full bucket is forgotten, so the state is bounded by the keys in use. A key created again
-under an earlier one's name has its own buckets.
+taken when it has ended, since their number is not known before. So the token bucket may become negative, and the key
+must wait until it is refilled. A full bucket is dropped, so the state is limited to the keys in use. A key created
+again under an earlier one's name has its own buckets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Headers = dict[str, str]
 
 
 class RateLimited(RequestError):
-    """Raised for a key that has used up its share.
+    """A key has used up its share.
 
     Attributes:
         retry_after: Seconds until there is a share again.
@@ -47,8 +47,8 @@ class _Bucket:
     """The bucket of one key, for requests or tokens.
 
     Attributes:
-        left: Remaining requests or tokens; below zero they are owed.
-        at: The time of ``left``.
+        left: Remaining requests or tokens; negative if tokens are owed.
+        at: The time to which ``left`` refers.
     """
 
     left: float

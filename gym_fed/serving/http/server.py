@@ -1,8 +1,8 @@
 """Run the HTTP server: listen at once, load the model in the background, and drain on a signal.
 
-After the first Ctrl-C or SIGTERM new requests get 503, and active ones have some seconds to finish. After these, or at
-a second signal, the remaining requests are cancelled. A process that still does not end is killed, so that with the
-defaults it is gone 25 seconds after the signal; supervisors kill after 30.
+After the first Ctrl-C or SIGTERM new requests get 503, and active ones have 20 seconds by default to finish. After
+that, or at a second signal, the remaining requests are cancelled. A process that still does not end is killed, by
+default 25 seconds after the signal, since supervisors usually kill after 30.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from gym_fed.serving.setup import Serving, open_serving
 DRAIN_SECONDS = 20.0
 _GRACE_SECONDS = 2
 LEAVE_SECONDS = 5.0
-"""Seconds from the end of draining to that of the process, even if a step of the model or a thread hangs."""
+"""Maximum seconds from the end of draining to the end of the process, even if a model step or a thread hangs."""
 
 _log = logging.getLogger(__name__)
 
 OnListening = Callable[[str], None]
-"""Gets the server's address, ``http://host:port`` (``https`` with TLS), once it accepts connections.
+"""Called with the server's address, ``http://host:port`` (``https`` with TLS), when it accepts connections.
 
 Most requests then get 503."""
 
 OnReady = Callable[[str, Serving], None]
-"""Gets the address and the loaded parts, once answers are given."""
+"""Called with the address and the loaded parts, when the server is ready."""
 
 OnDraining = Callable[[int], None]
-"""Gets the number of active requests, when draining begins."""
+"""Called with the number of active requests, when draining begins."""
 
 
 def run_server(
@@ -60,7 +60,7 @@ def run_server(
 
     Args:
         config: The serving config.
-        drain_seconds: How long active requests may continue after the first signal.
+        drain_seconds: Seconds for which active requests may continue after the first signal.
         on_listening: See ``OnListening``.
         on_ready: See ``OnReady``.
         on_draining: See ``OnDraining``.
@@ -152,7 +152,7 @@ class _Life:
         return self._finished
 
     def _load(self) -> asyncio.Future[Serving]:
-        """Load the model in a thread that a stopping process does not wait for."""
+        """Load the model in a daemon thread, which does not delay the process's exit."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Serving] = loop.create_future()
 
@@ -209,13 +209,13 @@ def listen(config: ServingConfig) -> socket.socket:
     """Bind a socket to ``host`` and ``port``.
 
     Raises:
-        GymError: ``ADDRESS_IN_USE`` when another process has it; ``USAGE``.
+        GymError: ``ADDRESS_IN_USE`` if another process uses the port; ``USAGE``.
     """
     return listening_socket(config.host, config.port, "give another --port, or 0 for a free one")
 
 
 def require_usable(tls: TlsConfig) -> None:
-    """Refuse TLS files that no connection could be made with.
+    """Refuse TLS files with which no connection would work.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``CONFIG_INVALID`` naming the file that is not a certificate or key, has expired,

@@ -1,7 +1,7 @@
 """The usage log: a JSON line per request, read by `gym-server ledger attribute --usage`.
 
 ``version`` is the digest of the base's weights. A base that was exported from a hub's version has that version's
-digest, so the hub finds whom to credit. A variant counts as use of its base, and is named as well.
+digest, so the hub finds whom to credit. Use of a variant counts as use of its base; the variant is also named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class UsageLog:
-    """Appends whole lines or nothing, so that several servers may share a file.
+    """Appends complete lines or nothing, so that several servers can share a file.
 
     If a line cannot be written, such as when the disk is full, the request still succeeds: the line is counted, and
     written to the process's log, from which it can be appended by hand.
