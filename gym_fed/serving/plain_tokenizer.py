@@ -1,8 +1,8 @@
 """A fast tokenizer on the ``tokenizers`` library, without importing transformers' classes.
 
 That import takes as long as the rest of a start without torch. Chat templates are rendered by transformers' functions,
-which a server imports once it answers. Tests compare every method with transformers' tokenizer. A folder with anything
-that this module does not know is left to transformers.
+which a server imports after it has started to answer. Tests compare every method with transformers' tokenizer. A folder
+with any unknown setting is left to transformers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _ALLOWED = {
     "padding_side",
     "tokenizer_class",
 }
-"""Known keys of tokenizer_config.json. The last ones do not change what is computed here."""
+"""Known keys of tokenizer_config.json. The last ones have no effect on this tokenizer."""
 _FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _TEMPLATE_FILE = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_TOKENS = 100_000
-"""Larger tokenizers are checked by transformers for a defect of Mistral's."""
+"""Maximum tokens; transformers checks larger tokenizers for a defect of Mistral's."""
 
 
 class PlainTokenizer:
@@ -56,7 +56,7 @@ class PlainTokenizer:
     def __init__(
         self, backend: Tokenizer, named: dict[str, str], chat_template: str | None, name_or_path: str
     ) -> None:
-        """Use ``plain_tokenizer``."""
+        """Not called directly: use ``plain_tokenizer``."""
         self.backend_tokenizer, self.chat_template, self.name_or_path = backend, chat_template, name_or_path
         self.special_tokens_map = named
 
@@ -84,18 +84,18 @@ class PlainTokenizer:
         skip_special_tokens: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> str:
-        """Return the text of token ids; ``clean_up_tokenization_spaces`` means what it does in transformers."""
+        """Return the text of token ids. Raises ``NotImplementedError`` for ``clean_up_tokenization_spaces=True``."""
         if clean_up_tokenization_spaces:
             raise NotImplementedError("spaces are never cleaned up")
         with tokenizer_errors(self):
             return self.backend_tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str | None]:
-        """Return the vocabulary's text for each id."""
+        """Return the vocabulary's text for each id; None for an unknown id."""
         return [self.backend_tokenizer.id_to_token(token_id) for token_id in ids]
 
     def convert_tokens_to_ids(self, token: str | None) -> int | None:
-        """Return the id of a token, or that of ``unk_token`` for an unknown one."""
+        """Return the id of a token, or that of ``unk_token`` for an unknown token; None if there is none."""
         token_id = None if token is None else self.backend_tokenizer.token_to_id(token)
         unknown = self.special_tokens_map.get("unk_token")
         return (
@@ -225,7 +225,7 @@ def plain_tokenizer(folder: Path, architecture: str) -> PlainTokenizer | None:
         architecture: transformers' name of the model's class.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a pattern that takes long.
+        GymError: ``MODEL_INVALID`` for a pattern whose matching may take too long.
     """
     if architecture not in _ARCHITECTURES or any((folder / name).exists() for name in _FOREIGN):
         return None

@@ -52,8 +52,8 @@ class Serving:
         engine: Generates the answers.
         store: The variants; None: only the base is served.
         service: OpenAI's API over the engine.
-        usage_log: Records who used how many tokens.
-        content_filter: Refuses requests and answers; None where it is off.
+        usage_log: The log of each caller's tokens; None: there is none.
+        content_filter: Refuses requests and answers; None if it is off.
     """
 
     config: ServingConfig
@@ -180,7 +180,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """The file of the base's packed layers, which later starts map into memory."""
+    """Return the file of the base's packed layers, which later starts map into memory."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
     if config.base_format not in KEPT_FORMATS or not config.packed_size:
@@ -189,7 +189,7 @@ def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
 
 
 def _max_at_once(config: EngineConfig) -> int:
-    """Return how many requests one user can have queued on an otherwise idle server."""
+    """Return the maximum requests that one user can have queued on an otherwise idle server."""
     return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
 
 
@@ -237,10 +237,10 @@ def sampling_defaults(folder: Path, config: SamplingConfig) -> dict[str, Any]:
     """Collect default sampling fields: those that ``config`` sets, then those of generation_config.json.
 
     An adapter's folder without such a file uses that of its base. ``do_sample: false`` means temperature 0. Fields that
-    neither sets are left out, so OpenAI's defaults apply.
+    neither sets are omitted, so OpenAI's defaults apply.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a value of the file that no request may have; as ``resolve`` for the base.
+        GymError: ``MODEL_INVALID`` for a value in the file that a request may not have; as ``resolve`` for the base.
     """
     set_here = config.model_dump(exclude_none=True)
     file = _file_of(folder)

@@ -263,7 +263,7 @@ async def read_body(request: Request, came: Callable[[int], None] = lambda size:
         came: Called with the size of each part; may raise to refuse it.
 
     Raises:
-        GymError: ``TOO_LARGE``; ``USAGE`` for any content type but JSON, such as that of a web form.
+        GymError: ``TOO_LARGE``; ``USAGE`` for any content type but JSON in UTF-8, and for a content encoding.
         ClientGone: The client disconnected before the end of the body.
     """
     kind, _, more = request.headers.get("content-type", "").partition(";")

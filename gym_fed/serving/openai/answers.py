@@ -27,7 +27,7 @@ class Shown(NamedTuple):
 
     @property
     def calls(self) -> list[Call | MoreArguments]:
-        """Calls or, if they come in fragments, the beginning of a call or more of the last one's arguments."""
+        """The calls; in fragments, the beginning of a call or further arguments of the last one."""
         return [part for part in self.parts if isinstance(part, Call | MoreArguments)]
 
 
@@ -44,7 +44,7 @@ class AnswerChoice:
     finish_reason: str | None = None
 
     def take(self, event: Event) -> Shown:
-        """Add an event, and return what to show."""
+        """Add an event, and return the parts to send."""
         shown = self._read(event)
         self._show(shown)
         if (reason := self._end_of(event)) is not None:
@@ -52,7 +52,8 @@ class AnswerChoice:
         return shown
 
     def _end_of(self, event: Event) -> str | None:
-        """Return the finish reason, if the answer ends with this event or its only allowed call is complete."""
+        """Return the finish reason if the answer ends with this event or its only allowed call is complete, else
+        None."""
         over = self.parser is not None and self.parser.is_over
         return event.finish_reason or ("stop" if over else None)
 
@@ -90,7 +91,7 @@ class Answer(ABC):
         choices: One per generation, in order.
         with_logprobs: Whether log-probabilities were requested.
         include_usage: Whether the stream ends with token counts.
-        fingerprint: The name of the base's weights.
+        fingerprint: The identifier of the base's weights.
         per_prompt: The number of choices per prompt.
 
     Attributes:
@@ -99,7 +100,7 @@ class Answer(ABC):
 
     ends_with_done = True
     keeps = False
-    """Whether ``closing`` stores the answer, which blocks for a moment."""
+    """Whether ``closing`` stores the answer and may therefore block briefly."""
 
     _prefix: str
     _object: str
@@ -132,7 +133,7 @@ class Answer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompts that needed no prefill for any of their choices."""
+        """Cached prompt tokens, which none of a prompt's choices had to prefill."""
         counts = [choice.cached_tokens for choice in self.choices]
         starts = range(0, len(counts), self._per_prompt)
         return sum(min(counts[start : start + self._per_prompt]) for start in starts)
@@ -147,11 +148,11 @@ class Answer(ABC):
         }
 
     def ended(self, index: int) -> bool:
-        """Return whether a choice takes no further events."""
+        """Return whether a choice accepts no further events."""
         return self.choices[index].finish_reason is not None
 
     def body(self) -> dict[str, Any]:
-        """Return the whole answer, after the last event."""
+        """Return the complete answer, after the last event."""
         choices = [self._whole(index, choice) for index, choice in enumerate(self.choices)]
         return {**self._head(self._object), "choices": choices, "usage": self.usage()}
 
@@ -337,7 +338,7 @@ class CompletionAnswer(Answer):
         }
 
 
-_MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0, as JSON has no infinity
+_MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0, since JSON has no infinity
 
 
 def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -367,7 +368,7 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[
 
 
 def _one(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is part of a character has no text of its own, and so no bytes here.
+    # A token that is part of a character has no text of its own, and thus no bytes.
     return {"token": text, "logprob": _finite(logprob), "bytes": None if "�" in text else list(text.encode())}
 
 

@@ -23,7 +23,7 @@ class Caller:
         name: The name in the usage log and in the queue, which is fair between names.
         base: Whether the base itself may be used.
         everything: Whether all variants may be used.
-        variants: Names of variants that may be used.
+        variants: Names of the variants that may be used.
         owners: Accounts whose variants may all be used.
         metrics: Whether the server's metrics, which cover everybody's requests, may be read.
         manage_variants: Whether variants may be added and removed.
@@ -48,7 +48,7 @@ class Caller:
 
 
 LOCAL = Caller("local", everything=True, metrics=True)
-"""The caller on a machine without API keys."""
+"""The caller of a server without API keys."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Catalogue:
         """Return the model of this name.
 
         Raises:
-            GymError: ``NOT_FOUND``, both for a name that does not exist and for another user's; ``BASE_MISMATCH`` for
+            GymError: ``NOT_FOUND``, both for an unknown name and for another user's variant; ``BASE_MISMATCH`` for
                 the caller's variant of another base.
         """
         base, colon, variant = name.partition(":")

@@ -1,7 +1,7 @@
 """Strict parsing of a request, and the fields that chat and completions share.
 
-Unknown fields, and known ones that this server does not support, are refused by name. A field of OpenAI's or vLLM's
-API that has no effect here is accepted with its neutral value only.
+Unknown fields, and known ones that this server does not support, are refused by name. A field of OpenAI's or vLLM's API
+without effect on this server is only accepted with its neutral value.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from gym_fed.serving.openai.refusals import RequestError
 
 
 class RequestModel(StrictModel):
-    """The base of all request schemas: unknown fields are refused, and strings are not converted to numbers."""
+    """The base class of all request schemas: unknown fields are refused, and strings are not converted to numbers."""
 
     model_config = ConfigDict(strict=True)
 
 
 Neutral = Mapping[str, tuple[Any, ...]]
-"""Known but unsupported fields, each with the values that request nothing; None always does."""
+"""Known but unsupported fields, each with its neutral values; None is always neutral."""
 
 RequestT = TypeVar("RequestT", bound=RequestModel)
 
@@ -107,7 +107,7 @@ def not_supported(name: str, kind: str, *supported: str) -> PydanticCustomError:
 def known_type(name: str, *supported: str) -> BeforeValidator:
     """Refuse unsupported values of ``type`` by name, for a nested object or a string.
 
-    A value without a type, or that is not an object, is left to the schema.
+    A value without a type, or one that is not an object, is left to the schema.
     """
 
     def check(value: Any) -> Any:
@@ -147,7 +147,7 @@ def _same(value: Any, known: Any) -> bool:
 def _param(loc: tuple[int | str, ...], body: Any, *, missing: bool) -> str:
     """Format pydantic's location as ``messages[0].content``, without the names of union members.
 
-    For a missing field, the last part of the location is the field's name and not in the body.
+    For a missing field, the last part of the location is the field's name, which is not in the body.
     """
     for end in range(len(loc), 0, -1):  # the last part may be the name of a union member
         if (path := _path(loc[:end], body, missing=missing and end == len(loc))) is not None:
@@ -227,7 +227,7 @@ class StreamOptions(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Fields about sampling; null means not given, as in OpenAI's API."""
+    """The sampling fields; null means not given, as in OpenAI's API."""
 
     model: str = Field(max_length=256)
     temperature: Temperature | None = None
@@ -353,7 +353,7 @@ _CALLED = {
     "think": ("reasoning_effort", "reasoning"),
     "n_probs": ("top_logprobs", "logprobs"),
 }
-"""Names of our fields for those of other servers; the first that the request's kind has is suggested."""
+"""Equivalents of other servers' fields; the first one that the request's schema has is suggested."""
 _ALTERNATIVES = {
     "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
     "keep_alive": "leave it out: the model stays in memory as long as the server runs",
@@ -363,7 +363,7 @@ _ALTERNATIVES = {
 
 
 def hint_for(field: str, known: Container[str]) -> str:
-    """Return what to write instead of a field; empty if that is not known.
+    """Return a hint on what to write instead of a field; empty if unknown.
 
     Args:
         field: The field in the request.

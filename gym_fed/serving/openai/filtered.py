@@ -31,7 +31,7 @@ class Screening:
 
     Args:
         content_filter: The rules.
-        classifier: The classifier of its config.
+        classifier: The classifier that the filter's config names; None: there is none.
     """
 
     def __init__(self, content_filter: ContentFilter, classifier: Classifier | None) -> None:
@@ -70,13 +70,13 @@ class Screening:
 
 
 class FilteredChoice(AnswerChoice):
-    """Releases text that no rule can match any more, and on a match the refusal's text in place of the rest.
+    """Releases text that no rule can match any more; on a match, sends the refusal's text in place of the rest.
 
     Log-probabilities wait for the text of their tokens, and calls for the end of the answer, after all text.
 
     Args:
         content_filter: Supplies the refusal's text, and counts refusals.
-        held: The held-back text of this answer.
+        held: The ``HeldText`` of this answer.
         parser: See ``AnswerChoice``.
     """
 
@@ -125,7 +125,8 @@ class FilteredChoice(AnswerChoice):
         return out
 
     def _refuse(self, category: str) -> Shown:
-        """Replace the whole answer with the refusal; a stream that has begun continues with it after an empty line."""
+        """Replace the whole answer with the refusal; in a stream that has begun, the refusal follows after an empty
+        line."""
         self._filter.count("output", category)
         begun = bool(self.text)
         self.text, self.calls, self.logprobs = self._filter.config.text, [], []

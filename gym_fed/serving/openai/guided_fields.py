@@ -81,7 +81,7 @@ class GuidedFields(ChoiceFields):
         return self
 
     def require_no_stops(self) -> None:
-        """Refuse stop conditions that could end a JSON value in the middle."""
+        """Refuse stop conditions that could cut off a JSON value."""
         for name, value in (("stop", self.stop), ("stop_token_ids", self.stop_token_ids)):
             if value:
                 raise off(name, "an answer that follows a schema cannot be cut short: give one of them")
@@ -151,7 +151,7 @@ class EngineErrors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, GymError):
             return
-        # After submission it is the variant that is too large, not the text
+        # After submission the variant is too large, not the text
         if error.code is ErrorCode.TOO_LARGE:
             raise RequestError(
                 error.message, param=self._param, name="context_length_exceeded", hint=error.hint
@@ -183,7 +183,7 @@ def require_small_multiples(held_to: Grammar | None, field: str, name: str) -> N
     """Refuse ``multipleOf`` values that would take long to compile.
 
     The automaton of the multiples of n has n states. Compiling one of a million takes a minute and gigabytes, from a
-    request of fifty characters. Where several hold at once, their least common multiple counts.
+    request of fifty characters. If several apply at once, their least common multiple counts.
 
     Args:
         held_to: The request's grammar, if it has one.

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 class Pending:
     """An accepted request for text. Run it once, with ``run``, ``arun``, ``chunks`` or ``achunks``.
 
-    However it ends, by an error or a disconnect too, unfinished answers are cancelled and the usage is reported.
+    However it ends, even by an error or a disconnect, unfinished answers are cancelled and the usage is reported.
 
     Args:
-        answer: Takes the events.
+        answer: The answer, which is built from the events.
         generations: One for each choice.
         translate: Converts an error of the engine to one for the client.
-        on_end: Called once, when it has ended.
+        on_end: Called once, after the end.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Pending:
             self.end()
 
     async def achunks(self) -> AsyncGenerator[StreamChunk]:
-        """Yield the answer in chunks, of several choices as their tokens come."""
+        """Yield the answer in chunks; those of several choices are interleaved as their tokens arrive."""
         events = _interleaved(self._generations)
         try:
             async for index, event in events:
@@ -106,7 +106,8 @@ class Pending:
             await events.aclose()
 
     def _first(self) -> list[StreamChunk]:
-        """Return the first chunks, once the engine has sent an event: an earlier refusal is not a stream yet."""
+        """Return the first chunks after the engine's first event, so that an earlier refusal is not sent as a
+        stream."""
         if self._opened:
             return []
         self._opened = True
@@ -125,7 +126,7 @@ class Pending:
 async def _interleaved(
     generations: Sequence[Generation | JudgedGeneration],
 ) -> AsyncGenerator[tuple[int, Event]]:
-    """Merge the events of several answers as they come, each with its answer's index, one of each in turn."""
+    """Merge the events of several answers as they arrive, in turn, each with its answer's index."""
     if len(generations) == 1:
         async for event in generations[0]:
             yield 0, event
@@ -155,7 +156,7 @@ class PendingRefusal(Pending):
     """A request that the content filter refused. Its answer is known, and nothing is computed.
 
     Args:
-        answer: Its choices answer any event with the refusal.
+        answer: The answer, whose choices answer any event with the refusal.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -183,8 +184,8 @@ def _without_error(event: Event) -> Event:
 class PendingVectors:
     """An accepted request for embeddings. Run it once, with ``run`` or ``arun``.
 
-    However it ends, by an error or a disconnect too, unfinished texts are cancelled, and the tokens of the finished
-    ones are reported.
+    However it ends, even by an error or a disconnect, unfinished texts are cancelled, and the tokens of finished texts
+    are reported.
 
     Args:
         model: The requested name.
@@ -192,8 +193,8 @@ class PendingVectors:
         lengths: The number of tokens of each text.
         encoding: ``base64`` encodes a vector's float32 numbers in little-endian order.
         translate: Converts an error of the engine to one for the client.
-        on_end: Gets the number of tokens of the finished texts.
-        dimensions: Return only the first numbers of each vector; None: all.
+        on_end: Called with the number of tokens of the finished texts.
+        dimensions: The number of leading values of each vector to return; None: all.
     """
 
     def __init__(
@@ -216,7 +217,7 @@ class PendingVectors:
         self._failed: int | None = None
         self._ended = False
         self.used_tokens = 0
-        """Tokens of the finished texts, once it has ended."""
+        """Tokens of the finished texts; set at the end."""
 
     def run(self) -> dict[str, Any]:
         """Return the whole answer."""

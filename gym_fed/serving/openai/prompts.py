@@ -42,7 +42,8 @@ _CHARACTERS_A_TOKEN = 8
 class Prompts:
     """Renders prompts with one tokenizer. Thread-safe.
 
-    A text that is too long is refused after tokenizing a part of it, so that no request occupies a tokenizer for long.
+    A text that is too long is refused after only a part of it is tokenized, so that no request occupies a tokenizer for
+    long.
 
     Only the template writes control tokens. ``<|im_end|>`` in a message is tokenized as plain characters, so that no
     text, such as a tool's result or a quoted page, can end its message and begin another.
@@ -51,7 +52,7 @@ class Prompts:
         tokenizer: The tokenizer of the base model. It is copied, because it may be in use in another thread.
         vocab_size: Number of rows of the model's embedding; token ids must be below it.
         context: Context length in tokens, for prompt and answer together; None: only the engine checks lengths.
-        tool_format: How the model writes tool calls; ``auto`` detects it from the template.
+        tool_format: The format of the model's tool calls; ``auto`` detects it from the template.
         pictures: Reads the pictures in messages, or refuses them.
 
     Attributes:
@@ -72,7 +73,7 @@ class Prompts:
         self._has_template = bool(tokenizer.chat_template)
         # transformers' fast tokenizers must not be used from two threads at once.
         self._free: LifoQueue[Any] = LifoQueue()
-        for _ in range(_COPIES):  # copies of a plain tokenizer share what is large
+        for _ in range(_COPIES):  # copies of a plain tokenizer share its large parts
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)

@@ -34,17 +34,17 @@ from gym_fed.serving.openai.stored_answers import StoredAnswers
 
 RESPONSES = "/v1/responses"
 MAX_CONVERSATION_BYTES = 2**20
-"""Maximum bytes of a stored conversation, so that a small request never makes the server hold a large one."""
+"""Maximum bytes of a stored conversation, so that a small request cannot make the server process a huge prompt."""
 
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The differences between the APIs that are answered by chat's path.
+    """The differences between the APIs whose requests are answered like chat requests.
 
     Attributes:
         url: The kind of request, for the usage log.
         answer: Creates the answer; called like ``Answer``.
-        renamed: Translates field names in an error to the caller's own.
+        renamed: Function that translates field names in an error to the caller's API.
         truncate: Whether the oldest turns of a conversation that is too long are dropped.
     """
 
@@ -94,10 +94,10 @@ def check_response(body: Any) -> None:
 
 
 def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
-    """Return the store for an answer, as its request's ``store`` says; None: do not store it.
+    """Return the store for an answer, according to its request's ``store``; None: do not store it.
 
     Raises:
-        RequestError: If the answer must be stored, and the server stores none.
+        RequestError: If the answer must be stored, and the server stores no answers.
     """
     if requested and stored is None:
         raise RequestError(
@@ -123,7 +123,7 @@ def _earlier(previous: str | None, caller: Caller, stored: StoredAnswers | None)
 
 
 def _keep(stored: StoredAnswers, caller: Caller, as_chat: ResponsesAsChat) -> Keep | None:
-    before = json.dumps(as_chat.messages, ensure_ascii=False)  # now, on a thread that may block
+    before = json.dumps(as_chat.messages, ensure_ascii=False)  # here, on a thread that may block
     if len(before.encode()) > MAX_CONVERSATION_BYTES:
         return None
 
@@ -152,14 +152,14 @@ def input_items(answer_id: str, messages: list[dict[str, Any]]) -> list[dict[str
 
 
 def page_of(items: list[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
-    """Return one page of a list, as OpenAI's clients paginate.
+    """Return one page of a list, with OpenAI's pagination.
 
     Args:
         items: All items, oldest first.
         query: The request's ``limit``, ``order`` and ``after``.
 
     Raises:
-        RequestError: For an invalid value, or another field.
+        RequestError: For an invalid value, or an unknown field.
     """
     for name in query:
         if name not in ("limit", "order", "after"):
@@ -224,7 +224,7 @@ _FIELDS = {
 """The names of chat's fields in this API."""
 _MESSAGE = re.compile(r"messages\[(\d+)\]")
 _PART = re.compile(r"\.content\[\d+\]")
-"""The position of a picture, whose message has the same number in both."""
+"""The position of a picture within its message, whose index is the same in both APIs."""
 _TOOL_FUNCTION = re.compile(r"(tools\[\d+\])\.function")
 
 
@@ -288,7 +288,7 @@ class ResponsesAsChat:
             raise renamed from error
 
     def renamed(self, error: GymError) -> GymError:
-        """Return the error with the name of the field that the caller wrote."""
+        """Return the error with the field's name in the caller's request."""
         if not isinstance(error, RequestError) or error.param is None:
             return error
         param = self._param(error.param)
@@ -361,7 +361,7 @@ class ResponsesAsChat:
 
 
 def _content(content: ContentParts) -> str | list[dict[str, Any]]:
-    """Return a text, or the parts in their order if there are pictures."""
+    """Return the text; with pictures, the parts in order."""
     if isinstance(content, str):
         return content
     if not any(isinstance(part, ImageContent) for part in content):

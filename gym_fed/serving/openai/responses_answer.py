@@ -24,7 +24,7 @@ _REASONS = {"length": "max_output_tokens", "content_filter": "content_filter"}
 """The reasons in ``incomplete_details``, by ``finish_reason``."""
 
 Keep = Callable[[str, dict[str, Any], list[dict[str, Any]]], bool]
-"""Takes an answer's id, body and messages; returns whether they are kept."""
+"""Takes an answer's id, body and messages; returns whether they are stored."""
 
 
 class ResponsesAnswer(Answer):
@@ -32,7 +32,7 @@ class ResponsesAnswer(Answer):
 
     Args:
         model: See ``Answer``, like all arguments except:
-        request: Its settings are returned with the response.
+        request: The request, whose settings are returned with the response.
         keep: Stores the complete answer; None: do not store.
     """
 
@@ -100,7 +100,7 @@ class ResponsesAnswer(Answer):
         number = self._number
         self._end_message("incomplete")
         self._end_call("incomplete")
-        self._number = number  # the events of these ends are not sent
+        self._number = number  # the events for these ends are not sent
         code = "rate_limit_exceeded" if fields["type"] == "rate_limit_error" else "server_error"
         response = {
             **self._response("failed"),
@@ -156,7 +156,7 @@ class ResponsesAnswer(Answer):
         return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
 
     def _text(self, text: str) -> list[StreamChunk]:
-        """Add text that is shown; blanks wait for what follows, since they are dropped next to a call."""
+        """Add visible text; blanks are held back, since they are dropped next to a call."""
         if self._message is None:
             self._blank += text
             if not self._blank.strip():
@@ -258,7 +258,7 @@ class ResponsesAnswer(Answer):
         return [*chunks, *self._end_message(status), *self._end_call(status)]
 
     def _refused(self, choice: AnswerChoice) -> list[Item]:
-        """Return the items of a refused answer: the refusal only, whatever a stream had shown before."""
+        """Return the items of a refused answer: only the refusal, even if a stream had sent other text before."""
         head = next(item for item in reversed(self._items) if item["type"] == "message")
         return [{**head, "content": [_text_part(choice.text, [])]}]
 
@@ -300,7 +300,7 @@ def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def _is_json(text: str) -> bool:
-    """Return whether a call's arguments are complete, as no prefix of an object is valid JSON."""
+    """Return whether a call's arguments are complete, since no proper prefix of an object is valid JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -309,7 +309,7 @@ def _is_json(text: str) -> bool:
 
 
 def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the chat messages that the answer adds to its conversation, without a call that was cut short."""
+    """Return the chat messages that the answer adds to its conversation, without a call that was cut off."""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls = []
     for item in body["output"]:

@@ -22,7 +22,7 @@ from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verb
 
 LOGPROBS = "message.output_text.logprobs"
 _IGNORED_INCLUDE = "reasoning.encrypted_content"
-"""Accepted because clients without state always send it, and no reasoning item could have it."""
+"""Accepted because stateless clients always send it; it has no effect, since there are no reasoning items."""
 
 RESPONSES_NEUTRAL: Neutral = {
     **NEUTRAL,
@@ -40,7 +40,7 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class _TextContent(RequestModel):
-    """A text; other fields of ``output_text``, which an earlier answer had, are ignored."""
+    """A text; other fields of an earlier answer's ``output_text`` are ignored."""
 
     type: Literal["input_text", "output_text"]
     text: str

@@ -41,7 +41,7 @@ class ImagePart(RequestModel):
 
 
 def _parts_only(*kinds: str) -> BeforeValidator:
-    """Refuse parts of other kinds, such as audio and files, by name."""
+    """Refuse parts other than text and pictures, such as audio and files, by name."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list):
@@ -316,7 +316,7 @@ ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROM
 
 
 def _kind(value: Any) -> str | None:
-    """Return which of the four forms an input has, so that an error is reported for that one."""
+    """Return which of the four forms an input has, so that errors refer to that form; None for no form."""
     if not isinstance(value, list):
         return "text" if isinstance(value, str) else None
     first = value[0] if value else ""
@@ -373,4 +373,4 @@ def as_list(inputs: Inputs) -> list[str] | list[list[int]]:
         return [inputs]
     if isinstance(inputs[0], int):
         return [[int(token) for token in inputs if isinstance(token, int)]]
-    return inputs  # of one kind, as the schema has checked
+    return inputs  # all of one kind, which the schema has checked

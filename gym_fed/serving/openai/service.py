@@ -1,4 +1,4 @@
-"""The OpenAI service: a request's URL, body and caller in, the answer out, whole or as a stream.
+"""The OpenAI service: it takes a request's URL, body and caller, and returns the answer, complete or as a stream.
 
 ``handle`` and ``stream`` are for callers with threads, such as ``gym batch``; ``begin`` is for a server that waits
 for many answers at once.
@@ -60,15 +60,15 @@ class OpenAIService:
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
         fingerprint: The name of the base's weights (``system_fingerprint``).
-        max_at_once: Maximum answers of one request; more could never be queued together.
-        context: Tokens of prompt and answer together; far longer prompts are refused early.
-        on_use: Gets the usage of each request, once it has ended.
+        max_at_once: Maximum answers of one request; more could never be queued at once.
+        context: Maximum tokens of prompt and answer together; far longer prompts are refused early.
+        on_use: Called with the usage of each request after its end.
         content_filter: Refuses requests and answers by their text; None: no filter.
-        stored: Keeps answers for later requests; None: none are kept.
-        embedding_size: Numbers of an embedding; None: unknown.
+        stored: The store of answers for later requests; None: answers are not stored.
+        embedding_size: The size of an embedding; None: unknown.
         tool_format: How the model writes tool calls; ``auto`` detects it from the chat template.
         pictures: Reads the pictures of messages, or refuses them.
-        sampling_defaults: Defaults of sampling fields; OpenAI's for those it does not have.
+        sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
     """
 
     def __init__(
@@ -323,7 +323,7 @@ class OpenAIService:
         refusals: EngineErrors,
         pictures: tuple[PlacedPicture, ...] = (),
     ) -> list[Generation]:
-        """Submit one generation for each prompt and choice, or none at all. Choice i has the seed plus i."""
+        """Submit one generation for each prompt and choice, or none at all. Choice i uses the seed plus i."""
         answers = len(prompts) * (request.n or 1)
         self._require_room_for(answers, "prompts times n is", param if len(prompts) > 1 else "n")
         self._prompts.require_known(sampling.logit_bias, "logit_bias")
@@ -351,7 +351,7 @@ class OpenAIService:
         return started
 
     def _require_room_for(self, number: int, noun: str, param: str) -> None:
-        """Refuse more answers than an idle server could queue together."""
+        """Refuse more answers than an idle server could queue at once."""
         if number > self._max_at_once:
             raise RequestError(
                 f"{noun} {number}; this server has room for {self._max_at_once} at once",

@@ -1,8 +1,8 @@
 """Stored answers, which a later request of the same caller may read, continue or delete.
 
 They are kept in memory, and lost when the process ends. No key can access the answers of another key. Limits are in
-bytes: a key beyond its own limit loses its oldest answers. Beyond the limit for all keys, the key that stores most
-loses its oldest ones, so a key that stores much never displaces the answers of others.
+bytes: if a key exceeds its own limit, its oldest answers are deleted. Beyond the limit for all keys, those of the key
+that stores most are deleted, so that it never displaces the answers of others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StoredAnswers:
             return sum(self._bytes.values())
 
     def put(self, caller: Caller, answer_id: str, body: dict[str, Any], messages: str = "[]") -> bool:
-        """Store an answer; False if it alone exceeds the key's limit.
+        """Store an answer; returns False if it alone exceeds the key's limit.
 
         Args:
             caller: The owner.
@@ -113,7 +113,7 @@ class StoredAnswers:
         Args:
             caller: The owner.
             answer_id: The id of the answer.
-            prefix: The prefix of this kind of answer's ids; no other kind is found.
+            prefix: The prefix of this kind of answer's ids; ids of other kinds are unknown.
             param: The field of the request that has the id.
 
         Raises:

@@ -1,7 +1,7 @@
-"""Chat fields that map to variables of the chat template, and are refused if the template has none for them.
+"""Chat fields that map to variables of the chat template, and are refused if the template has no such variable.
 
 Templates have two conventions for reasoning. gpt-oss's take ``reasoning_effort`` itself. Others have a switch:
-Qwen3's by ``enable_thinking``, DeepSeek's and Granite's by ``thinking``.
+Qwen3's is ``enable_thinking``, DeepSeek's and Granite's ``thinking``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _SPECIAL = "_token"
-"""The tokenizer's control tokens are variables, too, such as ``eos_token``."""
+"""Suffix of variables that are the tokenizer's control tokens, such as ``eos_token``."""
 
 _ARGUMENTS = frozenset(
     {
@@ -58,7 +58,7 @@ class TemplateNames:
 
     @cached_property
     def _names(self) -> frozenset[str]:
-        """The names, parsed when a request needs them, to keep the server's start fast."""
+        """The names, parsed on first use to keep the server's start fast."""
         names = {name for text in self._texts for name in _undeclared(text) if not name.endswith(_SPECIAL)}
         return frozenset(names) - _OWN - _ARGUMENTS
 

@@ -47,7 +47,7 @@ class TokenizeRequest(RequestModel):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
-    """Add the tokenizer's own first and last tokens to a text; a chat template writes its own."""
+    """Whether to add the tokenizer's first and last tokens to a text; a chat template adds its own."""
 
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None
@@ -75,7 +75,7 @@ class Tokenizing:
     """Answers ``/tokenize`` and ``/detokenize``.
 
     Args:
-        catalogue: The models that may be named; without a name the base is used.
+        catalogue: The models that may be named; the base is the default.
         prompts: The prompts of the base.
         context: Tokens of prompt and answer together.
     """
@@ -89,7 +89,7 @@ class Tokenizing:
         """Answer a request without running the model.
 
         Raises:
-            RequestError: If it is refused, like the same prompt of a completion.
+            RequestError: If it is refused, for the same reasons as a completion's prompt.
         """
         if url == DETOKENIZE:
             given = parse(DetokenizeRequest, body, {})
@@ -116,16 +116,16 @@ class Tokenizing:
 
 PromptT = TypeVar("PromptT", bound=Sized)
 Render = Callable[[list[Message]], PromptT]
-"""Renders messages to a prompt, whose length is its tokens; raises ``context_length_exceeded`` for far too many."""
+"""Renders messages to a prompt, whose length is in tokens; raises ``context_length_exceeded`` if it is far too long."""
 
 _ROOM = 4
-"""At most a quarter of the context is left free for an answer."""
+"""Divisor of the context: at most a quarter of it is left free for an answer."""
 
 
 def ids_that_fit(
     messages: Sequence[Message], render: Render[PromptT], context: int | None, max_tokens: int | None
 ) -> PromptT:
-    """Render a conversation without as many of its oldest turns as needed to fit.
+    """Render a conversation, dropping as many of its oldest turns as needed to fit.
 
     A turn is a question with everything up to the next one, so a call stays with its result. System
     messages and the last turn stay.
@@ -185,7 +185,7 @@ class LoadRequest(RequestModel):
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool | None = None
-    """Replace the variant of this name."""
+    """Whether to replace the variant with this name."""
 
     base_model_name: Annotated[Any, only()] = None
 
@@ -246,7 +246,7 @@ class Adapters:
         return f"Success: LoRA adapter '{request.lora_name}' removed successfully."
 
     def _variant(self, name: str) -> str:
-        """Return the variant's own name, given that or the model name of the API."""
+        """Return a variant's own name, given that name or the API's model name."""
         return name.removeprefix(f"{self._catalogue.served_name}:")
 
     def _inside(self, given: str) -> Path:

@@ -1,4 +1,4 @@
-"""Tools in a model's chat template: the format is detected by rendering a call."""
+"""Detect the format of tool calls in a model's chat template by rendering a call, and prepare tools for it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ToolTemplate:
         """The format of the model's calls.
 
         Raises:
-            RequestError: For a template that shows tools but writes calls in no known format.
+            RequestError: For a template that shows tools but writes calls in an unknown format.
         """
         form = self._found
         if isinstance(form, RequestError):
@@ -82,7 +82,7 @@ class ToolTemplate:
 
     @cached_property
     def _found(self) -> ToolFormat | RequestError:
-        """Detect the format once; an error is kept, too."""
+        """Detect the format once; an error is also cached."""
         try:
             return self._find()
         except RequestError as error:
@@ -130,7 +130,7 @@ class ToolTemplate:
         return prepared, tools
 
     def shown_ids(self) -> tuple[int, ...]:
-        """Return the control tokens that must be in an answer's text so that calls are found."""
+        """Return the control tokens that must be in an answer's text for calls to be recognised."""
         form = self.format
         return tuple(self._control[text] for text in (*form.marks, *form.controls) if text in self._control)
 

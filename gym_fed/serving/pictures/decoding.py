@@ -1,8 +1,8 @@
-"""Decode the pictures of a request, which are untrusted bytes: nothing is fetched, and everything is bounded first.
+"""Decode the pictures of a request, which are untrusted bytes: nothing is fetched, and all sizes are limited first.
 
-Bytes are bounded before base64 is decoded, pixels before anything is decompressed, and the aspect ratio before
-resizing: a strip of one pixel would become one of gigabytes. Few formats are accepted, recognised by their first bytes.
-Parts of a file that do not make pixels are removed before decoding.
+Bytes are limited before base64 is decoded, pixels before anything is decompressed, and the aspect ratio before
+resizing, since a strip one pixel wide would grow to gigabytes. Few formats are accepted, recognised by their first
+bytes. Parts of a file that do not contribute to pixels are removed before decoding.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Picture:
     """A picture whose header was read.
 
     Attributes:
-        data: The part of the file that makes its pixels.
+        data: The parts of the file that contribute to its pixels.
         width: The width in pixels.
         height: The height in pixels.
         detail: The requested resolution.
@@ -105,7 +105,7 @@ def read_picture(url: str, detail: Detail = "auto") -> Picture:
     """Read the header of a picture in a data URL; nothing is decompressed.
 
     Raises:
-        GymError: ``USAGE`` for another URL or format, ``TOO_LARGE`` beyond a bound.
+        GymError: ``USAGE`` for another URL or format, ``TOO_LARGE`` beyond a limit.
     """
     file = _bytes_of(url)
     try:
@@ -219,24 +219,24 @@ MAX_PARTS = 16_384
 MAX_BLOCKS = 65_536
 """Maximum blocks of at most 255 bytes of a GIF."""
 MAX_SCANS = 100
-"""Maximum scans of a JPEG: each goes over all of its pixels, and may have only a few bytes."""
+"""Maximum scans of a JPEG: each may have only a few bytes but processes all pixels."""
 
 _ORIENTATION, _SHORT = 0x0112, 3
 _MAX_ENTRIES = 512
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])", re.DOTALL)
 _SOI, _EOI, _SOS, _COMMENT, _EXIF = 0xD8, 0xD9, 0xDA, 0xFE, 0xE1
 _OF_COLOURS = (0xE0, 0xEE)
-"""JFIF and Adobe, which define how a JPEG's numbers map to colours."""
+"""JFIF and Adobe, which define how a JPEG's values map to colours."""
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 
 class TooManyParts(ValueError):
-    """Raised for a file with more parts than are read."""
+    """A file has too many parts to be read."""
 
 
 def pixels_alone(data: bytes) -> tuple[bytes, int]:
-    """Return the file with only the parts that make its pixels (of the first frame), and its EXIF orientation (1 to 8).
+    """Return the file with only the parts for the pixels of its first frame, and its EXIF orientation (1 to 8).
 
     A broken file is left as it is, for the decoder to refuse.
 
@@ -286,7 +286,7 @@ def _png(data: bytes) -> tuple[bytes, int]:
 
 
 def _webp(data: bytes) -> tuple[bytes, int]:
-    """Unchanged: libwebp reads no other chunks than those of the first frame."""
+    """Return the file unchanged: libwebp only reads the chunks of the first frame."""
     at = 12
     for _ in range(MAX_PARTS):
         if at >= len(data):
@@ -313,7 +313,7 @@ def _gif(data: bytes) -> tuple[bytes, int]:
 
 
 def _table(flags: int) -> int:
-    """Return the size in bytes of the colour table that follows."""
+    """Return the size of the following colour table in bytes."""
     return 3 << (flags % 8 + 1) if flags & 0x80 else 0
 
 
@@ -356,4 +356,4 @@ _STRIPPERS: dict[bytes, Callable[[bytes], tuple[bytes, int]]] = {
     b"RIFF": _webp,
     b"GIF8": _gif,
 }
-"""The readers by a file's first bytes."""
+"""The functions that remove other parts, by a file's first bytes."""

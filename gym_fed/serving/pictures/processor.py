@@ -1,4 +1,4 @@
-"""A model's own image processor, and the families of vision models that are served.
+"""Prepare pictures with a model's own image processor, for the families of vision models that are served.
 
 A family is served if its language model sees a picture like ordinary tokens: positions count tokens one by one,
 attention is causal, and a picture enters by embeddings alone. Others would be answered wrongly, so every family is
@@ -25,7 +25,7 @@ class Family:
     """A model type of ``config.json``.
 
     Attributes:
-        in_parts: The processor's setting that splits large pictures into parts; None: it has none.
+        in_parts: The processor's setting that splits large pictures into parts; None: there is none.
     """
 
     in_parts: str | None = None
@@ -55,12 +55,12 @@ _UNREAD_REASONS = {
 
 
 def why_not(kind: str) -> str:
-    """Return why a family's pictures are not read."""
+    """Return the reason why a family's pictures are not read."""
     return _UNREAD_REASONS.get(kind, "this family has not been tried")
 
 
 def require_family(name: str, kind: str | None) -> None:
-    """Refuse a vision model of a family that is not served; None is a text model.
+    """Refuse a vision model of a family that is not served; None means a text model.
 
     Raises:
         GymError: ``MODEL_INVALID``.
@@ -83,7 +83,7 @@ class ProcessedPicture:
 
     Attributes:
         run: Token ids that represent it in a prompt.
-        places: Which of them take a feature.
+        places: The tokens that take a feature.
         inputs: The arguments of ``get_image_features``.
     """
 
@@ -101,7 +101,7 @@ class PictureProcessor:
         image_token_id: The token that takes a feature.
 
     Raises:
-        GymError: ``MODEL_INVALID`` if model and processor have different tokens for pictures.
+        GymError: ``MODEL_INVALID`` if the model's picture token differs from the processor's.
     """
 
     def __init__(self, processor: Any, family: Family, image_token_id: int) -> None:
@@ -157,7 +157,7 @@ class PictureProcessor:
 
 
 is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
-"""Returns False once nobody waits for the pictures; set by the caller for its own thread."""
+"""Function that returns False when nobody waits for the pictures any more; set by the caller in its own context."""
 
 
 def require_wanted() -> None:

@@ -1,4 +1,4 @@
-"""The pictures of a request: read from its messages' data URLs, expanded to tokens, and computed as features."""
+"""Read a request's pictures from its messages' data URLs, expand them to tokens, and compute their features."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class MessagePictures:
         reader: The reader of the model.
 
     Raises:
-        RequestError: For a picture that is refused by its header, and for any if the model reads none.
+        RequestError: For a picture that is refused by its header, and for any picture if the model reads none.
     """
 
     def __init__(self, messages: Sequence[Message], reader: PictureReader | NoPictures) -> None:
@@ -77,10 +77,10 @@ class MessagePictures:
         return len(self._read)
 
     def expand(self, ids: list[int], messages: Sequence[Message]) -> ExpandedPrompt:
-        """Expand a prompt of some of the messages, as the chat template writes it, to its pictures' tokens.
+        """Expand the rendered prompt of some of the messages to the tokens of their pictures.
 
         Raises:
-            RequestError: For a broken picture, and for a template that does not write a place for each.
+            RequestError: For a broken picture, and for a template that does not write a placeholder for each.
         """
         if isinstance(self._reader, NoPictures) or not self._read:
             return ExpandedPrompt(ids)
@@ -107,7 +107,8 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Count the pictures of an unvalidated body. An earlier response counts as one, since it may have some."""
+    """Count the pictures of an unvalidated body. An earlier response counts as one picture, since it may contain
+    some."""
     if not isinstance(body, dict):
         return 0
     items = [item for name in ("messages", "input") for item in _listed(body.get(name))]
@@ -131,7 +132,7 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
 
 @contextmanager
 def _refusals(place: str) -> Iterator[None]:
-    """Name the position in errors raised within; all of them are the request's fault."""
+    """Name the position in errors raised within, all of which the request has caused."""
     try:
         yield
     except GymError as error:
@@ -147,13 +148,14 @@ def _refusals(place: str) -> Iterator[None]:
 
 CACHE_BYTES = 256 * 2**20
 OWNER_BYTES = 2 * 2**30
-"""Bytes of features in the requests of one owner, waiting ones included: 16 pictures of an 8B model may have 750 MB."""
+"""Maximum bytes of features in one owner's requests, including waiting ones: 16 pictures for an 8B model may need 750
+MB."""
 
 
 class PictureEncoder:
     """Computes picture features, from any thread, one picture at a time, in parallel with the engine's steps.
 
-    Nothing else uses the vision tower. Cached features are found again only by their owner.
+    Nothing else uses the vision tower. Cached features are only reused for their owner.
 
     Args:
         model: The vision model; only read.
@@ -178,8 +180,8 @@ class PictureEncoder:
             owner: The owner of cached features; timing must not show what others sent.
 
         Raises:
-            GymError: ``BUSY`` if the owner's requests have too many; ``INTERNAL`` if the model gives another
-                number of features than its processor has places.
+            GymError: ``BUSY`` if the owner's requests have too many; ``INTERNAL`` if the model's number of features
+                differs from the processor's number of places.
         """
         key = owner, picture.digest
         with self._lock:
@@ -263,7 +265,7 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True)
 class NoPictures:
-    """Replaces a ``PictureReader`` where pictures are refused.
+    """The replacement of a ``PictureReader`` if pictures are refused.
 
     Attributes:
         why: The reason, for the refusal.
@@ -273,7 +275,7 @@ class NoPictures:
 
 
 class PictureReader:
-    """Reads the pictures of one model's prompts; from any thread.
+    """Reads the pictures of one model's prompts. Thread-safe.
 
     Args:
         processor: The processor of the model.
@@ -295,7 +297,7 @@ class PictureReader:
             GymError: As ``load_processor`` and ``PictureProcessor``.
         """
         if getattr(model.config, "vision_config", None) is None:
-            # Of some vision models only the language model was loaded
+            # Only the language model of some vision models was loaded
             kind = _vision_type(Path(resolve(name)))
             return NoPictures() if kind is None else _not_read(kind)
         if (family := FAMILIES.get(model.config.model_type)) is None:
@@ -351,7 +353,7 @@ def _not_read(kind: str) -> NoPictures:
 
 
 def _vision_type(folder: Path) -> str | None:
-    """Return the type of a folder's model if that has a vision config."""
+    """Return the type of a folder's model; None without a vision config."""
     with suppress(OSError, ValueError, AttributeError):  # loading has reported it
         config = read_object(folder / "config.json")
         return str(config.get("model_type")) if "vision_config" in config else None

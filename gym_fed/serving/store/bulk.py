@@ -29,7 +29,7 @@ MAX_FAULTS_SHOWN = 20
 """Maximum refused files that the error names."""
 
 Progress = Callable[[str, int, int], None]
-"""Gets the current step, the number of items done, and their total."""
+"""Called with the current step, the number of finished items, and their total."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class IncomingVariant:
         delta: The `.gymdelta`.
         name: The name to serve it as.
         owner: An account's id, or a plain user id.
-        note: A comment for people.
+        note: A comment for human readers.
     """
 
     delta: Path
@@ -91,10 +91,10 @@ class BulkAddition:
         self._copies: dict[str, Staged] = {}  # and copied only once
 
     def add(self, variants: Sequence[IncomingVariant]) -> tuple[list[VariantRecord], set[str]]:
-        """Add all of them; returns their rows, and the deltas of revisions that are no longer kept.
+        """Add all variants; return their rows, and the deltas of revisions that are no longer kept.
 
         Raises:
-            GymError: Naming every refused file, with the code of the first; nothing is added then.
+            GymError: Naming every refused file, with the code of the first; nothing is then added.
         """
         _require_distinct(variants)
         try:

@@ -22,7 +22,7 @@ class VariantRevision:
 
     Attributes:
         record: Its row; ``updated_at`` is when it was added.
-        figures: Measurements from when it was made, such as losses; empty if unknown.
+        figures: Measurements from its creation, such as losses; empty if unknown.
         is_newest: Whether it is the revision that is served.
     """
 
@@ -89,12 +89,12 @@ class VariantHistory:
         ).close()
 
     def kept(self) -> int:
-        """Return how many revisions of each variant the store keeps."""
+        """Return the number of revisions that the store keeps of each variant."""
         with self._registry.reading() as transaction:
             return transaction.kept()
 
     def keep(self, number: int) -> None:
-        """Set how many revisions of each variant to keep; ``VariantStore.gc`` removes the others."""
+        """Set the number of revisions to keep of each variant; ``VariantStore.gc`` removes the others."""
         with self._registry.writing() as transaction:
             transaction.keep(number)
 

@@ -73,7 +73,8 @@ def base_of_delta(delta: Path) -> str:
 
 
 def is_here(base_model: str) -> bool:
-    """Return whether a manifest's base name is a model on this machine; a folder's own name without its path is not."""
+    """Return whether a manifest's base name is a model on this machine; a folder's name without its path does not
+    count."""
     return (base_model == NANO or is_hub_name(base_model)) and folder_here(base_model) is not None
 
 
@@ -86,14 +87,14 @@ def base_needed(name: str, base: str | None) -> str | None:
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a folder holds an adapter, and no model of its own."""
+    """Return whether a folder contains an adapter, but not a model."""
     return (Path(name).expanduser() / "adapter_config.json").is_file()
 
 
 def named_delta(
     name: str, *, base: str | None = None, variant: str | None = None, store: Path | None = None
 ) -> NamedDelta | None:
-    """Resolve the delta that is meant; None if ``name`` is a model without one.
+    """Return the base and delta that the arguments name; None if ``name`` is a model without a delta.
 
     Args:
         name: A model, ``BASE:VARIANT``, or a ``.gymdelta``.

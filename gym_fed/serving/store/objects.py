@@ -21,10 +21,11 @@ from gym_fed.core.portable import O_BINARY, O_NONBLOCK
 
 SUFFIX = ".gymdelta"
 STAGING_GRACE_SECONDS = 3600.0
-"""A copy untouched for this long was left by a kill: no copy takes that long between two blocks."""
+"""Seconds after which an unchanged copy is a leftover of a killed process: no copy pauses that long between two
+blocks."""
 _BLOCK_BYTES = 1 << 20
 _SYNCS_AT_ONCE = 8
-"""Parallel syncs, which take a disk hardly more time than one."""
+"""Number of parallel syncs, which take hardly longer than one."""
 
 Identity = tuple[int, int, int, int]
 """Inode, size, and times of the last change of content and of metadata, in nanoseconds."""
@@ -32,7 +33,7 @@ Identity = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Staged:
-    """A complete copy that is not in its place yet."""
+    """A complete copy that has not been moved to its final path yet."""
 
     path: Path
     sha256: str
@@ -149,7 +150,7 @@ class DeltaObjects:
             self._hashed[staged.sha256] = _identity(os.stat(target))
 
     def identity(self, sha256: str) -> Identity | None:
-        """Return a value that changes when a file is no longer the one that was hashed; None if it cannot be read."""
+        """Return a value that changes if the file is modified or replaced; None if it cannot be read."""
         try:
             return _identity(os.stat(self.path(sha256)))
         except OSError:

@@ -28,14 +28,14 @@ class VariantRecord:
     """A registered variant.
 
     Attributes:
-        name: The name that it is served as.
+        name: The served name.
         owner: An account's id (``c`` and 16 hex digits), or a plain user id.
         sha256: The SHA-256 of its `.gymdelta`.
         size_bytes: The size of its `.gymdelta`.
         base_model: The base's name, for people.
         base_digest: The digest of the tensors that the delta is added to.
         revision: Increased with every replacement.
-        created_at: Unix seconds of the first revision here.
+        created_at: Unix seconds of the first revision in this store.
         updated_at: Unix seconds of this revision.
         manifest: The signed manifest as canonical JSON; None: unsigned.
         note: A comment for people.
@@ -98,7 +98,7 @@ class VariantRecord:
 
 
 def _fault(record: VariantRecord) -> str:
-    """Return what no version of this package can have written in a row; empty if nothing."""
+    """Return the fault of a row that no version of this package can have written; empty if there is none."""
     texts = [(column, getattr(record, column)) for column in _TEXTS]
     if record.manifest is not None:
         texts.append(("manifest", record.manifest))

@@ -1,6 +1,6 @@
 """The table of variants in one SQLite file, shared by several processes, so that a server sees every change.
 
-Plain ``sqlite3`` is used since every request looks up a name, and a query builder takes ten times as long.
+Plain ``sqlite3`` is used because every request looks up a name, and a query builder is ten times slower.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ DEFAULT_KEPT = 10
 
 
 class VariantRegistry:
-    """The rows of variants, and the keys that may sign for an owner in addition to the one its id is the hash of."""
+    """The rows of variants, and the keys that may sign for an owner in addition to the key whose hash is the owner's
+    id."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -63,7 +64,7 @@ class VariantRegistry:
             self._prepare(connection)
 
     def get(self, name: str) -> VariantRecord | None:
-        """Return the current row of a name; takes tens of microseconds.
+        """Return the current row of a name, or None; takes tens of microseconds.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for a damaged row.
@@ -72,7 +73,7 @@ class VariantRegistry:
             return Transaction(connection).get(name)
 
     def list(self, owner: str | None = None) -> Iterator[VariantRecord]:
-        """Iterate over all rows by name, or those of an owner; a page is held at a time.
+        """Iterate over all rows by name, or those of an owner; one page is in memory at a time.
 
         A damaged row is logged and skipped, so that the others stay readable; ``get`` refuses it.
         """
@@ -270,12 +271,12 @@ class Transaction:
         return [(VariantRecord.of_row(row[:-1]), row[-1]) for row in rows]
 
     def kept(self) -> int:
-        """Return how many revisions of each variant are kept."""
+        """Return the number of revisions that are kept of each variant."""
         row = self._connection.execute("SELECT value FROM settings WHERE name = ?", (_KEPT,)).fetchone()
         return DEFAULT_KEPT if row is None else max(1, int(row[0]))
 
     def keep(self, number: int) -> None:
-        """Set how many revisions to keep; the others are removed by the next ``prune``."""
+        """Set the number of revisions to keep; the others are removed by the next ``prune``."""
         self._connection.execute("INSERT OR REPLACE INTO settings VALUES (?, ?)", (_KEPT, number))
 
     def prune(self, name: str | None = None) -> set[str]:

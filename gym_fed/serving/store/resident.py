@@ -1,7 +1,7 @@
 """The variants in memory by the digest of their files, limited in bytes, and the queue of their loads.
 
-The least frequently used files are evicted first, and among equals the least recently used; those in use stay. Recency
-alone needs a third more loads where a few variants are requested often and many seldom (Zipf's law).
+The least frequently used files are evicted first, and among equals the least recently used; files in use stay. Recency
+alone needs a third more loads if a few variants are requested often and many rarely (Zipf's law).
 
 Variants with the same file share one entry, under every name that was verified for it. Not thread-safe:
 ``VariantCache`` holds its lock.
@@ -30,9 +30,9 @@ class ResidentFile:
     Attributes:
         variant: The weights.
         rows: Verified rows by name.
-        awaited: Names that a request waited for and has not used yet.
-        pins: Uses, and rows that are being verified.
-        kept_until: The time from which even other prefetches may evict it.
+        awaited: Names that a request waited for but has not used yet.
+        pins: The number of uses, and of rows being verified.
+        kept_until: The time until which other prefetches may not evict it.
     """
 
     def __init__(self, variant: LoadedVariant) -> None:
@@ -145,7 +145,8 @@ class ResidentFiles:
         return self._drop_unused(file)
 
     def make_room(self, size: int, urgent: bool) -> bool:
-        """Evict until ``size`` fits, or nothing; a load for a waiting request may evict prefetched files."""
+        """Evict until ``size`` fits; evict nothing if it cannot fit; a load for a waiting request may evict prefetched
+        files."""
         missing = self.used_bytes + size - self.limit_bytes
         if missing <= 0:
             return True
@@ -219,11 +220,11 @@ class LoadQueue:
         self._files: set[str] = set()
 
     def __len__(self) -> int:
-        """Return how many names are waited for."""
+        """Return the number of names with a load."""
         return len(self._by_name)
 
     def find(self, name: str) -> Load | None:
-        """Return the newest load of a name."""
+        """Return the newest load of a name; None if there is none."""
         return self._by_name.get(name)
 
     def is_current(self, load: Load) -> bool:
@@ -310,7 +311,7 @@ class RecentFailures:
         self._found[record.name] = _Failure(record, error, now + _REPORTED_SECONDS, self._fingerprint(record))
 
     def find(self, record: VariantRecord) -> GymError | None:
-        """Return the error of the last load of this row and file, if it is recent."""
+        """Return the recent error of the last load of this row and file; None if there is none."""
         failure = self._found.get(record.name)
         if failure is None:
             return None
@@ -335,9 +336,9 @@ def fresh(error: GymError) -> GymError:
 class UseCounts:
     """Use counts by digest, also of files no longer in memory, which decay.
 
-    Counts are halved every N uses, like TinyLFU's (Einziger, Friedman and Manes 2017, section 3.3), so that what was
-    popular once is evicted in the end. They are also halved every few minutes, since on a server with few requests a
-    short burst would keep its room for days.
+    Counts are halved every N uses, like TinyLFU's (Einziger, Friedman and Manes 2017, section 3.3), so that formerly
+    popular variants are eventually evicted. They are also halved every few minutes, since otherwise, on a server with
+    few requests, a short burst would occupy memory for days.
 
     Args:
         now: A monotonic clock in seconds.

@@ -28,7 +28,7 @@ def sign_variant(
         key: The signing key, whose account becomes the owner; ``SigningKey.of_account`` for an account with a rotated
             key.
         name: The name to serve the variant as.
-        revision: Must be higher than that of the variant it replaces.
+        revision: The revision number, which must be higher than that of the replaced variant.
         note: A comment for people; at most ``MAX_NOTE`` characters.
 
     Raises:

@@ -35,8 +35,8 @@ DEFAULT_CACHE_BYTES = 10 * 10**9
 class VariantStore:
     """A folder of variants: ``variants.db``, ``objects/`` and ``staging/``. Use as a context manager, or ``close`` it.
 
-    It is a ``gym_fed.serving.forward.variant_weights.VariantSource``. Several processes may use one folder; each sees
-    immediately what the others change, since every request looks up its variant's row. A variant that is removed or
+    It is a ``gym_fed.serving.forward.variant_weights.VariantSource``. Several processes may use one folder; each
+    immediately sees the others' changes, since every request looks up its variant's row. A variant that is removed or
     replaced while it is in use stays in memory for its current users only.
     """
 
@@ -266,7 +266,7 @@ class VariantStore:
         return self._objects.path(self.get(name).sha256)
 
     def trust(self, owner: str, public_key: bytes) -> None:
-        """Let a further key sign for an owner: a rotated account's newer one, or a user's second one.
+        """Allow another key to sign for an owner: a rotated account's newer one, or a user's second one.
 
         Raises:
             GymError: ``KEY_REVOKED`` for a key that was revoked here.
@@ -275,7 +275,7 @@ class VariantStore:
         self._registry.set_key(owner, public_key, revoked=False)
 
     def revoke(self, owner: str, public_key: bytes) -> None:
-        """Refuse permanently what this key signed for the owner."""
+        """Permanently refuse all variants that this key signed for the owner."""
         validate_owner(owner)
         self._registry.set_key(owner, public_key, revoked=True)
 
@@ -303,7 +303,7 @@ class VariantStore:
         """
         with self._registry.writing() as transaction:
             transaction.prune()
-        with self._registry.writing() as transaction:  # only then are rows gone whatever happens to the files
+        with self._registry.writing() as transaction:  # rows are then removed, whatever happens to the files
             return self._objects.collect(transaction.is_used)
 
     # ---- for the engine ----
@@ -356,7 +356,8 @@ class VariantStore:
         self.close()
 
     def _forget(self, digests: set[str]) -> set[str]:
-        """Remove objects that a committed change left unused, and return the others; after a kill ``gc`` does."""
+        """Remove objects that a committed change left unused, and return the others; after a kill, ``gc`` removes
+        them."""
         if not digests:
             return set()
         with self._registry.writing() as transaction:

@@ -39,8 +39,8 @@ class StoreStats:
         cache_bytes: The limit.
         resident: The variants in memory, including replaced ones that are still in use.
         resident_bytes: The memory that they take.
-        pinned: How many of them are in use.
-        loading: How many are loading, or waiting for room.
+        pinned: The number of them that are in use.
+        loading: The number of variants that are loading, or waiting for room.
         hits: Uses of a variant that was in memory when it was first requested.
         misses: Uses that had to wait for a load.
         loads: The number of variants loaded.
@@ -160,7 +160,7 @@ class VariantCache:
                 self._changed.notify_all()
 
     def retire(self, name: str) -> None:
-        """Drop from memory a variant whose row was removed or replaced, as soon as its last use ends."""
+        """Drop a variant whose row was removed or replaced from memory, as soon as its last use ends."""
         with self._changed:
             self._retire(name)
 

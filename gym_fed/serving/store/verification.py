@@ -193,7 +193,7 @@ def open_verified(
     Args:
         record: Its row.
         objects: Stores its file.
-        registry: Knows the keys that may sign for its owner.
+        registry: The registry, with the keys that may sign for its owner.
         base: The base that it must belong to; None: row, manifest and file must name the same base.
         require_signature: Whether an unsigned variant is refused.
         again: Hash the file even if it has not changed since it was hashed.
@@ -210,7 +210,7 @@ def open_verified(
         where = "" if str(path) in error.message else f" ({path})"
         remedy = _REMEDIES.get(error.code, error.hint)
         if error.code is ErrorCode.DELTA_INVALID:
-            remedy = error.hint or remedy  # a codec that is not installed here needs no other copy
+            remedy = error.hint or remedy  # a missing codec is not a fault of this copy
         raise GymError(error.code, f"variant {record.name!r}{where}: {error.message}", remedy) from error
 
 
@@ -262,7 +262,7 @@ def check_manifest(record: VariantRecord, signed: SignedVariant) -> None:
 
 
 def check_key(signed: SignedVariant, owner: str, state: str | None) -> None:
-    """Check that a key may sign for an owner; ``state`` is what the store knows of it.
+    """Check that a key may sign for an owner; ``state`` is the key's state in the store.
 
     Raises:
         GymError: ``KEY_REVOKED`` or ``SIGNATURE_INVALID``.

@@ -1,4 +1,4 @@
-"""Incremental parsing of calls in JSON: arguments are passed on while they are written."""
+"""Parse JSON calls incrementally: arguments are passed on while they are written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JsonSpan:
         self._string = self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Return where in ``text`` the value ends; None: later."""
+        """Return the position in ``text`` at which the value ends; None if it has not ended yet."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -100,7 +100,7 @@ class JsonCallReader(CallReader):
     def end(self) -> list[Part]:
         if self._complete:
             return [] if self._started else self._call(self._held)
-        if self._started:  # cut short: the beginning has been passed on
+        if self._started:  # cut off: the beginning has been passed on
             return []
         return [PlainText(self._mark + "".join(self._pieces) + self._held)]
 
@@ -120,7 +120,7 @@ class JsonCallReader(CallReader):
         return ReadParts([*parts, *reading.parts], reading.rest)
 
     def _after(self, text: str) -> ReadParts:
-        """Wait for the rest of the tail where its beginning has come."""
+        """Wait for the rest of the tail if its beginning has arrived."""
         trimmed = text.lstrip()
         if self._tail and len(trimmed) < len(self._tail) and self._tail.startswith(trimmed):
             self._held = text[:MAX_LEAD_CHARACTERS]
@@ -131,7 +131,7 @@ class JsonCallReader(CallReader):
         return ReadParts([] if self._started else self._call(text[:end]), text[end:])
 
     def _passed_on(self, text: str) -> list[Part]:
-        """Return a call's beginning, and its arguments so far."""
+        """Return the beginning of a call, with its arguments so far."""
         if self._arguments is None:
             if self._started:
                 return []

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 MAX_CALL_CHARACTERS = 1 << 18
-"""Maximum characters of one call; a longer one is text."""
+"""Maximum characters of one call; a longer call is returned as text."""
 
 MAX_LEAD_CHARACTERS = 256
 """Maximum characters between the mark of a call and its arguments: white space, or a name."""
 
 Tools = Mapping[str, dict[str, Any] | None]
-"""Parameters of the tools, by name; None: any."""
+"""Parameters of the tools, by name; None: any arguments."""
 
 
 class NewCall(NamedTuple):
@@ -28,7 +28,7 @@ class NewCall(NamedTuple):
 
 
 class MoreArguments(NamedTuple):
-    """Continues the arguments of the last call."""
+    """Further arguments of the last call."""
 
     text: str
 
@@ -45,11 +45,11 @@ Part = NewCall | MoreArguments | PlainText
 
 @dataclass
 class ReadParts:
-    """The parts that were read.
+    """The result of reading a part of an answer.
 
     Attributes:
         parts: The parts, in order.
-        rest: The text after the calls; None: they continue.
+        rest: The text after the calls; None: the calls continue.
     """
 
     parts: list[Part] = field(default_factory=list)
@@ -76,10 +76,11 @@ class ToolFormat(ABC):
     """The format in which a family of models writes tool calls. One object belongs to one template."""
 
     order: ClassVar[int] = 100
-    """``auto`` tries formats in this order, ours before those of other packages."""
+    """``auto`` tries formats in this order, built-in ones before those from other packages."""
 
     marks: ClassVar[tuple[str, ...]] = ()
-    """Texts that announce a call anywhere. If the tokenizer has one as a control token, only that counts."""
+    """Texts that announce a call anywhere. If one of them is a control token of the tokenizer, only that token
+    counts."""
 
     controls: ClassVar[tuple[str, ...]] = ()
     """Further texts of the format that may be control tokens."""
@@ -94,7 +95,7 @@ class ToolFormat(ABC):
     """The end of a prompt whose answer must be a call."""
 
     describes: ClassVar[bool] = False
-    """Whether ``prepare`` brings the tools into the messages, so that the template need not support any."""
+    """Whether ``prepare`` adds the tools to the messages, so that the template need not support any."""
 
     def learn(self, written: str) -> bool:
         """Return whether a template writes this format.
@@ -105,7 +106,8 @@ class ToolFormat(ABC):
         return True
 
     def hinted(self, shown: str) -> bool:
-        """Return whether a template that shows no call describes this format; ``shown`` is its text of the tools."""
+        """Return whether a template that shows no call describes this format; ``shown`` is its rendering of the
+        tools."""
         return False
 
     @abstractmethod
@@ -147,7 +149,7 @@ class ToolFormat(ABC):
 
 
 class CannotHold(ValueError):
-    """Raised for parameters that a format cannot be constrained to; says which and why."""
+    """A format cannot be constrained to these parameters; the message names them and the reason."""
 
 
 class CallGrammar:
@@ -188,7 +190,7 @@ def quoted(text: str) -> str:
 
 
 def mark(text: str) -> str:
-    """Write a mark for the rules of a ``CallGrammar``: a control token if the tokenizer has it, or else a text."""
+    """Write a mark for the rules of a ``CallGrammar``: a control token if the tokenizer has it, otherwise a text."""
     return f"{_SPECIAL}{text}{_SPECIAL}"
 
 
@@ -238,7 +240,7 @@ class CallEnd:
 
 CallPart = Call | MoreArguments | CallEnd
 AnswerPart = str | CallPart
-"""Text, a call or its beginning, or more of the last call's arguments."""
+"""Text, a call or its beginning, or further arguments of the last call."""
 
 
 class CallParser:
@@ -252,7 +254,7 @@ class CallParser:
         tools: The tools that may be called.
         fragments: Whether a grammar constrains the calls, and the caller takes parts of them.
         opened: Whether the answer begins inside a call, after ``form.opening``.
-        one: Whether at most one call is allowed; whatever follows it is dropped.
+        one: Whether at most one call is allowed; everything after it is dropped.
         on_malformed: Called for each text that looked like a call but is malformed.
     """
 
@@ -274,7 +276,7 @@ class CallParser:
         self._on_malformed = on_malformed
 
     def feed(self, text: str) -> list[AnswerPart]:
-        """Add text; returns what is certain so far, in the order in which the model wrote it."""
+        """Add text, and return the parts that are certain so far, in the model's order."""
         held, self._held = self._held + text, ""
         parts: list[AnswerPart] = []
         while not self.is_over:
@@ -298,7 +300,7 @@ class CallParser:
         """Return the rest at the answer's end: held-back text, and calls that were not closed.
 
         Args:
-            cut: Whether the answer was cut short. An incomplete call is not malformed then.
+            cut: Whether the answer was cut off; an incomplete call is then not malformed.
         """
         parts: list[AnswerPart] = []
         if self._reader is not None and not self.is_over:
@@ -309,12 +311,12 @@ class CallParser:
 
     @property
     def is_over(self) -> bool:
-        """True if the one call is complete, so that nothing that follows matters."""
+        """True if the only allowed call is complete, so that any further text is dropped."""
         # Without fragments a call is passed on when complete, though its reader may still wait for its closing text.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
 
     def _split_at_call(self, text: str) -> tuple[str, str]:
-        """Split off the text before a call; starts a reader at a call, or holds back its possible beginning."""
+        """Split off the text before a call; start a reader at a call, or hold back its possible beginning."""
         if self._calls >= MAX_CALLS:
             return text, ""
         if self._may_begin:
@@ -354,5 +356,5 @@ class CallParser:
 
 
 def _start_of(tag: str, text: str) -> int:
-    """Return how many of the last characters of ``text`` may be the beginning of ``tag``."""
+    """Return the number of characters at the end of ``text`` that may be the beginning of ``tag``."""
     return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

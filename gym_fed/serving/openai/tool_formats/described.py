@@ -18,7 +18,7 @@ Write nothing after the calls. You get their results between <tool_response> and
 
 
 class Described(Hermes):
-    """Works with any template, but a model that was not trained for tools may call them poorly."""
+    """A format for any template; a model that was not trained for tools may call them poorly."""
 
     order = 1000
     describes = True

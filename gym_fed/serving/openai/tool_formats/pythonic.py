@@ -1,4 +1,5 @@
-"""Pythonic format: ``[name(key=value), ...]`` in place of an answer, or between ``<|tool_call_start|>`` and its end."""
+"""Pythonic format: ``[name(key=value), ...]`` in place of an answer, or in
+``<|tool_call_start|>...<|tool_call_end|>``."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ class PythonicReader(CallReader):
         return ReadParts(self._calls, trimmed.removeprefix(CLOSE) if self._mark == MARK else self._text)
 
     def _span(self) -> int | None:
-        """Return where the list ends."""
+        """Return the position after the list's end; None if it has not ended yet."""
         text = self._text
         while self._at < len(text):
             if self._quote:
@@ -118,7 +119,7 @@ def calls_of(text: str, tools: Tools) -> list[NewCall]:
     """Parse a list of calls in Python's notation; empty if a tool is unknown, or an argument is not a literal."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a model's escapes are not this program's
+            warnings.simplefilter("ignore")  # hide warnings about a model's invalid escapes
             tree = ast.parse(text, mode="eval").body
         calls = tree.elts if isinstance(tree, ast.List) else []
         return [_call(call, tools) for call in calls]
@@ -143,7 +144,7 @@ def _call(node: ast.expr, tools: Tools) -> NewCall:
 
 
 def _tool(name: str, tools: Tools) -> str:
-    """Return the tool of that name, or the one whose hyphens the model wrote as underscores."""
+    """Return the tool with that name, or the one whose hyphens the model wrote as underscores."""
     meant = [name] if name in tools else [tool for tool in tools if tool.replace("-", "_") == name]
     if len(meant) != 1:
         raise ValueError("no tool of that name")
