@@ -180,7 +180,7 @@ def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
 
 
 def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """Return the file of the base's packed layers, which later starts map into memory."""
+    """Return the file of the base's packed layers, which later starts map; None if the format is not stored."""
     from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
 
     if config.base_format not in KEPT_FORMATS or not config.packed_size:

@@ -37,9 +37,9 @@ from gym_fed.serving.http.key_ring import KeyRing, KeysDocument, NamedKey
 CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
 MAX_SESSIONS = 1000
-"""Limit of all sessions; the oldest one ends first."""
+"""Maximum number of sessions; the oldest one ends first."""
 MAX_SESSIONS_OF_KEY = 100
-"""Limit of one key's sessions, so that logins with one key cannot end the sessions of others."""
+"""Maximum number of sessions per key, so that logins with one key cannot end the sessions of others."""
 
 
 class Role(IntEnum):
@@ -68,7 +68,7 @@ class Visitor:
 
 
 TOKEN = "token"
-"""The name of a visitor with the printed URL; no key may have this name."""
+"""The name of a visitor who used the printed URL; no key may have this name."""
 
 PUBLIC = Visitor("public", Role.VIEWER)
 
@@ -76,7 +76,7 @@ PUBLIC = Visitor("public", Role.VIEWER)
 KEYS_NAME = "web_keys.json"
 _PREFIX = "gymweb-"
 _LOGINS_PER_MINUTE = 30
-"""Logins per key and minute, since each costs scrypt's 16 MB; the limit of one key does not affect others."""
+"""Maximum logins per key and minute, since each needs 16 MB for scrypt; the limit of one key does not affect others."""
 
 
 class WebKey(NamedKey):
@@ -199,7 +199,7 @@ class Access:
         return visitor or (PUBLIC if self.public else None)
 
     def require(self, request: HTTPConnection, role: Role = Role.VIEWER) -> Visitor:
-        """Return the visitor, which must have at least this role.
+        """Return the visitor, who must have at least this role.
 
         Raises:
             GymError: ``UNAUTHENTICATED``, ``PERMISSION_DENIED``.
@@ -263,7 +263,8 @@ class Access:
         return self._begin(self._known(secret))
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without it.
+        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without that
+        header.
 
         Programs have no session and may not make changes.
 
@@ -334,7 +335,7 @@ def new_token() -> str:
 
 
 def _place(origin: str) -> str:
-    """Return host and port of an ``Origin``; empty for ``null`` and invalid values."""
+    """Return host and port of an ``Origin`` header; empty for ``null`` and invalid values."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:

@@ -37,12 +37,12 @@ JOINED = {
     "gym.css": ("text/css", ("vendor/uPlot.min.css", "gym.css")),
     "charts.js": ("text/javascript", ("vendor/uPlot.iife.min.js", "charts.js")),
 }
-"""Combined files by their name below ``/static``: media type and parts. Module imports may follow any part."""
+"""Combined files by their name below ``/static``: media type and parts. A part may import modules."""
 
 MAX_BODY_BYTES = 4 * 2**20
-"""Limit for an operator's request."""
+"""Maximum bytes of an operator's request body."""
 MAX_LOGIN_BYTES = 4096
-"""Limit for other requests, since a body is read and parsed before a route checks the sender."""
+"""Maximum bytes of other request bodies, which are read and parsed before a route checks the sender."""
 POLICY = (
     "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'"
@@ -92,7 +92,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/api/v1/session")
     def session(request: Request) -> dict[str, Any]:
-        """Describe the site and the visitor; operators also get the CSRF token."""
+        """Return a description of the site and the visitor; operators also get the CSRF token."""
         sender = access.visitor(request)
         about = {"face": face.name, "title": face.title, "version": __version__}
         if sender is None:

@@ -24,7 +24,7 @@ MAX_READERS = 400
 MAX_READERS_OF_ADDRESS = 64
 QUEUE_LENGTH = 256
 KEEPALIVE_SECONDS = 20.0
-"""Interval of comments that keep proxies from closing an idle stream."""
+"""Seconds between comments that keep proxies from closing an idle stream."""
 
 
 @dataclass(frozen=True)

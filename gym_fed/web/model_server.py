@@ -30,7 +30,7 @@ LINE_LENGTH = 2000
 _STOP_SECONDS = 5
 _CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 600.0
-"""Maximum seconds between two tokens; `gym api` has its own limit for an answer."""
+"""Maximum seconds between two tokens; `gym api` itself limits the time of an answer."""
 ENDED = "the model's server has ended; its output says why"
 
 
@@ -44,11 +44,11 @@ class ModelServer:
         changed: Called after every change of the status.
         settings: Additional ``a.b=value`` settings of ``ServingConfig``.
         environment: Environment variables of the process; None for those of this process.
-        is_last: Run with the lowest priority on this machine.
+        is_last: Whether the process runs with the lowest priority on this machine.
 
     Attributes:
         status: ``loading``, ``ready``, ``failed``, or ``ended`` after it was stopped.
-        url: URL of its API, once it is ready.
+        url: URL of its API, when it is ready.
         key: Key of its API.
     """
 
@@ -84,7 +84,7 @@ class ModelServer:
             stderr=subprocess.PIPE,
             cwd=folder,
             env=environment,
-            start_new_session=True,  # Ctrl-C on the terminal must not reach it directly
+            start_new_session=True,  # Ctrl-C in the terminal must not reach it directly
             text=True,
             errors="replace",
         )

@@ -17,14 +17,15 @@ from gym_fed.web.access import Access, WebKeys, new_token
 from gym_fed.web.app import Face, create_app
 
 _CONNECTIONS = ConnectionsConfig(max_connections=600)
-"""Limit of connections including open streams. Idle and slow ones are closed, to leave file descriptors to the hub."""
+"""Limits of connections, including open streams. Idle and slow ones are closed, to leave file descriptors for the
+hub."""
 _STOP_SECONDS = 3
 
 _log = logging.getLogger(__name__)
 
 
 class WebServer:
-    """A web server with its own address. Its creation binds the address; ``run`` or ``start`` serves.
+    """A web server with its own address, which is bound on creation; ``run`` or ``start`` serves.
 
     Args:
         face: Site to serve.

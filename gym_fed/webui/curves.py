@@ -202,7 +202,7 @@ class CurvesOfRuns:
 
 
 def last_values(series: Mapping[str, Series]) -> dict[str, Any]:
-    """Return the last value of every metric; None if it is not finite."""
+    """Return the last value of every metric that has one; None if the value is not finite."""
     return {
         name: _point((curve.steps[-1], curve.values[-1]))[1]
         for name, curve in series.items()

@@ -40,14 +40,14 @@ MAX_OUTPUT_BYTES = 64 * 2**10
 """Maximum bytes of output per response; pages request the next part by its offset."""
 MAX_LISTED = 500
 _START_TOLERANCE_SECONDS = 2.0
-"""Tolerance of process start times; process ids are reused only much later."""
+"""Tolerance of process start times in seconds; process ids are reused only much later."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{8}")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, SIGKILL)
 """Signals of the first, second and third stop; `gym train` writes a checkpoint after the first."""
 
 
 def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
-    """Run a command to its end, without a job, and return the JSON that it prints with ``--json``.
+    """Run a command without a job, wait for it, and return the JSON that it prints with ``--json``.
 
     Args:
         command: The program, a key of ``PROGRAMS``, and its arguments without ``--json``.
@@ -87,7 +87,8 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
 
 
 def main(folder: Path, module: str, words: list[str]) -> None:
-    """Run a job: ``python -m MODULE WORDS``, once the workbench has written ``job.json``; do nothing if it has not.
+    """Run a job: ``python -m MODULE WORDS``, after the workbench has written ``job.json``; do nothing if it does not
+    write it.
 
     Signals go to the whole group: the command handles them, and this process stays to write the status.
     """

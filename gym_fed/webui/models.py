@@ -168,7 +168,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/models/one")
     def one(model: Id, visitor: Looking) -> dict[str, Any]:
-        """Describe what uses a model and what depends on it."""
+        """Return descriptions of a model's uses and of its dependents."""
         chosen = find_base(workbench, model)
         return {"uses": uses_of(workbench, chosen), "dependents": dependents_of(workbench, chosen)}
 
@@ -263,7 +263,8 @@ def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Return descriptions of what names this model as its base, and could not be loaded without it."""
+    """Return descriptions of the models and variants whose base is this model, and which cannot be loaded without
+    it."""
     place = _place(workbench, model)
     dependents = []
     for other in local_bases(workbench):
@@ -362,7 +363,7 @@ def _names(workbench: Workbench, word: str, place: Path) -> bool:
 
 
 def _bases(folder: Path) -> list[str]:
-    """Return the models that an adapter or a run names as its base."""
+    """Return the models that an adapter or a run names as its bases."""
     bases = []
     for name, key in (("adapter_config.json", "base_model_name_or_path"), ("config.yaml", "model")):
         try:

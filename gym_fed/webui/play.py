@@ -185,7 +185,7 @@ class Taught:
     def file(self, base: str) -> Path:
         """Return the file of a base, relative to the workbench's folder."""
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", base).strip("-.")[:60]
-        if name != base:  # keeps file names of different bases distinct
+        if name != base:  # gives different bases distinct file names
             name = f"{name}-{hashlib.sha256(base.encode()).hexdigest()[:8]}"
         return Path(FOLDER) / f"{name}.jsonl"
 

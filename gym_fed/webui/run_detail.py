@@ -99,7 +99,7 @@ def marks_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def job_of(folder: Path, jobs: list[WebJob]) -> WebJob | None:
-    """Return the newest job of a run."""
+    """Return the newest job of a run; None if there is none."""
     return next((job for job in jobs if job.folder == str(folder)), None)
 
 

@@ -49,7 +49,7 @@ Range = Annotated[float | None, Query(ge=-1e15, le=1e15)]
 
 
 INTEREST_SECONDS = 600.0
-"""How long a run is watched after a page last requested it; open pages request it more often."""
+"""Seconds for which a run is watched after a page's last request; open pages request it more often."""
 
 
 _LOOK_SECONDS = 1.0
@@ -59,7 +59,7 @@ _MAX_WATCHED = 64
 
 
 _LIST = ""
-"""Represents the list of runs among the watched paths."""
+"""The entry for the list of runs among the watched paths."""
 
 
 _log = logging.getLogger(__name__)
@@ -356,7 +356,8 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _holder(folder: Path) -> psutil.Process | None:
-    """Return the process that holds the folder's lock; it must have the lock file open, since ids are reused."""
+    """Return the process that holds the folder's lock, or None; it must have the lock file open, since ids are
+    reused."""
     if not is_held(folder):
         return None
     lock = folder / LOCK_FILE

@@ -42,7 +42,7 @@ from gym_fed.webui.train_form import form, with_value
 from gym_fed.webui.workbench import Workbench, plain, resolved, text
 
 PLAN_SECONDS = 180
-"""Time limit of a plan; one for a model with billions of weights takes some tens of seconds."""
+"""Time limit of a plan in seconds; planning takes tens of seconds for a model with billions of weights."""
 
 Yaml = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 

@@ -1,6 +1,6 @@
 """The ``tune`` screen: hyperparameter searches with their trials, and the start of a search.
 
-The YAML is authoritative, as on the ``train`` screen; ``search.yaml`` in a search's folder resumes it.
+The YAML is authoritative, as on the ``train`` screen; a search is resumed from ``search.yaml`` in its folder.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 
 ANSWER_SECONDS = 60.0
-"""Time limit of an answer; the first one of a model imports transformers and loads its tokenizer."""
+"""Time limit of an answer in seconds; the first one for a model imports transformers and loads its tokenizer."""
 IDLE_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 JOBS_NAME = ".jobs"
 """The folder of jobs, below the runs."""
 MAX_ROWS = 500
-"""Maximum rows of a list in a response, which also has their total number."""
+"""Maximum rows of a list in a response, which also contains the total number of rows."""
 
 
 MAX_TEXT = 4000

@@ -164,7 +164,7 @@ def require_wanted() -> None:
     """Stop reading pictures that nobody waits for.
 
     Raises:
-        GymError: ``INTERRUPTED``, which nobody reads.
+        GymError: ``INTERRUPTED`` if nobody waits any more.
     """
     if not is_wanted.get()():
         raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these pictures any more")

@@ -32,7 +32,7 @@ class ResidentFile:
         rows: Verified rows by name.
         awaited: Names that a request waited for but has not used yet.
         pins: The number of uses, and of rows being verified.
-        kept_until: The time until which other prefetches may not evict it.
+        kept_until: The time until which prefetches may not evict it; nor may other loads while a name is awaited.
     """
 
     def __init__(self, variant: LoadedVariant) -> None:
