@@ -47,7 +47,7 @@ def ollama_template(tokenizer: Any) -> str | None:
         answered = template.text([user, {"role": "assistant", "content": _RESPONSE}])
     except (TemplateError, TypeError):
         return None
-    begin = tokenizer.bos_token or ""  # llama.cpp adds it to prompts by itself
+    begin = tokenizer.bos_token or ""  # llama.cpp adds it to prompts itself
     alone, with_system = alone.removeprefix(begin), with_system.removeprefix(begin)
     same = _common_end(alone, with_system)
     question, end = alone[len(alone) - same :], answered.partition(_RESPONSE)[2]

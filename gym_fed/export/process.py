@@ -105,7 +105,7 @@ class ModuleProcess:
 
     def _send(self, line: object) -> None:
         assert self._child.stdin is not None
-        with suppress(BrokenPipeError):  # it ended at once; its last lines say why
+        with suppress(BrokenPipeError):  # it ended immediately; its last lines say why
             self._child.stdin.write(json.dumps(line) + "\n")
             self._child.stdin.flush()
 

@@ -170,7 +170,7 @@ def _versions(modules: tuple[str, ...]) -> dict[str, str]:
         try:
             versions[name] = version(name)
         except PackageNotFoundError:
-            continue  # a module with another name than its package
+            continue  # a module whose name differs from its package's
     return versions
 
 
@@ -285,7 +285,7 @@ def _left(record: Path, path: Path) -> Mapping[str, str]:
     """Return the SHA-256 digests by name from the record of a missing file; empty for any other file."""
     files: object = None
     if _is_plain(record) and not os.path.lexists(path):
-        with suppress(OSError, GymError):  # not one of our records: refused
+        with suppress(OSError, GymError):  # not one of gym-fed's records: refused
             files = read_object(record).get("files")
     return files if isinstance(files, dict) and path.name in files else {}
 

@@ -50,7 +50,7 @@ class Source:
         read_base: Function that loads the base again, without the trained changes.
         delta: The ``.gymdelta`` that was added to the weights; the base in memory then had ``below`` merged in.
         owned: Whether nobody else uses the model, so that merging and rounding may modify it.
-        saving: Prepares the adapter for saving, within a context; training's may differ from the saved form.
+        saving: Context manager that prepares the adapter for saving, since its form in training may differ.
         found: Cached results of the formats.
     """
 

@@ -57,8 +57,8 @@ class BatchInput:
         """Refuse an input that names a model which ``resolve`` does not accept.
 
         Args:
-            resolve: Raises for an unknown name.
-            known: Returns the names that exist, for the hint.
+            resolve: Function that raises for an unknown name.
+            known: Function that returns the existing names, for the hint.
 
         Raises:
             GymError: ``DATA_INVALID`` naming, for each such model, the first line with it.
@@ -87,7 +87,7 @@ class _LineProblem(Exception):
 
 
 def check_input(path: Path, check_body: CheckBody) -> BatchInput:
-    """Read the whole file, and refuse it if any line cannot be run.
+    """Check every line of a file, and refuse the file if any line cannot be run.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, or ``DATA_INVALID`` naming number, custom_id and field of each line.

@@ -96,7 +96,7 @@ def run_batch(
         at_once: Maximum requests that run or wait in the engine's queue.
         seed: The seed from which the seeds of requests without one are derived.
         on_report: Called after every line, and about once a second.
-        on_stop: Makes active calls of ``answer`` return soon; called when the run ends early.
+        on_stop: Called when the run ends early, to make active calls of ``answer`` return soon.
 
     Raises:
         GymError: For an error that concerns more than one request.
@@ -234,7 +234,7 @@ class BatchOutput:
             self._sync()
 
     def pin(self, more: dict[str, Any]) -> None:
-        """Record a further fact about the answers, known once the model is loaded.
+        """Record a further fact about the answers, known after the model is loaded.
 
         Raises:
             GymError: ``FILE_EXISTS`` if there already are answers of another model.

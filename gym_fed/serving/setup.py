@@ -49,11 +49,11 @@ class Serving:
         base: The identity of the base, with the digest of its float32 weights.
         tokenizer: The tokenizer of the base, with the template of the config.
         served: The model.
-        engine: Generates the answers.
+        engine: The engine that generates the answers.
         store: The variants; None: only the base is served.
         service: OpenAI's API over the engine.
         usage_log: The log of each caller's tokens; None: there is none.
-        content_filter: Refuses requests and answers; None if it is off.
+        content_filter: The filter of requests and answers; None if it is off.
     """
 
     config: ServingConfig

@@ -90,7 +90,7 @@ def main(folder: Path, module: str, words: list[str]) -> None:
     """Run a job: ``python -m MODULE WORDS``, after the workbench has written ``job.json``; do nothing if it does not
     write it.
 
-    Signals go to the whole group: the command handles them, and this process stays to write the status.
+    Signals go to the whole group: the command handles them, and this process stays alive to write the status.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # unlike SIG_IGN, a handler is not inherited by the command

@@ -263,8 +263,7 @@ def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
 
 
 def dependents_of(workbench: Workbench, model: LocalModel) -> list[str]:
-    """Return descriptions of the models and variants whose base is this model, and which cannot be loaded without
-    it."""
+    """Return descriptions of the models and variants that cannot be loaded without this model, their base."""
     place = _place(workbench, model)
     dependents = []
     for other in local_bases(workbench):

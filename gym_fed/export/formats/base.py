@@ -33,7 +33,7 @@ class Options:
         rank: The rank of the LoRA that a delta is exported as; None: the format's own.
         rows: Held-out rows to measure the quality of that LoRA, or rows that calibrate a quantisation.
         rows_name: The name of the rows, for the record.
-        processes: Runs child processes.
+        processes: The child processes of the export.
     """
 
     dtype: str | None = None

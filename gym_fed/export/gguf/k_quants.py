@@ -14,7 +14,7 @@ import numpy as np
 VALUES = 256
 """Values of a block."""
 _AT_ONCE = 4096
-"""Blocks that are searched together: a few tens of MiB."""
+"""Blocks that are searched at a time: a few tens of MiB."""
 
 
 def k_blocks(kind: str, values: np.ndarray) -> np.ndarray:

@@ -224,14 +224,14 @@ class Rounding:
 
 
 def _one_step(block: int, levels: int, scale: float) -> Rounding:
-    """Return the rounding for levels from ``-levels`` to ``levels - 1``, whose far end may be a whole step off."""
+    """Return the rounding for levels from ``-levels`` to ``levels - 1``, whose far end may be off by one step."""
     return Rounding(block, 1 / levels + _HALF, levels * _SMALLEST, scale)
 
 
 def _with_minima(most: int, scale: float) -> Rounding:
     """Return the rounding for levels from 0 to ``most`` above a minimum, with scales in 6 bits.
 
-    The search may give up half a step at an end for a smaller loss of the block, so a whole step is allowed.
+    The search may give up half a step at an end for a smaller loss of the block, so one step is allowed.
     """
     return Rounding(256, 3 * (_SIX_BITS + _HALF), 63 * (most + 1) * _SMALLEST, scale, 32, 2 / most)
 

@@ -1,6 +1,6 @@
 """Patches that let llama.cpp's converter write tokenizers that it does not know, or writes incorrectly.
 
-They run in the process of ``convert.py``, where ``patch_tokenizers`` replaces methods of the converter's classes.
+They run in the process of ``convert.py``, in which ``patch_tokenizers`` replaces methods of the converter's classes.
 
 A GGUF file names its pre-tokenizer, and llama.cpp knows about thirty. Its converter recognises a tokenizer by a hash of
 the ids of one text, so it does not recognise a tuned or new one even if that splits like a known one. Here the source's

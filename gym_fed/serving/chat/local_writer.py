@@ -29,12 +29,12 @@ class LocalWriter:
     """A ``Writer`` over a service in this process.
 
     Args:
-        service: Generates the answers.
+        service: The service that generates the answers.
         base: The served name.
-        tokenizer: Counts the tokens of a prompt.
+        tokenizer: The tokenizer, for counting the tokens of a prompt.
         context: Maximum tokens of prompt and answer together.
-        variants: Returns the current names of variants.
-        on_close: Frees model and engine.
+        variants: Function that returns the current names of variants.
+        on_close: Function that frees model and engine.
     """
 
     def __init__(

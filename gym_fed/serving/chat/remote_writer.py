@@ -43,7 +43,7 @@ class RemoteWriter:
     Args:
         url: The address, with or without ``/v1``.
         model: The server's name of the base, or ``base:variant``; None uses the only base that it serves.
-        api_key: Sent as a bearer token.
+        api_key: The API key, sent as a bearer token.
 
     Raises:
         GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, or ``NOT_FOUND`` for a model that the server does not list.
@@ -204,7 +204,7 @@ def _chunk(place: str, data: str) -> dict[str, Any]:
     return chunk
 
 
-# Our own codes as gym api writes them; model_not_found is OpenAI's, and less specific than ours.
+# gym-fed's own codes as gym api writes them; model_not_found is OpenAI's, and less specific.
 _OWN = {code.value.replace("-", "_"): code for code in ErrorCode if code is not ErrorCode.MODEL_NOT_FOUND}
 
 

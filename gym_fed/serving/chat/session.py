@@ -48,7 +48,7 @@ class ChatSession:
     """The messages of a conversation, and the settings of the next answer.
 
     Args:
-        writer: Generates the answers.
+        writer: The writer that generates the answers.
         system: The system message, which is never dropped.
         variant: A variant of the writer; None is the base.
         sampling: Further fields of the request, such as ``temperature``.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gym_fed")
 
 _MAX_LOADING = 64
-"""Maximum number of variants that load at once; more would evict one another."""
+"""Maximum number of variants that load concurrently; more would evict one another."""
 
 _BYPASS_TIMEOUT_SECONDS = 5.0
 """Seconds for which others may bypass a request whose variant has no room because their variants are in use. After
@@ -45,9 +45,9 @@ class AdmissionQueue:
 
     Args:
         tokens: The token counters of all users.
-        source: Loads variants.
-        kv: Allocates KV caches.
-        fail: Ends a request whose variant cannot be loaded.
+        source: The source of variants.
+        kv: The allocator of KV caches.
+        fail: Function that ends a request whose variant cannot be loaded.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class PrefixCache:
 
     Attributes:
         tokens_asked: Tokens of all prompts that were looked up.
-        tokens_found: How many of these tokens were in the cache.
+        tokens_found: The number of these tokens that were in the cache.
     """
 
     def __init__(self, pool: KVPool) -> None:
@@ -242,7 +242,7 @@ class PrefixCache:
         Args:
             scope: As in ``new_cache``.
             token_ids: The ids of the tokens in the cache, from the first on; more are ignored.
-            cache: Holds the tokens.
+            cache: The cache that holds the tokens.
             pictures: The pictures among them.
         """
         parent: Hashable = (scope,)

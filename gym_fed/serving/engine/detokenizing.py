@@ -145,7 +145,7 @@ class StopTexts:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """Add text, and return what may be shown; once ``matched``, that was the last."""
+        """Add text, and return the text that may be shown; after ``matched`` no further text may be added."""
         if not self._stops:
             return text
         if not text:

@@ -51,7 +51,7 @@ class Engine:
     Args:
         served: The base, ready for multi-variant steps.
         tokenizer: Its tokenizer.
-        source: Supplies variants; without one only the base is served.
+        source: The source of variants; None: only the base is served.
         config: Limits.
 
     Raises:
@@ -218,7 +218,7 @@ class InputProcessor:
         decoder: The tokenizer's decoder.
         limits: The limits of the model and its KV cache.
         end_ids: Tokens that end an answer.
-        source: Supplies variants; None: only the base is served.
+        source: The source of variants; None: only the base is served.
         queue: The queue; a request is refused for lack of room before its grammar is compiled and its variant loaded.
         config: The engine's config, for speculative decoding.
     """

@@ -87,7 +87,8 @@ class InputQueue:
             self._changed.notify_all()
 
     def retry_after_seconds(self) -> int:
-        """Estimate the wait of a new request: the mean time of the last answers divided by how many run at once."""
+        """Estimate the wait of a new request: the mean time of the last answers divided by the number of concurrent
+        ones."""
         seconds = self._counters.seconds_a_request()
         if seconds is None:
             return 1

@@ -248,7 +248,7 @@ class ModelRunner:
 
     Args:
         model: The base, ready for multi-variant steps.
-        counters: Counts failed steps.
+        counters: The counters of the engine, for failed steps.
     """
 
     def __init__(self, model: MultiVariantModel, counters: Counters) -> None:
@@ -321,7 +321,7 @@ def sample_step(
         logits: ``[rows, vocab] float32``: the ``Chunk.rows`` of every chunk, in order.
         wanted: Sequences and their chunks. The last tokens of a chunk are proposals if ``num_logits`` is more than one.
         banned: The tokens that guides forbid, by index in ``wanted``.
-        token_text: Returns a token's text, for logprobs.
+        token_text: Function that returns a token's text, for logprobs.
         push: Called with a sequence's next token, or the error in its place.
 
     Returns:

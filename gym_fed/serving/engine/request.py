@@ -50,7 +50,7 @@ class SamplingParams:
         max_tokens: Maximum tokens of the answer; None: as many as the context has left.
         min_tokens: Minimum tokens of the answer before an end token or stop token id may end it.
         temperature: 0 is greedy.
-        top_p: Nucleus sampling: the likeliest tokens that together have this probability.
+        top_p: Probability that the likeliest tokens, among which to sample, have together (nucleus sampling).
         top_k: Sample among this many likeliest tokens; 0: all.
         min_p: Sample among tokens at least this fraction as likely as the likeliest one.
         presence_penalty: Subtracted once from the logit of each token that the answer already has.
@@ -98,7 +98,7 @@ class GenerationRequest:
     """A request for one answer.
 
     Attributes:
-        prompt_ids: At least one token.
+        prompt_ids: The token ids of the prompt, at least one.
         sampling: The sampling parameters.
         variant: Name of a variant; None: the base.
         user: The user that its tokens are charged to: the queue is fair between users, not between requests.
@@ -261,7 +261,7 @@ class Generation:
         return self._completion
 
     async def _wait(self, is_ready: Callable[[], bool]) -> None:
-        """Wait without blocking the event loop; return at once if it is ready."""
+        """Wait without blocking the event loop; return immediately if it is ready."""
         while True:
             waker = (asyncio.get_running_loop(), asyncio.Event())
             with self._changed:

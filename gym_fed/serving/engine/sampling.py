@@ -113,7 +113,7 @@ def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]
     Args:
         logits: ``[rows, vocab] float32``; not modified.
         rows: One per row of logits.
-        token_text: Returns a token's text, for logprobs.
+        token_text: Function that returns a token's text, for logprobs.
     """
     ids, peaks = _best(logits)
     errors: dict[int, GymError] = {

@@ -134,7 +134,7 @@ class Scheduler:
     Args:
         config: Limits of a step.
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
-        preempt: Removes a request from ``running``, and takes its cache.
+        preempt: Function that removes a request from ``running`` and frees its cache.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class StepCost:
         Args:
             decode_tokens: Tokens that the running answers decode in the step.
             most: The budget of the step.
-            joining: Answers that begin once their prompts are prefilled; all but one count as running.
+            joining: Answers that begin after their prompts are prefilled; all but one count as running.
         """
         if self._stretch is None or not decode_tokens:
             return most

@@ -28,7 +28,7 @@ class ScheduledRequest:
     Args:
         user: The user that the fair queue charges its tokens to.
         variant_name: None: the base.
-        prompt_ids: At least one token.
+        prompt_ids: The token ids of the prompt, at least one.
     """
 
     hidden: HiddenMean | None = None
@@ -139,7 +139,7 @@ class GenerationSequence(ScheduledRequest):
         return self._proposer.propose(min(most, self.max_tokens - len(self.token_ids) - 1))
 
     def verified(self, proposed: int, accepted: int) -> None:
-        """Record how many of the proposed tokens were sampled, and drop the others."""
+        """Record the number of proposed tokens that were sampled, and drop the others."""
         if self._proposer is not None:
             self._proposer.observe(proposed, accepted)
         if self.cache is not None:

@@ -49,8 +49,8 @@ class EngineStats:
         forwards: Forwards by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
         rows: Chunks of all steps together; a step has one for each of its requests.
         rows_with_variants: Chunks for a variant.
-        sign_products: How often a layer's sign deltas were multiplied, by kernel (``MultiVariantModel.sign_products``).
-        packed_products: How often a layer's other packed deltas were multiplied, by form
+        sign_products: Multiplications of a layer's sign deltas, by kernel (``MultiVariantModel.sign_products``).
+        packed_products: Multiplications of a layer's other packed deltas, by form
             (``MultiVariantModel.packed_products``).
         busy_seconds: Seconds in steps, admission included.
         model_seconds: Seconds in the forwards alone.

@@ -140,9 +140,9 @@ class HeldText:
         self._width = rules.width
         context = fold(before)[-self._width - 1 :]
         self._folded = context
-        self._starts = [0] * len(context)  # where in ``_text`` each folded character comes from
-        self._context = len(context)  # how many folded characters are released already
-        self._begins = 0  # first place where a match may begin: earlier ones were searched before
+        self._starts = [0] * len(context)  # position in ``_text`` from which each folded character comes
+        self._context = len(context)  # number of folded characters already released
+        self._begins = 0  # first position at which a match may begin: earlier ones were already searched
         self._text = ""
 
     def push(self, text: str, *, last: bool = False) -> str:
@@ -199,8 +199,8 @@ class Classifier:
 
     Args:
         config: The question, the variant that answers it, and the probability from which a text is refused.
-        engine: Generates the answer.
-        render: Returns the token ids of the question as a user's message, up to where the answer begins.
+        engine: The engine that generates the answer.
+        render: Function that returns the token ids of the question as a user's message, up to the answer's beginning.
         yes: The first token of the answer ``yes``.
         no: The first token of the answer ``no``.
 
@@ -333,7 +333,7 @@ class JudgedGeneration:
 
     Args:
         generation: The answer.
-        classifier: Asked once the answer has ended.
+        classifier: The classifier, which is asked after the answer has ended.
         user: The user whose place in the queue the question takes.
     """
 

@@ -33,8 +33,8 @@ class Chunk:
         cache: The request's own cache, to which the tokens are appended.
         variant: The variant; None: the base.
         wants_logits: Whether to compute the logits after the last token.
-        num_logits: How many of the last tokens get logits; scoring a text needs more than one.
-        hidden: Collects the last hidden states of its tokens, for an embedding.
+        num_logits: The number of last tokens that get logits; scoring a text needs more than one.
+        hidden: The mean of the last hidden states, for an embedding; None: not needed.
         pictures: The picture features that replace the embeddings of its tokens.
     """
 
@@ -79,7 +79,7 @@ class PackedTokens:
 
     @cached_property
     def tables(self) -> paged.PagedSpans:
-        """Return the block tables for all layers of the step."""
+        """The block tables for all layers of the step."""
         return paged.PagedSpans([(a, b, cache.length, cache.blocks) for a, b, cache in self.spans])
 
     @cached_property
@@ -156,7 +156,7 @@ class PlacedPicture:
 
     @property
     def whole(self) -> bool:
-        """True if its places lie in its run, and each has a feature."""
+        """True if all its places are in its run, and each has a feature."""
         inside = all(0 <= place < self.length for place in self.places)
         return inside and self.features.ndim == 2 and len(self.features) == len(self.places)
 

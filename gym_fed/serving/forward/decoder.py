@@ -112,7 +112,7 @@ class Decoder:
 
         Args:
             format: A format of ``gym_quant.linear``.
-            pack: Packs a matrix, or takes it from the base's packed file.
+            pack: Function that packs a matrix, or reads it from the base's packed file.
 
         Returns:
             Bytes that a step of one token reads.

@@ -110,7 +110,7 @@ class HookedForward:
 
 
 class VariantLayers:
-    """The hooks of one model. Without ``rows`` they return at once."""
+    """The hooks of one model. Without ``rows`` they have no effect."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None

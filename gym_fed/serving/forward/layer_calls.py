@@ -1,4 +1,5 @@
-"""The operations of a decoder layer, computed at once (``DirectCalls``) or recorded as a program (``RecordedCalls``).
+"""The operations of a decoder layer, computed immediately (``DirectCalls``) or recorded as a program
+(``RecordedCalls``).
 
 A program computes all layers of a step in one native call, with the same calls in the same order, so the results are
 bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool, and is recorded when
@@ -97,7 +98,7 @@ class LayerCalls(ABC):
 
 
 class DirectCalls(LayerCalls):
-    """Computes at once.
+    """Computes the operations immediately.
 
     Args:
         ops: The elementwise operators.

@@ -37,12 +37,12 @@ _FORWARDS = {"decoder": 0, "transformers": 0}
 class MultiVariantModel:
     """A model that is served until ``close``; one thread at a time. Its weights are never written to.
 
-    Steps are computed by ``Decoder`` where it supports the model's class, and otherwise by transformers' forward, which
+    Steps are computed by ``Decoder`` if it supports the model's class, otherwise by transformers' forward, which
     also computes everything that is merged or batched together.
 
     Args:
         model: A transformers causal LM in float32 or bfloat16.
-        kernel: How sign deltas are multiplied: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
+        kernel: The kernel for sign deltas: ``exact`` (float32), or by tables of 8 or 16 bits, ``lookup`` and
             ``lookup16`` (CPU only), which multiply evenly spaced levels too; ``auto``: see ``trial.kernel_for``.
         base_format: The format of the linear layers: one of ``gym_quant.linear``, which frees the model's own weights,
             also after ``close``; ``auto``: see ``trial.base_format_for``. None: the model's own weights.
@@ -127,12 +127,12 @@ class MultiVariantModel:
 
     @property
     def sign_products(self) -> dict[str, int]:
-        """Count the ``products`` of sign deltas, by kernel."""
+        """The number of ``products`` of sign deltas, by kernel."""
         return self._variants.sign_products()
 
     @property
     def packed_products(self) -> dict[str, int]:
-        """Count the ``products`` of all other packed deltas, by form."""
+        """The number of ``products`` of all other packed deltas, by form."""
         return self._variants.packed_products()
 
     def new_cache(self) -> KVCache:
@@ -205,7 +205,7 @@ class MultiVariantModel:
         batch: BatchAttention,
         merge: bool = False,
     ) -> Tensor:
-        """Run one forward of tokens that ``batch`` attends; only where ``attends_plainly``.
+        """Run one forward of tokens that ``batch`` attends; only if ``attends_plainly``.
 
         Args:
             token_ids: The token ids of all texts, concatenated.

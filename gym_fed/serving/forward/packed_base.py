@@ -33,7 +33,7 @@ Layers = dict[str, tuple[str, int, int]]
 """The format, ``out`` and ``in`` of each layer, by its name in the file."""
 
 LAYOUT = 1
-"""The version of the layout of tiles and of what is packed together; increased with every change to either."""
+"""The version of the tile layout and of the grouping of matrices; increased with every change to either."""
 KEPT_FILES = 4
 KEPT_FORMATS = ("int8", "int4")
 """Formats that are stored in a file. bfloat16 is packed at every start, since its file would be as large as the

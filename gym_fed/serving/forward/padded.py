@@ -245,7 +245,7 @@ class TreeAttention:
 
 
 def _cuts(visible: np.ndarray) -> list[tuple[int, int]]:
-    """Cut a tree's tokens into runs, where a token does not follow the one before it and where a run is too long."""
+    """Cut a tree's tokens into runs: before a token that does not follow the previous one, and if a run is too long."""
     follows = np.diagonal(visible, -1)
     starts = [0, *(np.flatnonzero(~follows) + 1).tolist(), len(visible)]
     cuts: list[tuple[int, int]] = []

@@ -152,7 +152,7 @@ class PlainModel(nn.Module):
         config: Its config.
         digest: The digest of its weights in float32, as ``tensors_digest``; set by the loader.
         name_or_path: Its folder; set by the loader.
-        generation_config: Has ``eos_token_id`` as in ``generation_config.json``.
+        generation_config: An object with the ``eos_token_id`` of ``generation_config.json``.
     """
 
     def __init__(self, config: PlainConfig) -> None:
@@ -226,7 +226,7 @@ def plain_layout(model: PlainModel, kernel: str) -> ModelLayout:
 def language_part(model: Any) -> tuple[Any, Any]:
     """Return the config and body of the language model; for a vision model, those of its language part.
 
-    The body is None for a model that keeps it under another name than Llama does.
+    The body is None for a model whose attribute for it is not named like Llama's.
     """
     text = model.config if isinstance(model, PlainModel) else model.config.get_text_config()
     return text, getattr(model, "model", None) if text is model.config else model.get_decoder()

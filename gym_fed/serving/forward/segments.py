@@ -32,7 +32,7 @@ class Segments:
     Attributes:
         spans: The variant's number, first row, and row after the last, for each span; rows of the base are in none.
         total: The number of rows.
-        bulk_rows: Spans of this many rows or more are multiplied as a whole instead of row by row.
+        bulk_rows: Minimum rows of a bulk span, which is multiplied as one matrix instead of row by row.
     """
 
     spans: Sequence[tuple[int, int, int]]
@@ -111,7 +111,7 @@ class Segments:
         return owners if packed.place is None else packed.place[owners]
 
     def foreign(self, owners: tuple[int, ...]) -> Tensor:
-        """Return ``[owned rows, ranks] bool``: true where a rank belongs to another variant than the row."""
+        """Return ``[owned rows, ranks] bool``: true if a rank belongs to a different variant from the row's."""
         mask = self._masks.get(owners)
         if mask is None:
             ranks = torch.tensor(owners, device=self.device)
@@ -181,7 +181,7 @@ class StepVariants:
         layout: The layout of the model.
 
     Attributes:
-        bulk_rows: Number of rows of one variant from which they are multiplied as a whole.
+        bulk_rows: Minimum rows of one variant that are multiplied as one matrix.
         products: See ``MultiVariantModel.products``.
     """
 

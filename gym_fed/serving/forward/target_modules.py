@@ -73,7 +73,7 @@ class ModelLayout:
         target_modules: The modules to which terms are added.
         dtype: The dtype of the base: ``float32`` or ``bfloat16``.
         device: The device of the weights.
-        kernel: How sign deltas are multiplied: ``exact``, ``lookup`` or ``lookup16``.
+        kernel: The kernel for sign deltas: ``exact``, ``lookup`` or ``lookup16``.
     """
 
     parameters: Mapping[str, TargetParameter]

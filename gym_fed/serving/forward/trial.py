@@ -197,7 +197,8 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     """Compute activations in float32 within the block, with the same weights, which are widened block by block.
 
     Args:
-        model: Has only linear layers and embeddings of ``torch.nn``, and norms that follow their input's dtype.
+        model: A model with only linear layers and embeddings from ``torch.nn``, and norms that follow their input's
+            dtype.
     """
     undo: list[Callable[[], None]] = []
     for module in model.modules():

@@ -83,7 +83,7 @@ class Admitted:
 
         Args:
             data: The bytes of the body.
-            work: Computes the result from the parsed body.
+            work: Function that computes the result from the parsed body.
             given_up: Called with a result that was computed after the client had disconnected.
         """
         evaluation_owner.set(None if self.caller is LOCAL else self.caller.name)
@@ -147,7 +147,7 @@ class RequestTimeout:
     Args:
         receive: ASGI's ``receive``, after the request's body was read.
         seconds: The timeout of all waits together, which starts now.
-        stopped: Set when the server stops.
+        stopped: An event that is set when the server stops.
     """
 
     def __init__(self, receive: Receive, seconds: float, stopped: asyncio.Event) -> None:
@@ -203,9 +203,9 @@ class EventStream(Response):
     Args:
         first: The first chunk.
         later: The remaining chunks.
-        timeout: The timeout of the whole request.
+        timeout: The timeout of the request.
         failure: Function that creates the last chunk of a failed stream.
-        on_end: Called once the stream has ended, successfully or not.
+        on_end: Called after the end of the stream, successful or not.
         with_done: Whether ``[DONE]`` follows the last chunk.
     """
 

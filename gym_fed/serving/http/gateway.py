@@ -35,14 +35,14 @@ class Gateway:
     """The state that all requests share; all methods but ``__init__`` are for the event loop's thread.
 
     Args:
-        authenticator: Authenticates callers.
+        authenticator: The authenticator of callers.
         request_timeout_seconds: Timeout of one request, queueing and streaming included.
 
     Attributes:
         serving: The loaded parts; None until the model is loaded.
         active: The number of active requests for answers.
         draining: Whether new requests are refused, because the server is about to stop.
-        stopped: Set when active requests are cancelled, too.
+        stopped: An event that is set when active requests are cancelled.
         limits: The rate limits of keys.
         errors: Formatter of errors for callers.
         picture_slots: The slots for requests that read pictures.

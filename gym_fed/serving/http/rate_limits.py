@@ -1,6 +1,6 @@
 """Rate limits per key: requests and tokens per minute, as token buckets.
 
-A key begins with a minute's share of both. A request takes one from the request bucket at once. Its tokens are
+A key begins with a minute's share of both. A request takes one from the request bucket on arrival. Its tokens are
 taken when it has ended, since their number is not known before. So the token bucket may become negative, and the key
 must wait until it is refilled. A full bucket is dropped, so the state is limited to the keys in use. A key created
 again under an earlier one's name has its own buckets.

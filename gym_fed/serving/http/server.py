@@ -1,4 +1,4 @@
-"""Run the HTTP server: listen at once, load the model in the background, and drain on a signal.
+"""Run the HTTP server: listen immediately, load the model in the background, and drain on a signal.
 
 After the first Ctrl-C or SIGTERM new requests get 503, and active ones have 20 seconds by default to finish. After
 that, or at a second signal, the remaining requests are cancelled. A process that still does not end is killed, by

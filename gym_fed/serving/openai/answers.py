@@ -197,7 +197,7 @@ class ChatAnswer(Answer):
     Args:
         model: See ``Answer``, like all arguments except:
         metadata: The metadata of the request; returned with the answer.
-        keep: Stores the id and the complete answer; returns whether it did. None: do not store.
+        keep: Function that stores the id and the complete answer, and returns whether it did; None: do not store.
     """
 
     _prefix = "chatcmpl"

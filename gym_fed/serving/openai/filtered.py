@@ -75,7 +75,7 @@ class FilteredChoice(AnswerChoice):
     Log-probabilities wait for the text of their tokens, and calls for the end of the answer, after all text.
 
     Args:
-        content_filter: Supplies the refusal's text, and counts refusals.
+        content_filter: The filter, with the refusal's text and the counts of refusals.
         held: The ``HeldText`` of this answer.
         parser: See ``AnswerChoice``.
     """
@@ -95,7 +95,7 @@ class FilteredChoice(AnswerChoice):
         read = self._read(event)
         reason = self._end_of(event)
         last = reason is not None
-        # The parser of a filtered answer returns whole calls.
+        # The parser of a filtered answer returns complete calls.
         calls = [call for call in read.calls if isinstance(call, Call)]
         self._calls += calls
         self._logprobs += read.logprobs

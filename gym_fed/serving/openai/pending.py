@@ -1,4 +1,4 @@
-"""Accepted requests: run with threads or asyncio, whole or as a stream, and always cleaned up."""
+"""Accepted requests: run with threads or asyncio, as one body or as a stream, and always cleaned up."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Prompts:
         vocab_size: Number of rows of the model's embedding; token ids must be below it.
         context: Context length in tokens, for prompt and answer together; None: only the engine checks lengths.
         tool_format: The format of the model's tool calls; ``auto`` detects it from the template.
-        pictures: Reads the pictures in messages, or refuses them.
+        pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
 
     Attributes:
         tools: Tool calls in the format of the template.
@@ -115,12 +115,12 @@ class Prompts:
         open_call: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> list[int]:
-        """Render a conversation to token ids, up to where the assistant's answer begins.
+        """Render a conversation to token ids, up to the beginning of the assistant's answer.
 
         Args:
             messages: The validated messages.
             tools: OpenAI's ``tools``; rendered by the template.
-            open_call: True if the answer begins inside a tool call.
+            open_call: Whether the answer begins inside a tool call.
             variables: Further variables that the template uses (``TemplateNames``).
 
         Raises:
@@ -163,7 +163,7 @@ class Prompts:
                 )
 
     def of_question(self, text: str) -> list[int]:
-        """Render one user message, up to where the answer begins; raises like ``of_messages``."""
+        """Render one user message, up to the beginning of the answer; raises like ``of_messages``."""
         return self.of_messages([UserMessage(role="user", content=text)])
 
     def first_id(self, text: str) -> int:
@@ -317,7 +317,7 @@ class ContentParts:
     each picture that no client can guess. Rendering a list shows which roles take lists.
 
     Args:
-        render: Renders messages to a text; raises ``RequestError``.
+        render: Function that renders messages to a text; raises ``RequestError``.
     """
 
     def __init__(self, render: Callable[[list[Row]], str]) -> None:

@@ -21,7 +21,7 @@ class RequestError(GymError):
         message: The problem.
         param: The field, such as ``messages[0].content``.
         name: OpenAI's ``code``, such as ``unsupported_parameter``; None: derived from ``code``.
-        code: Determines the HTTP status.
+        code: The code, which determines the HTTP status.
         hint: The remedy.
     """
 

@@ -43,7 +43,7 @@ class ChatForm:
 
     Attributes:
         url: The kind of request, for the usage log.
-        answer: Creates the answer; called like ``Answer``.
+        answer: Function that creates the answer; called like ``Answer``.
         renamed: Function that translates field names in an error to the caller's API.
         truncate: Whether the oldest turns of a conversation that is too long are dropped.
     """
@@ -65,8 +65,8 @@ def begin_response(
     Args:
         body: The parsed JSON.
         caller: The authenticated user.
-        chat: Accepts the chat request that it is translated to.
-        stored: Holds earlier responses, and takes this one; None: responses are not stored.
+        chat: Function that accepts the translated chat request.
+        stored: The store of responses, for earlier ones and this one; None: responses are not stored.
         defaults: The defaults of sampling fields that were not given.
 
     Raises:

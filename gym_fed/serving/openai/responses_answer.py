@@ -33,7 +33,7 @@ class ResponsesAnswer(Answer):
     Args:
         model: See ``Answer``, like all arguments except:
         request: The request, whose settings are returned with the response.
-        keep: Stores the complete answer; None: do not store.
+        keep: Function that stores the complete answer; None: do not store.
     """
 
     _prefix = "resp"

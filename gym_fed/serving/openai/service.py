@@ -1,7 +1,7 @@
 """The OpenAI service: it takes a request's URL, body and caller, and returns the answer, complete or as a stream.
 
 ``handle`` and ``stream`` are for callers with threads, such as ``gym batch``; ``begin`` is for a server that waits
-for many answers at once.
+for many answers concurrently.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class OpenAIService:
     """OpenAI's API over one engine.
 
     Args:
-        engine: Generates the answers.
+        engine: The engine that generates the answers.
         catalogue: The names that can be requested.
         tokenizer: The tokenizer of the base.
         vocab_size: The number of token ids that the model has.
@@ -63,11 +63,11 @@ class OpenAIService:
         max_at_once: Maximum answers of one request; more could never be queued at once.
         context: Maximum tokens of prompt and answer together; far longer prompts are refused early.
         on_use: Called with the usage of each request after its end.
-        content_filter: Refuses requests and answers by their text; None: no filter.
+        content_filter: The filter of requests and answers by their text; None: no filter.
         stored: The store of answers for later requests; None: answers are not stored.
         embedding_size: The size of an embedding; None: unknown.
-        tool_format: How the model writes tool calls; ``auto`` detects it from the chat template.
-        pictures: Reads the pictures of messages, or refuses them.
+        tool_format: The format of the model's tool calls; ``auto`` detects it from the chat template.
+        pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
         sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
     """
 
@@ -112,7 +112,7 @@ class OpenAIService:
         return count_pictures(body) if isinstance(self._prompts.pictures, PictureReader) else 0
 
     def handle(self, url: str, body: Any, caller: Caller) -> dict[str, Any]:
-        """Answer a request and wait for the whole answer, which is not stored.
+        """Answer a request and wait for the complete answer, which is not stored.
 
         Args:
             url: One of ``URLS``.

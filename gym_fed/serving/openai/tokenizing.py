@@ -132,7 +132,7 @@ def ids_that_fit(
 
     Args:
         messages: The conversation.
-        render: Renders a part of the conversation.
+        render: Function that renders a part of the conversation.
         context: Tokens of prompt and answer together; None: nothing is dropped.
         max_tokens: Maximum tokens of the answer; room for them is left, but at most a quarter of the context.
 

@@ -55,7 +55,7 @@ class ToolTemplate:
     """The tools of one model's chat template.
 
     Args:
-        render: Renders the template.
+        render: Function that renders the template.
         control: Ids of the tokenizer's control tokens, by their texts.
         name: The name of the format; ``auto`` detects it.
 

@@ -63,10 +63,10 @@ class BulkAddition:
     """The addition of many variants to a store.
 
     Args:
-        objects: Stores the files.
-        registry: Stores the rows.
+        objects: The store's files.
+        registry: The store's rows.
         base: The base that every delta must belong to; None: any.
-        key: Signs each variant; None: they stay unsigned.
+        key: The key that signs each variant; None: they stay unsigned.
         replaces: Whether each may replace the owner's variant of the same name.
         progress: Called with each step and its progress.
     """
@@ -183,7 +183,8 @@ class _Faults:
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Collect the refusal of one variant, so that the others are checked too; a full disk ends it at once."""
+        """Collect the refusal of one variant, so that the others are checked too; a full disk ends the addition
+        immediately."""
         try:
             yield
         except GymError as error:

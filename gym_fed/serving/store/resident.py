@@ -75,7 +75,7 @@ class ResidentFiles:
         return sum(1 for file in self._files.values() if file.pins)
 
     def has(self, record: VariantRecord) -> bool:
-        """Return whether a row can be used at once."""
+        """Return whether a row can be used without loading."""
         file = self._files.get(record.sha256)
         return file is not None and file.rows.get(record.name) == record
 
@@ -296,7 +296,7 @@ class RecentFailures:
     """Errors of loads by variant, reported for some seconds or until row or file change, then tried again.
 
     Args:
-        fingerprint: Changes when a variant's file changes.
+        fingerprint: Function whose result changes when a variant's file changes.
     """
 
     def __init__(self, fingerprint: Callable[[VariantRecord], Hashable]) -> None:

@@ -85,7 +85,7 @@ class VariantStore:
             cache_bytes: Maximum bytes of variants in memory.
             require_signature: Whether unsigned variants are refused, when added and before use.
             create: Create the folder if it does not exist.
-            loader: Converts an open delta to the form that the model computes with.
+            loader: Function that converts an open delta to the model's in-memory form.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` with ``create=False``; ``USAGE`` for a file; ``STATE_CORRUPT``.
@@ -188,7 +188,7 @@ class VariantStore:
 
         Args:
             variants: The variants; identical files are checked and stored once.
-            key: Signs each variant; None: unsigned, which ``require_signature`` refuses.
+            key: The key that signs each variant; None: unsigned, which ``require_signature`` refuses.
             replace: As in ``add``.
             progress: Called with the current step, the number of items done, and their total.
 
@@ -299,7 +299,7 @@ class VariantStore:
     def gc(self) -> tuple[int, int]:
         """Remove revisions beyond those that are kept, and leftover files; returns the numbers of files and bytes.
 
-        Objects can be removed at once, since additions wait meanwhile; unfinished copies are left for an hour.
+        Objects can be removed immediately, since additions wait meanwhile; unfinished copies are left for an hour.
         """
         with self._registry.writing() as transaction:
             transaction.prune()

@@ -4,8 +4,8 @@ Variants with the same file share its weights, which are loaded once; every row 
 
 Resident variants never exceed ``cache_bytes``, including those in use. If these leave no room, ``poll`` keeps
 returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
-or what the variant took before. A variant that turns out larger than its file exceeds the limit only while it loads; it
-is dropped, and loaded again when there is room for its real size.
+or the variant's previous size in memory. A variant that turns out larger than its file exceeds the limit only while it
+loads; it is dropped, and loaded again when there is room for its real size.
 
 A variant that a request waits for is not evicted before its first use, for at most 30 seconds. So three variants that
 alternate in a cache with room for two are all served. A prefetched variant is protected only from other prefetches.
@@ -71,11 +71,11 @@ class VariantCache:
     """A byte-limited cache with pinning, loading threads, and one load at a time per file.
 
     Args:
-        load: Verifies a row and loads its file, or returns the file's weights if they are in memory; called
-            from the loading threads.
+        load: Function that verifies a row and loads its file, or returns the file's weights if they are in memory;
+            called from the loading threads.
         cache_bytes: The memory limit.
         threads: The number of loading threads.
-        fingerprint: Changes when a file changes, so that a failed load is tried again at once.
+        fingerprint: Function whose result changes when a file changes, so that a failed load is retried immediately.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class VariantCache:
         return False
 
     def _give_back(self, load: Load) -> None:
-        """Release what a load holds: reserved room, or weights in memory."""
+        """Release the memory reserved for a load, or its weights."""
         self._reserved -= load.reserved
         load.reserved = 0
         shared, load.shared = load.shared, None

@@ -32,7 +32,7 @@ def describe(
     owner: str,
     note: str,
 ) -> VariantRecord:
-    """Return the row of a delta, once it is valid and matches its manifest.
+    """Check a delta and its manifest, and return its row.
 
     Args:
         staged: The store's own copy.
@@ -192,7 +192,7 @@ def open_verified(
 
     Args:
         record: Its row.
-        objects: Stores its file.
+        objects: The store's files.
         registry: The registry, with the keys that may sign for its owner.
         base: The base that it must belong to; None: row, manifest and file must name the same base.
         require_signature: Whether an unsigned variant is refused.

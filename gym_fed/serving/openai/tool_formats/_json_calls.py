@@ -64,7 +64,7 @@ class JsonCallReader(CallReader):
         tools: The tools that may be called.
         fragments: Whether name and arguments are passed on while they are written. Only for calls that a grammar
             constrains, since they cannot be taken back.
-        lead: Matches the text before the object; its group ``name``, if any, is the call's name.
+        lead: Pattern of the text before the object; its group ``name``, if any, is the call's name.
         tail: A text after the object that belongs to the call, if present.
     """
 

@@ -197,7 +197,7 @@ def mark(text: str) -> str:
 def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
     """Replace the marks in rules.
 
-    A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token ends it by itself.
+    A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token needs no such rule.
     """
 
     def lazy(match: re.Match[str]) -> str:
@@ -250,7 +250,7 @@ class CallParser:
     until then it may turn out to be text. A call that a grammar constrains is passed on while it is written.
 
     Args:
-        form: How the model writes calls.
+        form: The format of the model's calls.
         tools: The tools that may be called.
         fragments: Whether a grammar constrains the calls, and the caller takes parts of them.
         opened: Whether the answer begins inside a call, after ``form.opening``.
