@@ -1,6 +1,6 @@
-"""Choose a run's unset keys by model, rows and memory; ``config.train.defaults`` has the rules.
+"""Choose a run's unset keys from model, rows and memory, by the rules of ``config.train.defaults``.
 
-A resumed run keeps its choices: its ``config.yaml`` takes precedence, so that more memory or a newer release does not
+A resumed run keeps its values: its ``config.yaml`` takes precedence, so that more memory or a newer release does not
 change the run.
 """
 
@@ -43,7 +43,7 @@ class Defaults:
     Args:
         config: The run's config, as given by the user.
         model: The model in memory; None if ``config.model`` is loaded.
-        check: True if the run is checked, which needs held-out rows.
+        check: True if the run is checked on held-out rows.
     """
 
     def __init__(self, config: TrainingConfig, model: Any = None, *, check: bool = False) -> None:
@@ -54,11 +54,11 @@ class Defaults:
 
     @property
     def is_large(self) -> bool:
-        """True if values are chosen for a large pre-trained model, instead of the schema's."""
+        """True if values are chosen for a large pre-trained model; False if the schema's defaults apply."""
         return self.num_weights > LARGE
 
     def for_method(self, config: TrainingConfig) -> TrainingConfig:
-        """Return ``config`` with a tuning method, learning rate and schedule; called before anything is loaded."""
+        """Return ``config`` with tuning method, learning rate and schedule set; called before anything is loaded."""
         from gym_fed.base.modeling.weight_count import prequantised
 
         is_quantized = config.quantization is not None or (
@@ -80,7 +80,7 @@ class Defaults:
     def for_rows(
         self, config: TrainingConfig, given: tuple[Any, Any] | None, rows: Sequence[dict[str, Any]]
     ) -> TrainingConfig:
-        """Return ``config`` with row length, batch and epochs, and report everything that was chosen.
+        """Return ``config`` with row length, batch size and epochs set, and report all chosen values.
 
         Called before the model is loaded.
 
@@ -120,7 +120,7 @@ class Defaults:
 
 
 def with_defaults(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with the values that a run of it would choose, for a plan.
+    """Return ``config`` with the values that its run would choose, for a plan.
 
     Values that depend on the rows stay unset if rows or tokenizer are not on this machine.
     """
@@ -237,7 +237,7 @@ def _stored(config: TrainingConfig) -> dict[str, Any] | None:
 
 
 def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """Return the tokens of the longest row, and the 95th percentile; 0 if rows are joined.
+    """Return the maximum and the 95th percentile of tokens per row; 0 if rows are joined.
 
     Only the rows with the most characters and a sample of the others are tokenised.
     """
@@ -258,7 +258,7 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
 
 
 def _context(config: TrainingConfig) -> int | None:
-    """Return the model's context length by its config."""
+    """Return the context length in the model's config."""
     from gym_fed.training.model.architecture import empty_config
 
     text = empty_config(config).get_text_config()

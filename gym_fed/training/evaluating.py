@@ -1,4 +1,4 @@
-"""``evaluate_only``: measures an untrained model on ``eval_data``."""
+"""Evaluation without training (``evaluate_only``): metrics of a model on ``eval_data``."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Trainer(ExpectedElsewhere):
         on_rows: Called before training with row counts: ``("data", counts)``, and the same for ``eval_data`` if there
             is any. Without it, many lost rows cause a warning.
         on_report: Called with a ``hooks.StepReport`` after every step and evaluation; may raise to end the run.
-        should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+        should_stop: Function called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` raised.
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
             knowledge (``result.check``). Rows are held out if none are named.
         last_encoded: A cache of encoded rows, shared by successive runs on the same rows.

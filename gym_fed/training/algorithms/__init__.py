@@ -1,6 +1,6 @@
-"""The training algorithms: file name = registry name = YAML value. Dropping a file in registers it.
+"""The training algorithms: file name = registry name = YAML value. Adding a file registers it.
 
-A folder holds a family: each file that does not begin with ``_`` is an algorithm, the others are what they share.
+A folder holds a family: files that begin with ``_`` are shared code, every other file is an algorithm.
 
 - ``sft``, ``pretrain``: next-token loss.
 - ``preference/``: ``dpo``, ``tdpo``, ``kto``, ``orpo``, ``simpo``, and ``reward_model``, a score learned from pairs.
@@ -8,5 +8,5 @@ A folder holds a family: each file that does not begin with ``_`` is an algorith
 - ``distillation/``: ``distillation``, ``sequence_distillation``.
 - ``unlearning/``: ``gradient_difference``, ``npo``.
 
-Installed packages add theirs by the entry point group ``gym_fed.algorithms``.
+Installed packages add algorithms through the entry point group ``gym_fed.algorithms``.
 """

@@ -1,6 +1,6 @@
-"""The base class of training algorithms: their rows, how rows are encoded, and the TRL trainer that they build.
+"""The base class of training algorithms: row kind, row encoding and TRL trainer.
 
-Facts about an algorithm are attributes of its class, so that configs and checks never compare names.
+Properties of an algorithm are class attributes, so that configs and checks never compare names.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ class Algorithm(ABC):
     """Kind of the rows that ``encode`` takes; see ``gym_fed.data.rows``. Other rows are converted or refused."""
 
     learning_rate_scale: ClassVar[float] = 1.0
-    """Default learning rate for large pre-trained models, relative to supervised fine-tuning by the same method."""
+    """Default learning rate for large pre-trained models, divided by that of supervised fine-tuning."""
 
     task_type: ClassVar[str] = "CAUSAL_LM"
     """PEFT's name of the model's task."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the section with its name; None without a section. Sections of our algorithms are typed keys of the
+    """Schema of the section with its name; None without a section. Sections of built-in algorithms are typed keys of the
     config (``gym_fed/config/algorithms``), so they leave this None."""
 
     needs_graders: ClassVar[bool] = False
-    """True if answers are rewarded by graders, of which the run needs at least one. Other algorithms refuse graders."""
+    """True if graders reward the answers; the run then needs at least one. Other algorithms refuse graders."""
 
     sequences_per_row: ClassVar[int] = 1
     """Sequences per row of a batch: two for a pair."""
@@ -48,7 +48,7 @@ class Algorithm(ABC):
     """True if batches consist of whole groups of answers that the trained model generates."""
 
     uses_reference: ClassVar[bool] = False
-    """True if the loss compares the model with the initial one under all settings."""
+    """True if the loss compares the model with the initial one, whatever the settings."""
 
     scores_reference_once: ClassVar[bool] = False
     """True if the reference scores the rows only once, before the first step."""
@@ -57,19 +57,19 @@ class Algorithm(ABC):
     """True if the config may name the reference (``reference_model``)."""
 
     forgets: ClassVar[bool] = False
-    """True if rows of ``role: forget`` are unlearned; other algorithms refuse that role."""
+    """True if rows with ``role: forget`` are unlearned; other algorithms refuse that role."""
 
     orders_rows: ClassVar[bool] = False
     """True if the algorithm orders the rows itself, so that ``shuffle: false`` is refused."""
 
     keeps_encoded: ClassVar[bool] = True
-    """True if a later run may read its encoded rows (``tokenized_path``), which depend on no second model."""
+    """True if later runs may read its encoded rows (``tokenized_path``), which do not depend on a second model."""
 
     packs: ClassVar[bool] = False
     """True if ``packing: bfd`` is supported."""
 
     assistant_only_default: ClassVar[bool] = True
-    """The default of ``assistant_only_loss``: True to learn no prompts."""
+    """The default of ``assistant_only_loss``: True excludes prompts from the loss."""
 
     packing_default: ClassVar[bool] = False
     """The default of ``packing``."""
@@ -78,7 +78,7 @@ class Algorithm(ABC):
     """True if the loss is a mean over independent examples, as DP-SGD needs."""
 
     shards: ClassVar[bool] = False
-    """True if the model's weights may be split over processes; False if it generates, scores or is copied."""
+    """True if the model's weights may be split over processes; False if it generates, scores or copies the model."""
 
     multiplies_by_head: ClassVar[bool] = True
     """True if the loss multiplies by the output head's weights itself, so that an adapter on the head would not
@@ -91,10 +91,10 @@ class Algorithm(ABC):
     """True if models that read images can be trained on images."""
 
     federates: ClassVar[bool] = False
-    """True if a hub may request it, because it needs only the contributor's own rows."""
+    """True if a hub may request it; it then needs only the contributor's own rows."""
 
     of_few_rows: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Defaults of its section for a few dozen rows of one person."""
+    """Defaults of its section for small data sets (a few dozen rows)."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
@@ -145,7 +145,7 @@ class Algorithm(ABC):
 
     @classmethod
     def advice(cls, folder: str) -> str:
-        """Return the next command for the trained model in ``folder``, or a description of its use."""
+        """Return the next command to run on the trained model in ``folder``, or a description of its use."""
         return shlex.join(("gym", "chat", folder))
 
     def settings(self, config: TrainingConfig) -> Any:
@@ -160,7 +160,7 @@ class Algorithm(ABC):
         return True
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most algorithms refuse nothing
-        """Refuse a config that this algorithm cannot honour, before anything is loaded or written.
+        """Refuse a config that this algorithm does not support, before anything is loaded or written.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming the key and the remedy.

@@ -37,7 +37,7 @@ _TOP = 20
 
 
 class Sft(Algorithm):
-    """SFT by TRL's ``SFTTrainer`` on rows that are tokenised here, so that nothing is cached or mapped by processes."""
+    """SFT by TRL's ``SFTTrainer`` on rows tokenised in memory, without TRL's cache or worker processes."""
 
     packs = True
     per_example = True
@@ -134,7 +134,7 @@ class Sft(Algorithm):
         return default if config.packing is None else config.packing
 
     def assistant_only(self, config: TrainingConfig) -> bool:
-        """Return True if prompts are not learned."""
+        """Return True if prompts are excluded from the loss."""
         return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
 
 
@@ -248,7 +248,7 @@ def anchored_loss(
     Args:
         outputs: The model's outputs, with ``logits`` ``[n, t, v]``.
         labels: ``[n, t]``; -100 is not learned.
-        num_items_in_batch: Labelled tokens of the whole step; by default those at hand.
+        num_items_in_batch: Labelled tokens of the whole step; by default those of this batch.
         reference_logits: ``[n, t, v]`` of the model that is not trained.
         alpha: Weight of the divergence.
     """

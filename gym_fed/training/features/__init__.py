@@ -1,4 +1,4 @@
-"""Features of the model's code, one file each: file name = registry name = key of the YAML's top level.
+"""Optional features of training, one file each: file name = registry name = top-level YAML key.
 
-Installed packages add theirs by the entry points ``gym_fed.features``; ``gym_fed.core.registries.FEATURES`` finds both.
+Installed packages add features by the entry point group ``gym_fed.features``; see ``core.registries.FEATURES``.
 """

@@ -15,7 +15,7 @@ _ON_CUDA_ONLY = ("flash_attention_2", "flex_attention")
 
 
 class Attention(Feature):
-    """Sets transformers' attention implementation, and restores the former one at the end."""
+    """Sets transformers' attention implementation, and restores the previous one at the end."""
 
     tried = "eager and sdpa; refusal of the others, which need CUDA"
 

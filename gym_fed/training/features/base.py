@@ -25,17 +25,17 @@ class Feature:
     """The base class of features, stateless. Its methods are called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the key for a feature of another package; None for a boolean. Keys of our features are typed in the
+    """Schema of the key for a feature of another package; None for a boolean. Keys of built-in features are typed in the
     config (``gym_fed/config/train/compute.py``)."""
 
     per_example: ClassVar[bool] = False
-    """True if gradients of single examples (``privacy``) have been tried with it."""
+    """True if per-example gradients (``privacy``) are tested with it."""
 
     tried: ClassVar[str] = ""
     """Combinations that the tests run, on a CPU and tiny models; `gym docs members` shows it."""
 
     def check(self, config: TrainingConfig) -> None:
-        """Refuse what this feature, machine or installation cannot honour, before anything is loaded.
+        """Refuse a config that this feature, machine or installation does not support, before anything is loaded.
 
         Raises:
             GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.
@@ -61,7 +61,7 @@ class Feature:
 def active_features(config: TrainingConfig) -> dict[str, Feature]:
     """Return the features whose keys are on, by name, in alphabetical order.
 
-    A feature of another package whose key is already a field is left out, with a warning.
+    A feature of another package with the name of an existing key is left out, with a warning.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` for an unusable feature of another package.
@@ -132,7 +132,7 @@ def reference_mode(config: TrainingConfig) -> Literal["training", "evaluation", 
 
 
 def _check_routed(model: Any, config: TrainingConfig) -> None:
-    """Refuse settings that conflict with routers, for a model that had routers before this run."""
+    """Refuse settings that conflict with the routers of a model that was converted before this run."""
     if getattr(model.config, "mixture_of_depths", None) is None:
         return
     conflict = router_conflict(config)

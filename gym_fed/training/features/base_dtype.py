@@ -1,4 +1,4 @@
-"""Frozen weights in 16 bits under an adapter in float32: half the base's memory, and full-precision updates."""
+"""Frozen 16-bit weights with a float32 adapter: half the base's memory, full-precision updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liger's fused Triton kernels, Hsu et al. 2024. They patch classes of transformers for the rest of the process."""
+"""Liger's fused Triton kernels, Hsu et al. 2024; they patch transformers' classes until the process ends."""
 
 from __future__ import annotations
 

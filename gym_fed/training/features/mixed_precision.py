@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature
 
 
 class MixedPrecision(Feature):
-    """Uses torch's autocast by accelerate; ``fp16`` scales the loss as well."""
+    """Uses torch's autocast through accelerate; ``fp16`` also scales the loss."""
 
     tried = "bf16; refusal of fp16, which needs CUDA"
 

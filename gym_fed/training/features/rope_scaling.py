@@ -1,4 +1,4 @@
-"""Scaling of rotary frequencies before training, for rows longer than the model was trained on."""
+"""RoPE scaling before training, for rows longer than the model was trained on."""
 
 from __future__ import annotations
 

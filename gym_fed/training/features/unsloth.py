@@ -1,4 +1,4 @@
-"""Unsloth's faster kernels. It pins its own versions of most libraries, so it needs its own environment."""
+"""Unsloth's faster kernels. Unsloth pins the versions of most libraries, so it needs its own environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.training.features.base import Feature
 
 
 class Unsloth(Feature):
-    """Loads the model by ``FastLanguageModel`` instead of transformers; adapters are still PEFT's."""
+    """Loads the model through ``FastLanguageModel`` instead of transformers; adapters are still PEFT's."""
 
     tried = "refusal only: needs CUDA"
 

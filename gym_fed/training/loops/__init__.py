@@ -1,4 +1,4 @@
-"""Ready loops for recipes: `SFT`, `DPO`, `PPO` and `GRPO` on `StringThread`s and models that a context has spawned.
+"""Training loops for recipes: `SFT`, `DPO`, `PPO` and `GRPO` on `StringThread`s and models that a context spawned.
 
 A loop is a run of `gym train` with a recipe's arguments: losses, rollouts, resume and checks are those of the
 algorithm of the same name.

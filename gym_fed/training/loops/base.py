@@ -1,4 +1,4 @@
-"""Conversations as text, and the base classes of loops, which convert them to rows and run the trainer."""
+"""Conversations as text, and the base classes of loops, which convert conversations to rows and run the trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StringThread:
         metadata: Values for graders, such as ``answer`` and ``tests``.
 
     Raises:
-        GymError: ``DATA_INVALID`` for another role, or for content that is not text.
+        GymError: ``DATA_INVALID`` for an unknown role, or for content that is not text.
     """
 
     turns: Sequence[tuple[str, str]] = ()
@@ -63,7 +63,7 @@ class StringThread:
         """Create a thread from a row of ``gym_fed.data``: its conversation or prompt, with other columns as metadata.
 
         Raises:
-            GymError: ``DATA_INVALID`` for a row that is neither.
+            GymError: ``DATA_INVALID`` for a row without a conversation or prompt.
         """
         rest = {key: value for key, value in row.items() if key not in ("messages", "prompt")}
         if "messages" in row:
@@ -117,20 +117,20 @@ class Loop(ABC):
 
     Args:
         dataset: The threads to learn.
-        model: A model that ``RecipeContext.spawn`` gave, which is trained.
+        model: The model to train, from ``RecipeContext.spawn``.
         lr: Learning rate.
-        samples_per_batch: Samples of the data set that one step learns from.
+        samples_per_batch: Samples per optimiser step.
         samples_per_mini_batch: Samples per forward pass; by default the whole batch.
-        max_grad_norm: Gradients are clipped to this norm.
-        max_steps: Steps; by default as many as ``epochs`` give.
+        max_grad_norm: Maximum norm of the gradients; larger ones are clipped.
+        max_steps: Number of steps; by default that of ``epochs``.
         epochs: Passes over the data set.
-        context: Provides device, seed, tracker, and a folder for the loop's own.
+        context: Provides device, seed, tracker, and the parent of the loop's default folder.
         output_dir: The loop's folder, from which a stopped loop resumes; by default below the context's.
         settings: Further keys of a training file, such as ``{"max_length": 512}``.
-        should_stop: Called after every step; True saves a checkpoint and raises ``INTERRUPTED``.
+        should_stop: Function called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` raised.
 
     Raises:
-        GymError: ``USAGE`` for samples that do not divide, ``CONFIG_INVALID`` for values that the run cannot honour.
+        GymError: ``USAGE`` if batches do not divide evenly, ``CONFIG_INVALID`` for unsupported values.
     """
 
     algorithm: ClassVar[str]
@@ -195,7 +195,7 @@ class Loop(ABC):
         return []
 
     def config(self) -> TrainingConfig:
-        """Return the config of the run, as a file of `gym train` would hold it.
+        """Return the run's config, equal to that of a `gym train` file.
 
         Raises:
             GymError: ``CONFIG_INVALID`` naming an invalid value.
@@ -209,7 +209,7 @@ class Loop(ABC):
         return as_given(validate(values, TrainingConfig, type(self).__name__))
 
     def run(self) -> TrainResult:
-        """Train to the end, from the last checkpoint if there is one; the model is then the trained one.
+        """Train the model in place to the end, from the last checkpoint if there is one.
 
         Raises:
             GymError: See ``Trainer.train``.
@@ -250,7 +250,7 @@ class Graded(Loop):
         dataset: Threads; final answers are left out, and graders read their metadata.
         policy_model: The model that writes the answers and is trained.
         grader: A ``Grader``, several, or a function from an answered thread to a number.
-        kl_beta: Weight of the divergence from the model at the start.
+        kl_beta: Weight of the divergence from the initial model.
         options: Options of ``Loop``.
     """
 
@@ -304,10 +304,10 @@ def _device(context: RecipeContext) -> str:
 
 
 def answered(threads: Sequence[StringThread]) -> list[StringThread]:
-    """Return ``threads``, all of which must end with the assistant.
+    """Return ``threads`` after checking that all end with an assistant turn.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the first that does not.
+        GymError: ``DATA_INVALID`` naming the first thread that does not.
     """
     for number, thread in enumerate(threads, 1):
         if not thread.answered:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class SFT(Loop):
-    """``SFT(dataset, model, context=context).run()``; the threads end with the assistant."""
+    """``SFT(dataset, model, context=context).run()``; the threads end with an assistant turn."""
 
     algorithm = "sft"
 
@@ -35,7 +35,7 @@ class SFT(Loop):
 
 
 class DPO(Loop):
-    """``DPO(pairs, model, beta=0.1).run()``; a pair is the preferred thread and the other, with one prompt."""
+    """``DPO(pairs, model, beta=0.1).run()``; a pair is a preferred and a rejected thread with the same prompt."""
 
     algorithm = "dpo"
 
@@ -115,22 +115,22 @@ class GRPO(Graded):
 class PPO(Graded):
     """``PPO(threads, policy, value, grader, max_num_ppo_steps=100).run()``.
 
-    A PPO step writes an answer to each of ``samples_per_batch`` threads. It learns from them ``num_iterations`` times,
-    by mini-batches of ``samples_per_mini_batch``, each of which is a step of the optimiser.
+    A PPO step generates an answer to each of ``samples_per_batch`` threads and trains on them ``num_iterations`` times,
+    in mini-batches of ``samples_per_mini_batch``, each of which is one optimiser step.
 
     Args:
         dataset: See ``Graded``.
         policy_model: See ``Graded``.
-        value_model: A critic from ``RecipeContext.spawn("value", ...)``, which is trained too; None for a copy of the
+        value_model: Critic to train, from ``RecipeContext.spawn("value", ...)``; None for a copy of the
             policy's body.
         grader: See ``Graded``.
         lr_policy: Learning rate of the policy.
         lr_value: The critic's learning rate; by default the policy's.
         kl_beta: See ``Graded``.
         samples_per_batch: See above.
-        max_num_ppo_steps: PPO steps; by default as many as ``epochs`` give.
+        max_num_ppo_steps: Number of PPO steps; by default that of ``epochs``.
         num_iterations: See above.
-        max_completion_length: Longest answer in tokens.
+        max_completion_length: Maximum tokens of an answer.
         options: Options of ``Loop``.
     """
 
@@ -186,7 +186,7 @@ class PPO(Graded):
         return self.output_dir.parent / f"{self.output_dir.name}-critic-at-start"
 
     def run(self) -> TrainResult:
-        """Train as in ``Loop.run``; the value model is then the trained critic."""
+        """Train the policy and the value model in place; see ``Loop.run``."""
         if self.value_model is None:
             return super().run()
         from gym_fed.training.model.critic import Critic, load_critic

@@ -1,4 +1,4 @@
-"""The adapters that a run starts from: which are merged into its base, which one is trained, and refusals."""
+"""Resolve and check the adapters that a run starts from: those merged into its base, and the one trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OF_THE_RUN = (
     *("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout"),
     *("loraplus_lr_ratio", "lora_fa", "freeze_a", "loftq_iter"),
 )
-"""Settings of how an adapter is trained, which each run chooses for itself."""
+"""Training settings of an adapter, which may differ from run to run."""
 _NEW_ADAPTER = "set new_adapter: true to merge it and train another"
 _HEADS = ("score", "classifier")
 """Names that PEFT adds to every adapter of a model with a score."""
@@ -34,7 +34,7 @@ def starting_adapters(config: TrainingConfig) -> list[Adapter]:
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` or ``MODEL_INVALID`` for an adapter that is missing or unreadable;
-            ``CONFIG_INVALID`` for another order than that of their training.
+            ``CONFIG_INVALID`` for an order different from that of their training.
     """
     return in_order([read_adapter(name, Path(resolve(name))) for name in config.adapter])
 
@@ -107,7 +107,7 @@ def resolve_adapters(config: TrainingConfig) -> TrainingConfig:
 
 
 def _plain(value: Any, like: Any) -> Any:
-    """Normalise a value of a PEFT config, in which empty lists are null and sets unordered; ``like`` has the type."""
+    """Normalise a value of a PEFT config, in which empty lists are null and sets unordered, to the type of ``like``."""
     if value is None and isinstance(like, list | dict):
         return type(like)()
     if isinstance(value, list | tuple | set):

@@ -35,7 +35,7 @@ def empty_config(config: TrainingConfig) -> Any:
     """Return a new ``transformers`` config of a run's model, which the caller may change.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` where it is not on this machine.
+        GymError: ``CONFIG_INVALID`` without a model, ``MODEL_NOT_FOUND`` if it is not on this machine.
     """
     if config.model_init is not None:
         return new_config(config.model_init, load_tokenizer(config.model_init.tokenizer))

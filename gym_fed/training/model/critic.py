@@ -1,6 +1,6 @@
 """The critic of PPO: a transformer's body with a scalar head that estimates the future reward at every token.
 
-The body is separate from the policy's: in a shared one the critic's loss would change the policy, and an adapter or a
+The body is separate from the policy's: the critic's loss would change a shared body, and an adapter or a
 quantised base has no body to train. It starts as a copy of the policy's, or from the model that ``ppo.critic`` names,
 such as the reward model. The head starts at zero.
 """
@@ -48,7 +48,7 @@ class Critic(torch.nn.Module):
         return values.squeeze(-1).float()
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write a folder that ``ppo.critic`` accepts: the body as transformers does, and the head."""
+        """Write a folder that ``ppo.critic`` accepts: the body in transformers' format, and the head."""
         body: Any = self.body
         body.save_pretrained(str(folder))
         save_file(dict(self.head.state_dict()), folder / _HEAD)
@@ -69,7 +69,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
     """Load a critic from the model that ``ppo.critic`` names, with its value head if it has one.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` when its vocabulary is not the policy's.
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` if its vocabulary differs from the policy's.
     """
     folder = Path(resolve(name))
     if (folder / "adapter_config.json").is_file():

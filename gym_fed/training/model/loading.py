@@ -49,7 +49,7 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
-    """Refuse a model in memory whose type is not the config's ``dtype``; it would be trained unconverted."""
+    """Refuse a model in memory whose dtype differs from the config's ``dtype``; it would be trained unconverted."""
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if (

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens without logits (TRL's fused head), for models with a plain output head.
+"""Compute log-probabilities of tokens without storing logits (TRL's fused head), for plain output heads.
 
 TRL's ``add_fused_lm_head`` repeats the computation after a model's last layer: it multiplies by the head's weights, and
 scales and caps the logits by known keys of the config. For an architecture that differs (MPT's ``logit_scale`` scales

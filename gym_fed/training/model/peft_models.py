@@ -1,4 +1,4 @@
-"""PEFT models: wrapping a model for a new or a saved adapter, with errors that name our keys, and saving adapters."""
+"""Wrap a model for a new or saved PEFT adapter, and save adapters; errors name the config's keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMING = (
     ("rank_pattern", True),
     ("alpha_pattern", True),
 )
-"""Settings that name modules, and True for those that take regular expressions."""
+"""Settings that name modules, with True if they accept regular expressions."""
 
 _CONVERTED_ROUTER = "gate.weight"
 """PEFT's name of the router of Mixtral, Qwen3-MoE and similar models."""
@@ -34,7 +34,7 @@ _DROPOUTS = ("lora_dropout", "module_dropout", "boft_dropout", "vera_dropout")
 
 
 def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
-    """Call ``wrap`` with the section of the chosen method, on a quantised base if the config has one."""
+    """Call ``wrap`` with the section of the configured method, on a quantised base if there is one."""
     require_quantised(model, config)
     frozen = frozen_parts(model, config)
     return wrap(model, peft_config, config.finetuning, seed=config.seed, frozen=frozen)
@@ -50,17 +50,17 @@ def wrap(
         peft_config: A ``peft.PeftConfig``; not changed.
         section: The section of the YAML, for errors.
         seed: Seed of the random factors.
-        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
+        frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the settings fit no layer of the model, or PEFT would change them.
+        GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or PEFT would change them.
     """
     from peft import get_peft_model
     from transformers import set_seed
 
     from gym_fed.training.model.quantization import settle
 
-    peft_config = copy.deepcopy(peft_config)  # PEFT changes its lists, which may belong to our config
+    peft_config = copy.deepcopy(peft_config)  # PEFT changes its lists, which may belong to the run's config
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
@@ -77,7 +77,7 @@ def wrap(
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
             warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
-            warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would take another one
+            warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would use a different one
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
         first, kind = str(error).strip().splitlines()[0], type(model).__name__
@@ -268,7 +268,7 @@ def _names(targets: Any) -> Any:
 
 
 def _layers(model: Any, settings: Any, targets: Any) -> set[str]:
-    """Return the names of the layers that ``targets`` chooses."""
+    """Return the names of the layers that match ``targets``."""
     import torch
     from peft.tuners.tuners_utils import check_target_module_exists
 

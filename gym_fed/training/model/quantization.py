@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
 
-# Methods of stored quantised models: packages that transformers 5.23 needs to read them, and True if it reads
+# Methods of stored quantised models: packages that transformers 5.23 needs to load them, and True if it loads
 # them on a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by
 # autoawq.)
 _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
@@ -90,7 +90,7 @@ def require_quantised(model: Any, config: TrainingConfig) -> None:
 def settle(model: Any) -> None:
     """Keep 4-bit weights on a CPU in their layout.
 
-    bitsandbytes would repack them in evaluation, which fails for some sizes and after which training cannot continue.
+    bitsandbytes would repack them in evaluation, which fails for some sizes and prevents further training.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -99,7 +99,7 @@ def settle(model: Any) -> None:
 
 @contextmanager
 def uncast_adapters(model: Any) -> Iterator[None]:
-    """Keep TRL from casting adapters on quantised bases to bfloat16, as ``dtype`` alone decides their type."""
+    """Keep TRL from casting adapters on quantised bases to bfloat16; only ``dtype`` decides their type."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     flags = [name for name in ("is_loaded_in_4bit", "is_loaded_in_8bit") if vars(base).get(name)]
     for name in flags:

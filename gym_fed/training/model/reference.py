@@ -17,7 +17,7 @@ from gym_fed.training.model.quantization import quantization_arguments
 
 
 def check_reference(config: TrainingConfig) -> None:
-    """Refuse ``reference_model`` and ``reference_adapter`` if no loss would use them."""
+    """Refuse ``reference_model`` and ``reference_adapter`` if the loss would not use them."""
     if not has_named_reference(config):
         return
     key = "reference_model" if config.reference_model else "reference_adapter"

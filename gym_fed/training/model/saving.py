@@ -1,4 +1,4 @@
-"""Write the result of a run: a model folder, or a PEFT adapter with the name of its base."""
+"""Write a run's result: a model folder, or a PEFT adapter that names its base."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gym_fed.training.processes.sharding import is_split
 def save_final(
     trainer: Any, model: Any, tokenizer: Any, algorithm: Algorithm, config: TrainingConfig, folder: Path
 ) -> None:
-    """Save the result next to the run's other files; a kill leaves the run unfinished, but no partial model.
+    """Save the result in the run folder; if killed, the run stays unfinished but has no partial model.
 
     Args:
         trainer: The trainer after its run.
@@ -73,7 +73,7 @@ def _move_into(part: Path, folder: Path) -> None:
 
 
 def save_tuned(model: Any, config: TrainingConfig, folder: Path) -> None:
-    """Write tuned weights that this process holds whole: a model folder, or an adapter with changes of its base.
+    """Write the unsplit tuned weights of this process: a model folder, or an adapter with changes of its base.
 
     Args:
         model: The trained model or PEFT model; it is not changed.
@@ -144,7 +144,7 @@ def _drop_duplicates(part: Path, tied: dict[str, str], dtype: str) -> None:
 
 
 def portable_name(name: str | None) -> str | None:
-    """Return an absolute path, so that the adapter finds its base from anywhere; a name as it is."""
+    """Return a path as absolute, so that the adapter finds its base from anywhere; a model name unchanged."""
     if name is None or name == NANO or not Path(name).expanduser().exists():
         return name
     return str(Path(name).expanduser().resolve())

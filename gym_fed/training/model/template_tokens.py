@@ -151,7 +151,7 @@ def _grow(model: Any, known: int, size: int) -> None:
 
 
 def _num_embeddings(model: Any) -> int:
-    """Rows of the embeddings; ZeRO-3 leaves an empty tensor in place, with the whole one's shape in ``ds_shape``."""
+    """Return the number of embedding rows; ZeRO-3 leaves an empty tensor, with the full shape in ``ds_shape``."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])
 

@@ -1,4 +1,4 @@
-"""The optimisers, one per file or line of ``_table.py``: value of ``optimizer``.
+"""The optimisers (values of ``optimizer``), one per file or per entry of ``_table.py``.
 
-Installed packages add theirs by the entry point group ``gym_fed.optimizers``.
+Installed packages add optimisers through the entry point group ``gym_fed.optimizers``.
 """

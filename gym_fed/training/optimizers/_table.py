@@ -1,4 +1,4 @@
-"""Optimisers that need only a class's name and settings, including GaLore and APOLLO; others have a file each."""
+"""Optimisers that need only a class name and settings, including GaLore and APOLLO; the others have a file each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ScheduleFree(LibraryOptimizer):
     does so for evaluation, the callback here at the end.
 
     Attributes:
-        warms_up: True if it takes ``warmup_steps``.
+        warms_up: True if it accepts ``warmup_steps``.
     """
 
     replaces_schedule = True
@@ -282,7 +282,7 @@ TABLE: dict[str, LibraryOptimizer] = {
         "torch.optim:Adagrad", betas=False, per_example=True, learning_rate_scale=None, state_values=1.0
     ),
     "rmsprop": LibraryOptimizer("torch.optim:RMSprop", betas=False, per_example=True, state_values=1.0),
-    "adafactor": Factored(  # Shazeer and Stern 2018, with the learning rate that is given
+    "adafactor": Factored(  # Shazeer and Stern 2018, with a given learning rate
         "transformers:Adafactor",
         betas=False,
         fixed={"scale_parameter": False, "relative_step": False},

@@ -9,7 +9,7 @@ from gym_fed.training.optimizers.base import OptimizerChoice, check_known, creat
 
 
 class AdamW(OptimizerChoice):
-    """transformers' default AdamW; under LoRA+ and LoRA-FA the one that PEFT builds."""
+    """transformers' default AdamW; with LoRA+ and LoRA-FA the one that PEFT builds."""
 
     shards = True
     per_example = True
@@ -41,7 +41,7 @@ class AdamW(OptimizerChoice):
 
 
 def _lora_fa(model: Any, config: TrainingConfig) -> Any:
-    """Create PEFT's LoRA-FA (Zhang et al. 2023), with our betas instead of its fixed ones."""
+    """Create PEFT's LoRA-FA (Zhang et al. 2023), with the config's betas instead of its fixed ones."""
     from peft.optimizers import create_lorafa_optimizer
 
     assert config.lora is not None

@@ -1,4 +1,4 @@
-"""BAdam: Adam on one block of layers at a time, so that only a block's state is held.
+"""BAdam: Adam on one block of layers at a time, so that only one block's state is in memory.
 
 Luo et al. 2024, "BAdam: A Memory Efficient Full Parameter Optimization Method for Large Language Models".
 """

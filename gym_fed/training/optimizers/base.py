@@ -1,4 +1,4 @@
-"""The base classes of optimisers: one value of ``optimizer``, and those that are classes of a library.
+"""The base classes of optimisers: any value of ``optimizer``, and classes of a library.
 
 No library is imported before an optimiser is checked or created, so that the registry can list them.
 """
@@ -55,7 +55,7 @@ class OptimizerChoice:
     """Why several processes cannot use it, as a verb phrase for messages; empty if they can."""
 
     def check(self, config: TrainingConfig) -> None:
-        """Refuse what this optimiser, machine or installation cannot honour, before anything is loaded.
+        """Refuse a config that this optimiser, machine or installation does not support, before anything is loaded.
 
         Refuses ``optimizer_args``, betas and LoRA+'s ratio; an optimiser that uses them overrides this.
 
@@ -89,15 +89,15 @@ class LibraryOptimizer(OptimizerChoice):
 
     Attributes:
         source: ``module:Class``.
-        package: The required package; None for torch and transformers.
-        extra: The extra of ours that installs it.
-        betas: True if it takes ``betas``; else ``adam_beta1`` and ``adam_beta2`` are refused.
+        package: Required package; None for torch and transformers.
+        extra: Extra of gym-fed that installs it.
+        betas: True if it accepts ``betas``; otherwise ``adam_beta1`` and ``adam_beta2`` are refused.
         fixed: Arguments that users cannot set.
         gpu: Reason why it needs a CUDA GPU; empty if it does not.
         shards: See ``OptimizerChoice``.
         per_example: See ``OptimizerChoice``.
         learning_rate_scale: See ``OptimizerChoice``.
-        state_values: See ``OptimizerChoice``; a momentum that the config sets is one more.
+        state_values: See ``OptimizerChoice``; a momentum set in the config adds one.
         state_bits: Bits of a state value in bitsandbytes, whose blocks of 256 share a scale; 0 for other libraries.
     """
 
@@ -155,7 +155,7 @@ class LibraryOptimizer(OptimizerChoice):
         """Create the optimiser of ``groups``.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when the class refuses its arguments.
+            GymError: ``CONFIG_INVALID`` if the class refuses its arguments.
         """
         taken: dict[str, Any] = {"lr": config.learning_rate, **self.fixed, **config.optimizer_args}
         if self.betas:
@@ -169,7 +169,7 @@ class LibraryOptimizer(OptimizerChoice):
 
 @dataclass(frozen=True)
 class TrainedWeight:
-    """A trained tensor, with the facts that decide the size of its state.
+    """A trained tensor, with the properties that determine the size of its optimiser state.
 
     Attributes:
         shape: Its shape.
@@ -231,7 +231,7 @@ def import_class(source: str) -> Any:
 
 
 def create_checked(config: TrainingConfig, make: Any) -> Any:
-    """Return ``make()``; errors about values become a ``GymError``.
+    """Return ``make()``, converting errors about values to a ``GymError``.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

@@ -19,8 +19,8 @@ from gym_fed.training.optimizers.base import (
 
 
 class Muon(LibraryOptimizer):
-    """Linear layers but the output head by Muon at ``learning_rate``; embeddings, norms, biases and head by AdamW at
-    ``adamw_lr`` (by default ``learning_rate``, too) with ``adam_beta1`` and ``adam_beta2``."""
+    """Linear layers except the output head by Muon at ``learning_rate``; embeddings, norms, biases and head by AdamW at
+    ``adamw_lr`` (by default ``learning_rate``) with ``adam_beta1`` and ``adam_beta2``."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -25,13 +25,13 @@ _TILE_BYTES = 29
 """Bytes for each logit of a tile while torch differentiates it: 7 values in float32 and a mask. Triton needs none."""
 
 PROCESS_BYTES = {"cpu": 535 << 20, "cuda": 500 << 20, "mps": 500 << 20}
-"""Memory of a process without a model: Python and torch (measured), or a context on the GPU."""
+"""Bytes of a process without a model: Python and torch (measured), or a GPU context."""
 
 ADAPTER_PROCESS_BYTES = {**PROCESS_BYTES, "cpu": 581 << 20}
-"""The same with an adapter: PEFT imports further packages, among them bitsandbytes."""
+"""Bytes of a process with an adapter: PEFT imports further packages, among them bitsandbytes."""
 
 ALLOCATOR_BYTES = {"cpu": 160 << 20, "cuda": 0, "mps": 0}
-"""Freed blocks that glibc keeps: the mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
+"""Bytes of freed blocks that glibc holds: mean of gym-nano's runs in benchmarks/plan.py; not measured on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Memory:
         gradients: Gradients of the trained weights.
         optimizer: State of the optimiser.
         activations: Activations that autograd saves for a batch.
-        logits: The head's output and the loss's intermediate values.
-        copies: Reference, critic and teacher, with gradients and state of a trained one.
-        generation: Keys and values while answers are written.
+        logits: Output of the head and intermediate values of the loss.
+        copies: Reference, critic and teacher, with gradients and optimiser state of those that are trained.
+        generation: Keys and values during generation.
         process: Libraries and context.
         allocator: Freed blocks that are not returned to the system.
         embedding: The second gradient of a matrix that is both embeddings and head, before the two are added.
@@ -85,7 +85,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
 
     Args:
         config: The run.
-        sizes: Its weights.
+        sizes: Weights of the run's model.
         device: ``cpu``, ``cuda`` or ``mps``.
         processes: Number of processes that share the split parts.
     """
@@ -126,7 +126,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
 
 
 def row_length(config: TrainingConfig) -> int:
-    """Tokens of the longest row in a batch; for generated answers, prompt and answer."""
+    """Return the tokens of the longest row in a batch; for generated answers, those of prompt and answer."""
     if not ALGORITHMS.type_of(config.algorithm).writes_answers(config):
         return config.max_length
     section = config.chosen_sections().get(config.algorithm)
@@ -134,13 +134,13 @@ def row_length(config: TrainingConfig) -> int:
 
 
 def tokens_of_batch(config: TrainingConfig) -> int:
-    """Tokens of a batch of the longest rows on one device."""
+    """Return the tokens of a batch of the longest rows on one device."""
     rows: int = config.per_device_train_batch_size * ALGORITHMS.type_of(config.algorithm).sequences_per_row
     return rows * row_length(config)
 
 
 def activation_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
-    """Bytes that autograd saves per token in a row of ``length``, over all blocks."""
+    """Return the bytes that autograd saves per token in a row of ``length``, over all blocks."""
     block = block_bytes(config, shape, length, device=device)
     if not config.gradient_checkpointing:
         return shape.layers * block + _norm_bytes(config, shape.hidden)
@@ -148,7 +148,7 @@ def activation_bytes(config: TrainingConfig, shape: TextShape, length: int, *, d
 
 
 def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device: str = "cpu") -> float:
-    """Bytes that autograd saves per token in one block."""
+    """Return the bytes that autograd saves per token in one block."""
     width = _compute_width(config)
     values = 2 * shape.queries + 2 * shape.keys + 4 * shape.inner
     norms = 2 * _norm_bytes(config, shape.hidden)
@@ -169,7 +169,7 @@ def block_bytes(config: TrainingConfig, shape: TextShape, length: int, *, device
 
 
 def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) -> float:
-    """Bytes of a batch's logits and their gradients."""
+    """Return the bytes of a batch's logits and their gradients."""
     shape, width = sizes.shape, _compute_width(config)
     kind = ALGORITHMS.type_of(config.algorithm).logits(config)
     if kind == "none":
@@ -183,13 +183,13 @@ def _head_bytes(config: TrainingConfig, sizes: Sizes, tokens: int, device: str) 
 
 
 def _norm_bytes(config: TrainingConfig, size: int, groups: int = 1) -> float:
-    """An RMS norm saves its input and output, the normalised input if it is trained, and one number per group."""
+    """Return the bytes saved by an RMS norm: input, output, normalised input if trained, one number per group."""
     width = _compute_width(config)
     return size * (4 + (1 if config.lora is not None else 2) * width) + 4 * groups
 
 
 def _adapter_bytes(config: TrainingConfig, shape: TextShape, device: str) -> float:
-    """Bytes that LoRA on the seven matrices of a block saves on top of the frozen ones.
+    """Return the additional bytes that LoRA on the seven matrices of a block saves.
 
     These are the outputs of the first factors, and their inputs if they are copies (under dropout, or of another type
     than the base); the original inputs are then not saved.
@@ -224,7 +224,7 @@ def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _quantised_bytes(config: TrainingConfig) -> float:
-    """Bytes per weight: 4 bits and a scale per 64 weights, stored in 8 bits under double quantisation; or 8 bits."""
+    """Return bytes per weight: 4 bits and a scale per 64 weights (8 bits with double quantisation), or 8 bits."""
     assert config.quantization is not None
     if config.quantization.bits == 8:
         return 1.0
@@ -233,7 +233,7 @@ def _quantised_bytes(config: TrainingConfig) -> float:
 
 
 def _shares(config: TrainingConfig, processes: int) -> tuple[float, float]:
-    """Shares of weights, and of gradients and optimiser state, that one process holds."""
+    """Return the fraction of weights, and of gradients and optimiser state, that one process holds."""
     distributed = config.distributed
     if distributed is None or processes == 1 or distributed.strategy == "ddp":
         return 1.0, 1.0

@@ -44,9 +44,9 @@ class RunPlan:
     """The requirements of a run.
 
     Attributes:
-        sizes: Its weights.
+        sizes: Weights of the run's model.
         memory: Memory of one process.
-        device: Where it would run.
+        device: Device of the run.
         available: Memory of the device in bytes; None if this machine does not have it.
         tokens: Maximum tokens per step.
         operations: Floating-point operations of one step.

@@ -34,7 +34,7 @@ class Tuning(ABC):
     """Default of ``learning_rate`` for supervised training of a pre-trained model of more than ten million weights."""
 
     per_example: ClassVar[bool] = False
-    """True if gradients of single examples (``privacy``) have been tried with it."""
+    """True if per-example gradients (``privacy``) are tested with it."""
 
     federates: ClassVar[bool] = False
     """True if a hub may request it: its updates are values, or LoRA factors."""

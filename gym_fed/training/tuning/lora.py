@@ -108,7 +108,7 @@ def add_lora(
         seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a`` they depend only on it and the
             layer's name, on every machine, and are not trained.
         task: PEFT's name of what the model does.
-        frozen: Parts of a model that reads images which get no adapter; see ``vision.parts.frozen_parts``.
+        frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` when ``target_modules`` names no layer of the model.

@@ -1,4 +1,4 @@
-"""TRL's ``GKDTrainer`` for rows that are tokenised already, with the temperature in the divergence.
+"""TRL's ``GKDTrainer`` for tokenised rows, with the temperature in the divergence.
 
 TRL 1.16 uses ``temperature`` for sampling alone, and divides an on-policy batch by the number of tokens of the rows
 that the student's answers replaced. Here the student answers all batches of a step before the first one is trained on,
@@ -31,12 +31,12 @@ class _Unanswered(_Gkd):  # type: ignore[misc]
 
 
 class DistillationTrainer(GlobalBatch, _Unanswered):
-    """A trainer whose loss is the divergence from the teacher, in nats per labelled token of the whole step.
+    """A trainer whose loss is the divergence from the teacher, in nats per labelled token of the optimiser step.
 
     Args:
         args: Arguments of ``GKDTrainer``.
         divergence: Divergence of ``[n, vocabulary]`` logits of student and teacher, summed over ``n``.
-        tokens: The columns of both models' logits that are tokens; the others are padding.
+        tokens: Columns of both models' logits that belong to tokens; the others are padding.
         kwargs: Arguments of ``GKDTrainer``.
     """
 
@@ -60,7 +60,7 @@ class DistillationTrainer(GlobalBatch, _Unanswered):
         return {"tokens": (batch["labels"][:, 1:] != IGNORED).sum()}
 
     def count(self, batches: list[Any]) -> None:
-        """Replace the data's answers by the student's in a share ``lmbda`` of the batches, then count tokens."""
+        """Replace the data's answers by the student's in a fraction ``lmbda`` of the batches, then count tokens."""
         for batch in batches:
             if random.random() <= self.lmbda:
                 self._answer(batch)

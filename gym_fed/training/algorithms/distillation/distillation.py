@@ -1,6 +1,6 @@
 """Knowledge distillation: the student learns the teacher's distribution at every token.
 
-``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's answers or the student's own. Agarwal
+``L = D_beta(teacher, student)`` in nats per token (``divergence``), on the data's answers or the student's own: Agarwal
 et al. 2024, "On-Policy Distillation of Language Models" (GKD), equations 1 and 2; Hinton et al. 2015 for the
 temperature (the loss is not multiplied by its square).
 """
@@ -30,7 +30,7 @@ _HINT = "choose a teacher of the student's family, or algorithm: sequence_distil
 
 
 class Distillation(Algorithm):
-    """TRL's ``GKDTrainer`` on rows that are tokenised here; the teacher is a model name or folder."""
+    """Distillation by TRL's ``GKDTrainer``; the teacher is a model name or folder."""
 
     keeps_encoded = False  # encoding compares vocabularies with the teacher's
     tried = "full; off-policy and on-policy"
@@ -122,7 +122,7 @@ def divergence(student: Tensor, teacher: Tensor, *, beta: float, temperature: fl
 
     Args:
         student: ``[n, vocabulary]`` logits.
-        teacher: The same of the teacher.
+        teacher: ``[n, vocabulary]`` logits of the teacher.
         beta: Weight of the teacher in the mixture ``m``.
         temperature: Divides the logits of student and teacher.
 
@@ -179,7 +179,7 @@ def _teacher(job: Job, settings: DistillationSettings) -> tuple[Any, int]:
 
 
 def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
-    """Return the columns of the logits that are tokens of the tokenizer and have a row in both models.
+    """Return the columns of the logits that belong to tokens and have an embedding row in both models.
 
     Models of one family pad their embeddings to different sizes (Qwen2.5 has 151,665 tokens, and 151,936 rows at 0.5B
     and 152,064 at 7B). The logits of padding rows belong to no token and are never trained, so they are left out of
@@ -187,14 +187,14 @@ def token_columns(tokenizer: Any, rows: int) -> slice | list[int]:
 
     Args:
         tokenizer: Tokenizer of both models. It may have tokens without a row, such as Gemma 3's for pictures at 1B.
-        rows: The lower number of rows of embeddings of the two.
+        rows: Embedding rows of the smaller of the two embeddings.
     """
     ids = sorted({number for number in tokenizer.get_vocab().values() if number < rows})
     return slice(len(ids)) if ids[-1] == len(ids) - 1 else ids
 
 
 def _first_difference(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
-    """Describe the lowest id that is not the same token in both vocabularies; None for equal ones."""
+    """Describe the lowest id whose token differs between the vocabularies; None if they are equal."""
     student, teacher = ({number: token for token, number in vocab.items()} for vocab in (ours, theirs))
     for number in sorted({*student, *teacher}):
         pair = teacher.get(number), student.get(number)

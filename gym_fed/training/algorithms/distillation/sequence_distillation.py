@@ -3,8 +3,8 @@
 Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy (or sampled) answers in place of
 beam search. Only texts pass from teacher to student, so that vocabularies may differ.
 
-Answers are stored as they are generated, so that none is generated twice: in ``.NAME.teacher.jsonl`` next to the run
-folder until that is opened, then in it as ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
+Answers are stored as they are generated, so that each is generated only once: in ``.NAME.teacher.jsonl`` next to the run
+folder until it is opened, then inside it as ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
 key is a digest of teacher, settings and prompt.
 """
 
@@ -34,7 +34,7 @@ _LINES_OF_PROGRESS = 10
 
 
 class SequenceDistillation(Algorithm):
-    """``sft`` on the teacher's answers, which the run folder holds in ``teacher.jsonl``."""
+    """``sft`` on the teacher's answers, stored in ``teacher.jsonl`` in the run folder."""
 
     tried = "full; greedy and sampled"
     untried = "adapters"
@@ -101,7 +101,7 @@ class TeacherAnswers:
         self._writes = os.environ.get("RANK", "0") == "0"
 
     def of(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Return ``{"answer", "finished"}`` for each row's ``prompt``; answers that no file holds are generated.
+        """Return ``{"answer", "finished"}`` for each row's ``prompt``, generating the answers that no file has.
 
         Every answer depends only on settings, seed and rows, not on the files.
         """
@@ -119,7 +119,7 @@ class TeacherAnswers:
         return [known[key] for key in keys]
 
     def keep(self) -> None:
-        """Move the generated answers into the run folder once that is open."""
+        """Move the generated answers into the opened run folder."""
         if self._writes and self._part.exists():
             lines = {line["key"]: line for file in (self._kept, self._part) for line in _read(file)}
             _append(self._kept.with_suffix(".part"), lines.values(), "w")
@@ -208,7 +208,7 @@ def _end_tokens(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
-    """Return the complete lines of a file whose last line a kill may have cut."""
+    """Return the complete lines of a file; its last line may be truncated if the process was killed."""
     if not file.is_file():
         return []
     lines = file.read_text(encoding="utf-8").split("\n")[:-1]  # the last line may be incomplete

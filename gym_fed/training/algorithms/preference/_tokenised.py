@@ -45,7 +45,7 @@ class Pairs(Algorithm):
 
 
 def check_preference(config: TrainingConfig) -> None:
-    """Refuse keys that are only for texts and conversations, and dropout that TRL would disable."""
+    """Refuse keys that apply only to texts and conversations, and dropout, which TRL would disable."""
     keys = ("packing", "train_on_prompt", "assistant_only_loss", "mask_history")
     refuse_set(config, keys, f"{config.algorithm} learns from answers to prompts and does not read it")
     sections = config.chosen_sections()
@@ -70,7 +70,7 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         job: The job.
         trainer: TRL's class.
         arguments: Its config.
-        reference: True if it takes a ``ref_model``: the model that the config names, or a frozen copy of the initial
+        reference: True if it needs a ``ref_model``: the model that the config names, or a frozen copy of the initial
             policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments`` precompute
             its log-probabilities.
     """
@@ -128,7 +128,7 @@ def starts_as_base(job: Job) -> bool:
 
 
 class _OnIds(_Trainer):  # type: ignore[misc]
-    """A mix-in, placed before a TRL trainer, for rows that are tokenised already."""
+    """A mix-in, placed before a TRL trainer, for tokenised rows."""
 
     _precompute_engine: Any
 
@@ -177,7 +177,7 @@ class _OnIds(_Trainer):  # type: ignore[misc]
 
 
 class _AdapterOff(_Trainer):  # type: ignore[misc]
-    """A mix-in for PEFT models whose reference is the model with its adapter off, so that no copy is held.
+    """A mix-in for PEFT models whose reference is the model with its adapter disabled, so that no copy is needed.
 
     Without a given reference TRL would copy the adapter to one called ``ref``, which stays on the model, is saved with
     it, does not exist for AdaLoRA, and subtracts PiSSA's factors from the base again. So a reference is given, and
@@ -229,7 +229,7 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tokenised(GlobalBatch):
-    """A mix-in, placed before one of the two, for tokenised rows; it counts tokens as TRL's other trainers do.
+    """A mix-in, placed before ``ORPOTrainer`` or ``CPOTrainer``, for tokenised rows; it counts tokens like TRL's others.
 
     Their loss is a mean over pairs plus one over tokens, the chosen answer's next-token loss.
     """

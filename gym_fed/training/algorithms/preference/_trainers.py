@@ -23,7 +23,7 @@ class RewardMeans(RowMeans, _Reward):  # type: ignore[misc]
 
 
 class DpoMeans(RowMeans, _Dpo):  # type: ignore[misc]
-    """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is one over the chosen answers' tokens.
+    """A ``DPOTrainer`` whose loss is a mean over pairs; the loss ``sft`` is a mean over the chosen answers' tokens.
 
     ``aot`` and ``aot_unpaired`` sort the pairs of a batch, and ``use_weighting`` multiplies ``sft`` by a batch's mean
     weight: these are still per batch.

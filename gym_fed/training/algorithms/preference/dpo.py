@@ -18,7 +18,7 @@ from gym_fed.training.run.job import Job
 
 
 class Dpo(Pairs):
-    """DPO over TRL's ``DPOTrainer``."""
+    """DPO by TRL's ``DPOTrainer``."""
 
     uses_reference = True
     takes_reference = True

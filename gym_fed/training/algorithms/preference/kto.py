@@ -1,8 +1,8 @@
 """Kahneman-Tversky optimisation (KTO), for single answers labelled as desirable or undesirable.
 
 With ``h = log pi(y|x) - log ref(y|x)`` and ``z = max(0, mean log-ratio of answers to other prompts)``, without
-gradient, the loss of an answer is ``desirable_weight * (1 - sigmoid(beta * (h - z)))`` when it was liked, and
-``undesirable_weight * (1 - sigmoid(beta * (z - h)))`` when it was not: Ethayarajh et al. 2024, equation 7.
+gradient, the loss is ``desirable_weight * (1 - sigmoid(beta * (h - z)))`` for a desirable answer, and
+``undesirable_weight * (1 - sigmoid(beta * (z - h)))`` for an undesirable one: Ethayarajh et al. 2024, equation 7.
 
 ``trl.trainer.kto_trainer.KTOTrainer._compute_loss`` computes it; ``KtoMeans`` computes ``z``, once per optimiser step.
 ``tests/unit/training/test_losses_on_the_page.py`` compares the trainer's loss with the formula.
@@ -28,9 +28,9 @@ from gym_fed.training.run.job import Job
 
 
 class Kto(Algorithm):
-    """KTO on single answers that were liked or not; a preference pair becomes two such rows.
+    """KTO on single answers labelled desirable or undesirable; a preference pair becomes two such rows.
 
-    Rows are shuffled once by ``seed``, and every epoch has that order: the KL of a step is estimated on its prompts
+    Rows are shuffled once by ``seed``, and every epoch uses that order: the KL of a step is estimated on its prompts
     with the answers of neighbouring rows.
     """
 

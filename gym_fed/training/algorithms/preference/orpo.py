@@ -63,7 +63,7 @@ def odds_ratio_loss(chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _log1mexp(x: Tensor) -> Tensor:
-    """``log(1 - exp(x))`` for ``x < 0``, in the form that is exact near 0 or the one that is exact far below."""
+    """``log(1 - exp(x))`` for ``x < 0``, by the numerically stable formula for ``x`` near 0 or far below it."""
     import torch
 
     return torch.where(x < -math.log(2), torch.log1p(-torch.exp(x)), torch.log(-torch.expm1(x)))

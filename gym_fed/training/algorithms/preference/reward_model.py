@@ -53,9 +53,9 @@ class RewardModel(Algorithm):
         )
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        """Encode pairs; those with a conversation of more than ``max_length`` tokens are left out, as in TRL.
+        """Encode pairs; pairs with a conversation of more than ``max_length`` tokens are left out, as in TRL.
 
-        A truncated answer has no reward. ``length`` is that of the longer conversation.
+        A truncated answer cannot be scored. ``length`` is that of the longer conversation.
         """
         encoded, counts = [], RowCounts()
         for row in encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning):
@@ -69,7 +69,7 @@ class RewardModel(Algorithm):
         return EncodedRows(encoded, counts)
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """Return the same body (not a copy) under a head of one output, drawn from ``seed``.
+        """Return the same body (not a copy) with a one-output head, initialised from ``seed``.
 
         Raises:
             GymError: ``MODEL_INVALID`` for an architecture without sequence classification.

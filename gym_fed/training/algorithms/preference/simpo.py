@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Simpo(WholePairs):
-    """SimPO, whose reward is the mean log-probability itself: no reference model."""
+    """SimPO, whose reward is the mean log-probability; it needs no reference model."""
 
     federates = True
     tried = "full, LoRA"
@@ -56,7 +56,7 @@ def simpo_loss(
         rejected: The same of the rejected answers.
         beta: Scale of the reward, which is the mean log-probability.
         gamma: The target reward margin.
-        label_smoothing: Share of pairs that are taken to be labelled the wrong way round.
+        label_smoothing: Assumed fraction of pairs with swapped labels.
 
     Returns:
         ``[n]``.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Tdpo(Pairs):
-    """TDPO over TRL's ``DPOTrainer``. The reference's whole distributions are needed at every step."""
+    """TDPO by TRL's ``DPOTrainer``; every step computes the reference's full distributions."""
 
     uses_reference = True
     takes_reference = True

@@ -1,4 +1,4 @@
-"""TRL's trainers that generate answers, with our graders, a reference made from the model in memory, and exact
+"""TRL's trainers that generate answers, with graders, a reference copied from the model in memory, and exact
 resume."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Rloo: Any = RLOOTrainer
 class Rollouts(_Trainer):  # type: ignore[misc]
     """A mix-in, placed before ``GRPOTrainer`` or ``RLOOTrainer``.
 
-    A checkpoint may fall between two uses of the same answers. It contains them, so that a resumed run uses them again
+    A checkpoint between two uses of the same answers contains them, so that a resumed run uses them again
     and ends with the same weights.
     """
 
@@ -78,7 +78,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         self._buffered_inputs = batches or None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log tokens since this process started, as TRL's other trainers do, and no times, which are not
+        """Log tokens since this process started, as TRL's other trainers do, but not times, which are not
         reproducible."""
         if self.model.training:
             metrics = self._metrics["train"]
@@ -216,7 +216,7 @@ def reference_of(job: Job) -> Any | None:
     """Return the reference that the config names, or a copy of the policy; None for the policy with its adapter
     disabled.
 
-    None is for an adapter that does not change the model yet, which a forward pass shows; PiSSA, OLoRA and continued
+    None is for an adapter that does not change the model yet, as a forward pass shows; PiSSA, OLoRA and continued
     adapters do.
     """
     named = named_reference(job.config, job.model)
@@ -263,9 +263,9 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
-    """Make the dataset that TRL draws from: row numbers, and a column of its name for prompts.
+    """Create the dataset that TRL samples: row numbers, and a prompt column with TRL's name.
 
-    The prompts themselves are kept apart, because Arrow requires one type per column.
+    The prompts themselves are stored separately, because Arrow requires one type per column.
     """
     from datasets import Dataset
 

@@ -25,7 +25,7 @@ _SMALLEST_DEVIATION = 1e-4
 
 
 class Grpo(Rewarded):
-    """GRPO, with the averages of DAPO, Dr. GRPO and BNPO by ``loss_type``."""
+    """GRPO, and the averages of DAPO, Dr. GRPO and BNPO by ``loss_type``."""
 
     name = "grpo"
     tried = "full, LoRA; every grader"
@@ -52,7 +52,7 @@ def group_advantages(rewards: Tensor, *, scale: str) -> Tensor:
             "REINFORCE++"), or ``none`` (Liu et al. 2025, "Dr. GRPO").
 
     Returns:
-        ``[prompts, answers]``; 0 where all answers to a prompt have the same reward.
+        ``[prompts, answers]``; 0 if all answers to a prompt have the same reward.
     """
     advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if scale == "group":

@@ -8,7 +8,7 @@ Optimization Algorithms", equation 9. Its parts, in the order of a step:
 3. ``clipped_objective``: ``L_CLIP``.
 4. ``value_loss``: ``L_VF``, the critic's loss.
 
-``_ppo_trainer`` has them and combines them; ``S`` is the entropy of the policy's distribution.
+``_ppo_trainer`` defines and combines them; ``S`` is the entropy of the policy's distribution.
 """
 
 from __future__ import annotations
@@ -94,5 +94,5 @@ class Ppo(Rewarded):
         return build_trainer(PpoTrainer, job, arguments, settings.beta, critic=critic, settings=settings)
 
     def save(self, trainer: Any, folder: Path) -> None:
-        """Save the critic in the folder ``critic``, which ``ppo.critic`` of a later run may name."""
+        """Save the critic in the folder ``critic``, which a later run may name in ``ppo.critic``."""
         trainer.accelerator.unwrap_model(trainer.critic).save_pretrained(folder / "critic")

@@ -16,7 +16,7 @@ from gym_fed.training.run.job import Job
 
 
 class Rloo(Rewarded):
-    """RLOO; the KL to the model at the start is subtracted from the reward."""
+    """RLOO; the KL to the initial model is subtracted from the reward."""
 
     name = "rloo"
     tried = "full, LoRA"

@@ -1,4 +1,4 @@
-"""TRL's ``SFTTrainer`` with a loss of two parts: one on the rows to forget, one on the rows to keep."""
+"""TRL's ``SFTTrainer`` with a two-part loss: on rows to forget and on rows to keep."""
 
 from __future__ import annotations
 
