@@ -1,6 +1,6 @@
-"""Training scripts: a recipe is a Python script whose context provides devices, tracker, models and storage.
+"""Recipes, Python training scripts whose context provides devices, tracker, models and storage.
 
-See docs/recipes.md for an example. If a config is enough, use ``gym train``.
+See docs/recipes.md for an example. If a config is sufficient, use ``gym train``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Role = Literal["policy", "reference", "value"]
 
 
 class Tracks(Protocol):
-    """The interface of an experiment that a recipe needs; ``gym_fed.Experiment`` is one."""
+    """The interface of an experiment tracker, which ``gym_fed.Experiment`` implements."""
 
     def log_config(self, config: Mapping[str, Any]) -> None: ...
 
@@ -44,11 +44,11 @@ class RecipeContext:
             context.save_safely("policy", policy)
 
     Args:
-        output_dir: Folder of the recipe; created if absent, else continued.
-        devices: ``auto`` for every CUDA GPU, or MPS, or the CPU; or the names of devices.
-        seed: Set for Python, numpy and torch when the block is entered.
-        experiment: Receives metrics; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed at the end.
-            A given one stays open.
+        output_dir: Folder of the recipe; created if missing, otherwise resumed.
+        devices: Names of devices, or ``auto`` for all CUDA GPUs, else MPS, else the CPU.
+        seed: Seed for Python, numpy and torch, set when the block is entered.
+        experiment: Tracker; by default a ``gym_fed.Experiment`` in ``output_dir``, which is closed at the end.
+            A given tracker stays open.
 
     Attributes:
         output_dir: The recipe's folder.
@@ -111,12 +111,12 @@ class RecipeContext:
 
         Args:
             model: See ``spawn``.
-            tp: Processes that share its layers. Recipes hold whole models, so only 1 is accepted.
+            tp: Number of processes that share its layers; only 1 is supported.
             device: See ``spawn``.
             dtype: See ``spawn``.
 
         Raises:
-            GymError: ``USAGE`` for another ``tp``; see ``spawn``.
+            GymError: ``USAGE`` for a ``tp`` other than 1; see ``spawn``.
         """
         if tp != 1:
             reason = f"spawn_train: tp is {tp}, and the models of a recipe are whole (world_size is {self.world_size})"
@@ -150,7 +150,7 @@ class RecipeContext:
             dtype: Type of the weights of a loaded model.
 
         Raises:
-            GymError: ``USAGE`` for another role; errors of ``load_model``.
+            GymError: ``USAGE`` for an unknown role; errors of ``load_model``.
         """
         import copy
 
@@ -272,7 +272,7 @@ def _writer(what: Any) -> Callable[[Path], Any]:
 
 
 def _claim(part: Path, wanted: Path) -> Path:
-    """Rename the written part to the first free name; another process may take a name at the same time."""
+    """Rename the written part to the first free name; other processes may claim a name at the same time."""
     number = 1
     while True:
         place = wanted if number == 1 else wanted.with_name(f"{wanted.stem}-{number}{wanted.suffix}")

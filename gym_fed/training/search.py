@@ -1,4 +1,4 @@
-"""Search settings with Optuna: every trial is a run folder, interrupted trials resume, bad ones are pruned.
+"""Search for the best settings with Optuna: each trial has a run folder, can resume, and may be pruned.
 
 Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. An interrupted trial runs again with
 the same settings in the same folder, where it resumes from its last checkpoint.
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import optuna
 
 
-_FOLDER = "folder"  # user attribute: where the trial runs
-_ENDED = "ended"  # user attribute: why it has no value
+_FOLDER = "folder"  # user attribute: folder of the trial
+_ENDED = "ended"  # user attribute: reason for a missing value
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Search:
 
     Args:
         config: The config of the search.
-        on_trial: Called with every trial that has ended.
-        on_report: Called with every step of every trial, and its number.
+        on_trial: Called with every finished trial.
+        on_report: Called with every step's report and the number of its trial.
         should_stop: Called after every step; True leaves the trial at a checkpoint and raises ``INTERRUPTED``.
     """
 
@@ -83,14 +83,14 @@ class Search:
             check_config(self._trial_config(values, self.folder / "trials"))
 
     def run(self, num_trials: int | None = None) -> list[TrialResult]:
-        """Run trials until N have ended by themselves.
+        """Run trials until N have ended without interruption.
 
         Returns:
-            Every ended trial, by number. The config of the best one is in ``best.yaml``.
+            Finished trials by number. The config of the best one is in ``best.yaml``.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder holds another search;
-                ``STATE_LOCKED`` while another process runs this search.
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder has a different search;
+                ``STATE_LOCKED`` if another process is running this search.
         """
         import optuna
 
@@ -127,7 +127,7 @@ class Search:
         storage = optuna.storages.RDBStorage(name)
         before = [s for s in optuna.get_all_study_names(storage) if s == "search"]
         done = len(optuna.load_study(study_name="search", storage=storage).trials) if before else 0
-        # A resumed sampler starts again: with the same seed it would draw the first settings again.
+        # A resumed sampler restarts: with the same seed it would draw the first settings again.
         seed = search.seed + done
         sampler: optuna.samplers.BaseSampler = (
             optuna.samplers.TPESampler(seed=seed)

@@ -1,4 +1,4 @@
-"""The trainer: train a model by a config, and write its run folder.
+"""Train a model from a config and write its run folder.
 
 Algorithms are in ``algorithms/``; the loop itself is TRL's. A stopped or killed run resumes from its last checkpoint
 and ends with the same weights as an uninterrupted one.
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 
 class Trainer(ExpectedElsewhere):
-    """Trains one model by one config.
+    """Trains one model with one config.
 
     Args:
         config: The run's config.
-        model: Train this model in place instead of loading ``config.model``. Under ``finetuning: lora`` its weights do
+        model: Model to train in place instead of loading ``config.model``. With ``finetuning: lora`` its weights do
             not change, and the result's model is a PEFT wrapper, whose ``unload()`` returns the model.
         tokenizer: The tokenizer of ``model``.
         graders: Graders in addition to ``config.graders``.
@@ -70,7 +70,7 @@ class Trainer(ExpectedElsewhere):
         on_rows: Called before training with row counts: ``("data", counts)``, and the same for ``eval_data`` if there
             is any. Without it, many lost rows cause a warning.
         on_report: Called with a ``hooks.StepReport`` after every step and evaluation; may raise to end the run.
-        should_stop: Function called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` raised.
+        should_stop: Called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised.
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
             knowledge (``result.check``). Rows are held out if none are named.
         last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
@@ -123,12 +123,12 @@ class Trainer(ExpectedElsewhere):
         Args:
             dataset: Rows (see ``gym_fed.data.rows``), or a name as for ``named_source``, instead of ``config.data``.
             eval_dataset: Rows instead of ``config.eval_data``, or their name.
-            resume: False refuses an unfinished run in ``output_dir`` instead of continuing it.
+            resume: False to refuse an unfinished run in ``output_dir`` instead of resuming it.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS``, ``DATA_INVALID``, ``MODEL_NOT_FOUND`` and
                 ``CONFIG_INVALID`` before anything is written. An optimiser may refuse the model later, before the first
-                step; another config may then use the folder.
+                step; the folder is then free for a different config.
         """
         require_training(self.config)
         try:
@@ -144,18 +144,18 @@ class Trainer(ExpectedElsewhere):
 
     @with_other_arguments
     def apply_deltasoup(self, others: Contributions, settings: DeltaSoupConfig | None = None) -> SoupResult:
-        """Merge the trained weights with others' deltas of the same base; the result is then base plus soup.
+        """Merge the trained weights with other users' deltas of the same base; the result is then base plus soup.
 
         Args:
             others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
-            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule withstands malicious clients.
+            settings: Rules and codecs; by default ``DeltaSoupConfig()``, whose rule tolerates malicious clients.
 
         Returns:
-            The soup and the outcome of every contribution; this trainer's own is called ``self``.
+            The soup and the outcome of every contribution; the trainer's own is called ``self``.
 
         Raises:
-            GymError: ``USAGE`` before training, or when ``config.model`` does not name the base; see ``DeltaSoup`` for
-                the others. The result's model is then as it was.
+            GymError: ``USAGE`` before training, or if ``config.model`` does not name the base; see ``DeltaSoup`` for
+                other errors. The result's model is then unchanged.
         """
         from gym_fed.training.run.afterwards import soup_with
 
@@ -168,14 +168,14 @@ class Trainer(ExpectedElsewhere):
         self, path: str | Path, format: str | None = None, codec: CodecPolicy | None = None, *,
         quantization: str = "", check: bool = True,
     ) -> Path:  # fmt: skip
-        """Write the result's model to a new file or folder, as `gym export` does.
+        """Write the result's model to a new file or folder, like `gym export`.
 
         Args:
             path: The new file or folder; nothing is overwritten.
             format: See ``gym export --list``; by default by the suffix of ``path``, else ``huggingface``.
             codec: Codec of the format ``delta``; by default one bit per weight, or LoRA factors after LoRA training.
             quantization: A quantisation of the format; by default its first.
-            check: True to read it back in a new process and compare; on a difference it is deleted, and
+            check: True to read the export in a new process and compare; if it differs it is deleted and
                 ``EXPORT_DIFFERS`` is raised.
         """
         from gym_fed.training.run.afterwards import export
@@ -361,7 +361,7 @@ class Trainer(ExpectedElsewhere):
 
     @contextmanager
     def _ready_graders(self) -> Iterator[None]:
-        """Set graders up for the duration of the run."""
+        """Set up graders for the duration of the run."""
         with ExitStack() as stack:
             for grader in self._graders:
                 stack.callback(grader.teardown)
@@ -372,7 +372,7 @@ class Trainer(ExpectedElsewhere):
 def _prepare_model(
     config: TrainingConfig, algorithm: Algorithm, tuning: Tuning, model: Any, tokenizer: Any, device: Any
 ) -> Any:
-    """Return the model with the algorithm's head and the method's weights, on its device; fixed parts frozen."""
+    """Return the model on its device, with the algorithm's head, the method's weights and frozen parts."""
     from transformers import set_seed
 
     set_seed(config.seed)

@@ -55,10 +55,10 @@ class LocalOnly(_Trainer):  # type: ignore[misc]
             super().__init__(*args, **named)
 
     def _send_telemetry(self) -> None:
-        """Send nothing."""
+        """Send no telemetry."""
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write nothing: the run folder has the record."""
+        """Write no model card: the run folder has the record."""
 
     def create_optimizer(self, model: Any = None) -> Any:
         """Create the optimiser of the config, unless transformers creates it."""
@@ -122,7 +122,7 @@ def local(trainer: type) -> Any:
 
 
 class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
-    """A mix-in for trainers of models that are split while loading; does nothing for others."""
+    """A mix-in for trainers of models that are split while loading; it does not affect others."""
 
     is_distributed_loading_by_transformers: bool
     model: Any
@@ -162,7 +162,7 @@ class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
     """Makes accelerate accept processes that share rows on a CPU; its own check allows only GPUs."""
 
     def _validate_accelerator(self, accelerator: Any) -> None:
-        """Accept every accelerator: the processes are joined already."""
+        """Accept every accelerator: the processes have already joined."""
 
 
 def _spread(*, strict: bool) -> StateDictOptions:
@@ -182,7 +182,7 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 class EpochLengthGroups(LengthGroupedSampler):
     """transformers' order of ``group_by_length``, drawn from seed and epoch.
 
-    Its own depends on the random state at the start of an epoch, which a run that resumes in a later epoch does not
+    That of transformers depends on the random state at the start of an epoch, which a run resumed later does not
     have.
     """
 

@@ -35,7 +35,7 @@ class Algorithm(ABC):
     """PEFT's name of the model's task."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the section with its name; None without a section. Sections of built-in algorithms are typed keys of the
+    """Schema of its section; None without a section. Sections of built-in algorithms are typed keys in the
     config (``gym_fed/config/algorithms``), so they leave this None."""
 
     needs_graders: ClassVar[bool] = False

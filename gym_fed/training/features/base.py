@@ -25,7 +25,7 @@ class Feature:
     """The base class of features, stateless. Its methods are called only if the key is on."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the key for a feature of another package; None for a boolean. Keys of built-in features are typed in the
+    """Schema of the key of another package's feature; None for a boolean. Keys of built-in features are typed in the
     config (``gym_fed/config/train/compute.py``)."""
 
     per_example: ClassVar[bool] = False

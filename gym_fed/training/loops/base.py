@@ -127,7 +127,7 @@ class Loop(ABC):
         context: Provides device, seed, tracker, and the parent of the loop's default folder.
         output_dir: The loop's folder, from which a stopped loop resumes; by default below the context's.
         settings: Further keys of a training file, such as ``{"max_length": 512}``.
-        should_stop: Function called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` raised.
+        should_stop: Called after every step; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised.
 
     Raises:
         GymError: ``USAGE`` if batches do not divide evenly, ``CONFIG_INVALID`` for unsupported values.

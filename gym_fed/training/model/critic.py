@@ -69,7 +69,7 @@ def load_critic(name: str, policy: Any, *, dtype: str, train_body: bool) -> Crit
     """Load a critic from the model that ``ppo.critic`` names, with its value head if it has one.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` if its vocabulary differs from the policy's.
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``CONFIG_INVALID`` for a vocabulary other than the policy's.
     """
     folder = Path(resolve(name))
     if (folder / "adapter_config.json").is_file():

@@ -51,7 +51,7 @@ class RunPlan:
         tokens: Maximum tokens per step.
         operations: Floating-point operations of one step.
         steps: Steps of the run; None if the number of rows is unknown.
-        seconds: Seconds per step on this machine; None if the model is too large to be timed.
+        seconds: Seconds per step on this machine; None if the model is too large to time.
     """
 
     sizes: Sizes
@@ -105,12 +105,12 @@ class RunPlan:
 def plan_run(
     config: TrainingConfig, *, processes: int = 1, device: str | None = None, timed: bool = True
 ) -> RunPlan:
-    """Estimate the requirements of ``config``. No weights are read.
+    """Estimate the memory, steps and time of ``config``'s run without reading weights.
 
     Args:
         config: The run.
-        processes: How many processes share it.
-        device: ``cpu``, ``cuda`` or ``mps``, whose memory is estimated; by default the run's device.
+        processes: Number of processes of the run.
+        device: Device whose memory is estimated (``cpu``, ``cuda`` or ``mps``); by default the run's.
         timed: True to time some blocks on this machine.
 
     Raises:
@@ -134,7 +134,7 @@ def plan_run(
 
 
 def steps_of(config: TrainingConfig, processes: int = 1) -> int | None:
-    """Optimiser steps of a run; None if the rows are on the Hub and their number is unknown."""
+    """Return the optimiser steps of a run; None if the rows are on the Hub and their number is unknown."""
     if config.max_steps is not None:
         return config.max_steps
     counts = [_rows_of(source) for source in config.data]
@@ -160,7 +160,7 @@ def _rows_of(source: DataConfig) -> int | None:
 
 
 def _device_of(config: TrainingConfig, kind: str | None) -> Any:
-    """Return the run's device, or one of ``kind``; None if this machine does not have it."""
+    """Return the run's device, or a device of type ``kind``; None if this machine does not have it."""
     try:
         return pick_device(kind or config.device)
     except GymError:
@@ -168,7 +168,7 @@ def _device_of(config: TrainingConfig, kind: str | None) -> Any:
 
 
 def available_bytes(device: Any) -> int:
-    """Total memory of a device in bytes; for a CPU at most the container's limit."""
+    """Return the total memory of a device in bytes; for a CPU at most the container's limit."""
     import torch
 
     if device.type == "cuda":
@@ -194,12 +194,12 @@ class BlockTiming:
 
 
 def step_operations(config: TrainingConfig, sizes: Sizes) -> float:
-    """Floating-point operations of one optimiser step on one device."""
+    """Return the floating-point operations of one optimiser step on one device."""
     return _operations_per_token(config, sizes) * tokens_of_batch(config) * config.gradient_accumulation_steps
 
 
 def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) -> float:
-    """Seconds of one optimiser step: measured for the trained model, scaled by operations for the rest."""
+    """Return the seconds of one optimiser step: measured for the trained model, otherwise scaled by operations."""
     tokens = tokens_of_batch(config) * config.gradient_accumulation_steps
     whole = sizes.shape.layers * measured.block + measured.rest
     timed = _trained_operations(config, sizes, measured.length)
@@ -210,9 +210,9 @@ def step_seconds(config: TrainingConfig, sizes: Sizes, measured: BlockTiming) ->
 def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming | None:
     """Time steps of one and three blocks of the model on ``device``.
 
-    None if that would take long, or for a model that reads images and whose language model has no class of its own.
+    Return None if that would take long, or for a model that reads images and has no separate language model class.
 
-    The blocks have random weights, and are tuned and checkpointed as in ``config``, and updated by AdamW. On a CPU this
+    The blocks have random weights, use ``config``'s tuning and checkpointing, and are updated by AdamW. On a CPU this
     thread's CPU time is measured, which other processes affect less.
     """
     import torch
@@ -236,7 +236,7 @@ def calibrate(config: TrainingConfig, sizes: Sizes, device: Any) -> BlockTiming 
 
 
 def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, float, float]:
-    """Median seconds of forward, backward and update for ``layers`` blocks, and the bytes that the update moves."""
+    """Return median seconds of forward, backward and update of ``layers`` blocks, and the bytes the update moves."""
     import torch
 
     model, loss = _short_model(config, layers, ids)
@@ -263,7 +263,7 @@ def _time_blocks(config: TrainingConfig, layers: int, ids: Any) -> tuple[float, 
 
 
 def _short_model(config: TrainingConfig, layers: int, ids: Any) -> tuple[Any, Callable[[], Any]]:
-    """A model of ``layers`` blocks trained as in ``config``, and its loss on ``ids``."""
+    """Return a model of ``layers`` blocks trained as in ``config``, and its loss on ``ids``."""
     import torch
 
     from gym_fed.base.models import quiet_loading
@@ -302,7 +302,7 @@ def _tune(config: TrainingConfig, model: Any) -> Any:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds: thread time on a CPU, else wall time after the device is synchronised."""
+    """Return seconds: thread time on a CPU, otherwise wall time after synchronising the device."""
     import torch
 
     if device.type == "cpu":
@@ -332,7 +332,7 @@ def _forward(sizes: Sizes, length: int) -> float:
 
 
 def _trained_operations(config: TrainingConfig, sizes: Sizes, length: int) -> float:
-    """Operations per learned token of the trained model, in a row of ``length``."""
+    """Return the operations per learned token of the trained model, in a row of ``length``."""
     passes = 2 if sizes.adapted else 3  # frozen matrices need no gradients of their own
     adapter = 6.0 * sizes.num_trained if sizes.adapted else 0.0
     head = 2.0 * sizes.shape.vocabulary * sizes.shape.hidden
@@ -347,7 +347,7 @@ def _operations_per_token(config: TrainingConfig, sizes: Sizes) -> float:
     frozen, trained = algorithm.beside(config, adapted=sizes.adapted)
     passes = float(frozen + 3 * trained + len(algorithm.models_beside(config)))
     if algorithm.uses_reference and sizes.adapted:
-        passes += 1  # with the adapter switched off
+        passes += 1  # with the adapter disabled
     if algorithm.writes_answers(config):
         section = config.chosen_sections()[config.algorithm]
         again = getattr(section, "num_iterations", 1)

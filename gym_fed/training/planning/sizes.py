@@ -55,7 +55,7 @@ class Sizes:
         total: Weights of the model without an adapter; shared ones count once.
         linear: Weights in matrices that can be quantised.
         trained: Every tensor that is trained.
-        active: Weights in the matrices that process one token, including the head, without an adapter.
+        active: Weights of the matrices that process one token, including the head, without an adapter.
         adapted: True if an adapter is trained.
         tied: True if embeddings and head are one matrix.
         shape: See ``TextShape``.
@@ -84,7 +84,7 @@ def sizes_of(config: TrainingConfig) -> Sizes:
     """Count the weights that ``config`` would load and train.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` for an unknown model, ``UNAVAILABLE`` if its config must be read from the Hub,
+        GymError: ``MODEL_NOT_FOUND`` for an unknown model; ``UNAVAILABLE`` if its config must be read from the Hub,
             which cannot be reached; ``CONFIG_INVALID`` if the tuning method does not fit the model.
     """
     import torch
@@ -123,7 +123,7 @@ def count_model(name: str) -> int:
 
 
 def model_of(config: Any) -> Any:
-    """Build a causal LM or vision model of a ``transformers`` config, with random weights."""
+    """Build a causal LM or vision model from a ``transformers`` config, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForImageTextToText
@@ -138,7 +138,7 @@ def has_causal_lm(config: Any) -> bool:
 
 
 def without_start(config: TrainingConfig) -> TrainingConfig:
-    """Return ``config`` with an adapter that starts at zero: other initialisations read weights and have the same
+    """Return ``config`` with a zero-initialised adapter: other initialisations read weights and have the same
     size."""
     changes: dict[str, Any] = {"quantization": None}
     if config.lora is not None:
@@ -166,7 +166,7 @@ def _shape(model: Any) -> TextShape:
 
 
 def _active(model: Any) -> int:
-    """Weights multiplied per token: every matrix and the head, and the share of experts a token is routed to."""
+    """Return the weights multiplied per token: all matrices and the head, but only the experts of a token."""
     import torch
 
     text = model.config.get_text_config()

@@ -1,4 +1,4 @@
-"""Gradients of single examples, clipped by Opacus, and noise on their sum from a cryptographic source, on a lattice.
+"""Per-example gradients clipped by Opacus, and cryptographic lattice noise on their sum.
 
 An example's loss is the mean over its own labelled tokens: a mean over the tokens of a batch would let the length of
 one example decide the weight of the others. A test on synthetic rows shows that each gradient depends on one example.
@@ -6,7 +6,7 @@ one example decide the weight of the others. A test on synthetic rows shows that
 The sum of the clipped gradients is rounded to multiples of a step, and integer noise of ``gym_fed.privacy.noise`` is
 added. The result is a multiple of the step whatever the examples were, so its low bits reveal nothing (Mironov 2012).
 Rounding moves a sum of d numbers by at most sqrt(d) / 2 steps, and neighbouring sums by at most sqrt(d) steps from each
-other: the noise is raised by as much, and the noise multiplier is kept. Opacus' own ``secure_mode`` needs torchcsprng.
+other: the noise is raised accordingly, and the noise multiplier stays. Opacus' own ``secure_mode`` needs torchcsprng.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ClippedGradients:
             )
 
     def add(self, batch: Batch, optimizer: Any) -> torch.Tensor:
-        """Add a physical batch to ``summed_grad`` of the trained weights; return its losses, ``[n]`` float32 without a
+        """Add a batch to ``summed_grad`` of the trained weights; return its losses, ``[n]`` float32 without a
         graph.
 
-        An example whose gradient's norm is not finite adds nothing.
+        Examples whose gradient norm is not finite are skipped.
 
         Args:
             batch: See ``example_losses``; at least one example.
@@ -124,7 +124,7 @@ class LatticeNoise:
     Args:
         noise_multiplier: Standard deviation over the sensitivity.
         max_grad_norm: Maximum L2 norm that one example adds to the sum.
-        num_values: Number of values of a sum, all tensors together.
+        num_values: Number of values of a sum, over all tensors.
 
     Attributes:
         std: Standard deviation, slightly above ``noise_multiplier * max_grad_norm`` to cover the rounding.
@@ -168,7 +168,7 @@ def noisy_optimizer(
 
 
 class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
-    """Clips, divides by the expected batch size, and adds noise by ``LatticeNoise``."""
+    """An optimiser that clips, divides by the expected batch size, and adds noise by ``LatticeNoise``."""
 
     lattice: LatticeNoise
 
@@ -178,9 +178,9 @@ class NoisyOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus has no types
         return 1
 
     def clip_and_accumulate(self) -> None:
-        """Add clipped gradients of single examples to ``summed_grad``; one whose norm is not finite adds nothing.
+        """Add clipped per-example gradients to ``summed_grad``, skipping those whose norm is not finite.
 
-        Opacus multiplies it by 0, which leaves NaN and would reveal the example to the author of the weights.
+        Opacus multiplies such a gradient by 0, which leaves NaN and would reveal the example to the weights' author.
         """
         samples = [self._get_flat_grad_sample(weight) for weight in self.params]
         norms = torch.stack([sample.flatten(1).norm(dim=1) for sample in samples]).norm(dim=0)
@@ -208,7 +208,7 @@ class NoisyGhostOptimizer(DPOptimizerFastGradientClipping):  # type: ignore[misc
 
 
 def require_exact(gradients: ClippedGradients) -> None:
-    """Compare the gradients of single examples with autograd's for each alone, on synthetic tokens.
+    """Compare per-example gradients with autograd's gradients of each example alone, on synthetic tokens.
 
     This detects modules that couple examples (batch norm, routers of experts), weights that Opacus does not know
     (outside of modules), and weights that it counts twice (tied weights under ``ghost``).

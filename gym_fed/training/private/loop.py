@@ -2,8 +2,8 @@
 
 A step draws a Poisson batch, adds up clipped gradients in physical batches of ``per_device_train_batch_size``, noises
 the sum and divides it by the expected size of a batch. A batch may be empty: then the step is only noise, which the
-accounting requires. Batches and noise come from the operating system's randomness. A resume draws the steps since the
-last checkpoint again; no saved weight depends on the earlier draws.
+accounting requires. Batches and noise come from the operating system. A resumed run redraws the steps since its
+last checkpoint; no saved weight depends on the earlier draws.
 
 The weights may come from an attacker who wants to know if a row is in the data. So only the noised weights may end a
 run, and the treatment of a row does not depend on other rows: its padding depends on its own length.
@@ -84,7 +84,7 @@ class DpSgd(_Trainer):  # type: ignore[misc]
         return self._finalize_training(trial, plan.steps * plan.expected_batch_size, started)
 
     def _step(self, model: Any, gradients: ClippedGradients, optimizer: Any, loss: float) -> float:
-        """Run one step; return the mean of its examples' finite losses, or the previous step's without any."""
+        """Run one step; return the mean of its finite losses, or the previous step's mean if there are none."""
         control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         self.control = control
         model.train()
@@ -154,7 +154,7 @@ def _padded(rows: list[dict[str, Any]], length: int) -> dict[str, torch.Tensor]:
 
 
 def _require_finite(weights: list[torch.Tensor], step: int) -> None:
-    """Refuse noised weights that are not finite. Nothing else is checked, because only they are published."""
+    """Refuse noised weights that are not finite. Only these are published, so nothing else is checked."""
     if not all(bool(torch.isfinite(weight).all()) for weight in weights):
         reason = f"the noised weights are not finite after step {step}: training has diverged"
         raise Diverged(ErrorCode.DATA_INVALID, reason, "lower learning_rate")
@@ -167,7 +167,7 @@ def private(trainer: type) -> type:
 
 
 def attach_plan(trainer: Any, job: Job) -> Any:
-    """Return the trainer with its plan and its rows."""
+    """Attach the privacy plan and the rows to the trainer, and return it."""
     assert job.config.privacy is not None
     trainer.plan = make_plan(job.config, len(job.encoded))
     trainer.grad_sample_mode = job.config.privacy.grad_sample_mode

@@ -1,4 +1,4 @@
-"""The privacy cost of a run, planned and after each step."""
+"""Compute the privacy cost of a run, planned and after each step."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _HOPELESS = 100.0
 
 @dataclass(frozen=True)
 class Plan:
-    """A run of DP-SGD as the accountant sees it.
+    """The DP-SGD parameters of a run that determine its privacy cost.
 
     Attributes:
-        num_examples: Examples that batches are drawn from.
+        num_examples: Number of examples that batches are drawn from.
         expected_batch_size: Mean number of examples in a step; the sum of their gradients is divided by it.
         steps: Steps of the whole run.
         noise_multiplier: Standard deviation of the noise over ``max_grad_norm``.
@@ -40,7 +40,7 @@ class Plan:
 
     @property
     def noise_share(self) -> float:
-        """The noise of the whole run over the largest sum of its examples' gradients in any direction.
+        """The ratio of the run's noise to the largest sum of its examples' gradients in any direction.
 
         Sums over all steps of the expected batch: the noise's standard deviation is ``noise_multiplier * C *
         sqrt(steps)``, and examples whose clipped gradients all agree add up to ``C * expected_batch_size * steps``.
@@ -53,7 +53,7 @@ class Plan:
         return self.expected_batch_size / self.num_examples
 
     def event(self, steps: int | None = None) -> NoiseEvent:
-        """Return the accountant's event for N steps; by default all."""
+        """Return the accountant's event for N steps; by default for all steps."""
         return NoiseEvent(
             noise_multiplier=self.noise_multiplier,
             sampling_probability=self.sampling_probability,
@@ -61,17 +61,17 @@ class Plan:
         )
 
     def epsilon(self, steps: int | None = None) -> float:
-        """Return epsilon at ``target_delta`` after N steps; by default all."""
+        """Return epsilon at ``target_delta`` after N steps; by default after all steps."""
         return epsilon([self.event(steps)], self.target_delta)
 
     def epsilon_at_most(self, step: int) -> float:
-        """Return a cheap upper bound on ``epsilon(step)``, which rises only a few times per run."""
+        """Return a cheap upper bound on ``epsilon(step)`` that changes only a few times per run."""
         every = max(_LEAST_STEPS, math.ceil(self.steps / _POINTS))
         return self.epsilon(min(self.steps, every * math.ceil(step / every)))
 
 
 def make_plan(config: TrainingConfig, num_examples: int) -> Plan:
-    """Make the plan of a run whose config has ``privacy``.
+    """Create the privacy plan of a run whose config has ``privacy``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if a batch is larger than the data, if no noise reaches ``target_epsilon``, or if
@@ -122,7 +122,7 @@ def _require_a_signal(plan: Plan) -> None:
 def _noise_multiplier(privacy: TrainingPrivacy, sampling_probability: float, steps: int) -> float:
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
-    assert privacy.target_epsilon is not None  # one of both is given
+    assert privacy.target_epsilon is not None  # one of the two is given
     return noise_multiplier_for(
         privacy.target_epsilon, privacy.target_delta, sampling_probability=sampling_probability, count=steps
     )

@@ -1,1 +1,1 @@
-"""Several processes of one run: launch, communication, and the split of the model."""
+"""Runs of several processes: launch, communication, and splitting the model."""

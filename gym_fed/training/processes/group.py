@@ -1,4 +1,4 @@
-"""The processes of one run: the main process, and agreement between them. A no-op with one process.
+"""Communication between the processes of a run. A no-op with one process.
 
 torchrun (and ``gym train --nproc``) sets ``RANK`` and ``WORLD_SIZE`` in each process's environment.
 """
@@ -42,7 +42,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
     timeout = timedelta(seconds=settings.timeout_seconds)
     try:
         if settings.strategy == "deepspeed":
-            if device.type == "cpu":  # looked at when deepspeed is first imported
+            if device.type == "cpu":  # read when deepspeed is first imported
                 os.environ.setdefault("DS_ACCELERATOR", "cpu")
             import deepspeed
 
@@ -63,7 +63,7 @@ def stop() -> None:
 
 
 def count() -> int:
-    """Return the number of processes that respond."""
+    """Return the number of processes that respond to a collective."""
     if not dist.is_initialized():
         return 1
     number = torch.ones(1, dtype=torch.int64, device=_device())
@@ -72,7 +72,7 @@ def count() -> int:
 
 
 def require_all(found: int) -> None:
-    """Refuse to train if the library sees another number of processes: it would train N separate models."""
+    """Refuse to train if the library reports a different number of processes: it would train N separate models."""
     if found != world_size():
         reason = f"{counted(world_size(), 'process', 'were')} started, but the training library sees {found}"
         remedy = "check the environment variables RANK, WORLD_SIZE and MASTER_ADDR"
@@ -102,7 +102,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:
-    """Return a function that is true if ``wanted`` is true in any process, so that all stop at the same step."""
+    """Return a function that returns True if ``wanted`` does in any process, so that all stop at the same step."""
 
     def ask() -> bool:
         answer = wanted is not None and wanted()
@@ -129,5 +129,5 @@ def _broadcast(message: bytes) -> bytes:
 
 
 def _device() -> torch.device:
-    """Return the device of collectives: NCCL works only on the GPU."""
+    """Return the device for collectives: NCCL works only on GPUs."""
     return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")

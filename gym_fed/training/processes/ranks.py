@@ -25,7 +25,7 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return True if this process is the one that writes and prints."""
+    """Return True if this is the main process, which writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -33,11 +33,11 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
     Process 0 writes to the terminal; the output of another process is shown only if it fails first. Ctrl-C or SIGTERM
-    reaches each process once and leaves it time for a checkpoint.
+    is sent to each process once, with time for a checkpoint.
 
     Args:
         arguments: The command line after ``gym``, without ``--nproc``.
-        nproc: At least 2.
+        nproc: Number of processes, at least 2.
 
     Returns:
         The exit code of the first process that failed, 128 + N after signal N, or 0.
@@ -47,7 +47,7 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    # Otherwise every process would take all cores.
+    # Otherwise every process would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
         quiet = {rank: Std.ALL for rank in range(1, nproc)}

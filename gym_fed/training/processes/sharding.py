@@ -1,4 +1,4 @@
-"""The strategies by which processes share a model: arguments for loading and for transformers."""
+"""Strategies for sharing a model between processes: arguments for loading and for transformers."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def deepspeed_loading(config: TrainingConfig) -> Any:
 
 
 def is_split(config: TrainingConfig) -> bool:
-    """Return True if no process holds the whole model."""
+    """Return True if the model is split over the processes."""
     settings = settings_of(config)
     return is_sharded_at_loading(config) or (
         world_size() > 1 and settings.strategy == "deepspeed" and settings.zero_stage == 3
@@ -132,7 +132,7 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def resumable(trainer: Any) -> None:
-    """Let a trainer write whole checkpoints, which ``sharded_checkpoints`` can load."""
+    """Make a trainer write unsplit checkpoints, which ``sharded_checkpoints`` can load."""
     if getattr(trainer, "is_distributed_loading_by_transformers", False):
         trainer.args.save_only_model = False
 

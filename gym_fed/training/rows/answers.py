@@ -18,13 +18,13 @@ _CHUNK_ROWS = 1000
 def encode_answers(
     tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...], *, reasoning: Reasoning = "learn"
 ) -> list[dict[str, Any]]:
-    """Encode prompts and answers to token ids, uncut.
+    """Encode prompts and answers to token ids without truncation.
 
-    A conversation is rendered by the chat template, a plain text gets an end token. As in TRL, the answer starts at the
+    Conversations are rendered by the chat template; plain texts get an end token. As in TRL, the answer starts at the
     first token in which prompt and prompt with answer differ; for a pair, at the earlier of both.
 
     Args:
-        tokenizer: Conversations need its chat template.
+        tokenizer: Tokenizer; it needs a chat template for conversations.
         rows: See ``gym_fed.data.rows``.
         answers: Columns with answers, such as ``("chosen", "rejected")``.
         reasoning: Treatment of ``reasoning_content`` of the answers: part of the answer, or dropped.
@@ -58,10 +58,10 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
     """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
 
     Rows whose prompt leaves no room are dropped. The result's ``counts`` count rows and tokens of answers; its rows
-    have a ``length``, that of the prompt with the longer answer.
+    have a ``length``: that of the prompt with the longer answer.
 
     Raises:
-        GymError: ``DATA_INVALID`` when no row is left.
+        GymError: ``DATA_INVALID`` if no row is left.
     """
     counts, cut_rows = RowCounts(), []
     for row in encoded:

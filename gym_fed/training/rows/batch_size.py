@@ -1,4 +1,4 @@
-"""``auto_batch_size``: the largest batch that fits, found by real forward and backward passes on the longest rows.
+"""Find the largest batch that fits in memory (``auto_batch_size``) by forward and backward passes on the longest rows.
 
 The batch is doubled until memory runs out, and gradient accumulation makes up the rest, so that the global batch stays
 as in the config. A GPU reports when its memory is full. On a CPU the growth of the process is measured, and the next
@@ -60,10 +60,10 @@ def check_batch_size(config: TrainingConfig) -> None:
 
 
 def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
-    """Return ``config`` with the sizes that the unfinished run in its folder has found; None without any.
+    """Return ``config`` with the batch sizes stored by the unfinished run in its folder; None without any.
 
     Raises:
-        GymError: ``FILE_EXISTS`` when they do not make up the global batch of ``config``.
+        GymError: ``FILE_EXISTS`` if they do not multiply to the global batch of ``config``.
     """
     file = config.output_dir / _FILE
     if config.auto_batch_size is None or not file.exists():
@@ -81,7 +81,7 @@ def known_sizes(config: TrainingConfig) -> TrainingConfig | None:
 
 
 def remember_sizes(config: TrainingConfig) -> None:
-    """Store the found sizes in the run folder for a resume."""
+    """Store the batch sizes in the run folder for a resumed run."""
     sizes = {key: getattr(config, key) for key in _SIZES}
     write_atomically(config.output_dir / _FILE, f"{json.dumps(sizes)}\n".encode())
     write_atomically(config.output_dir / "config.yaml", dump_yaml(config).encode())
@@ -95,7 +95,7 @@ def global_batch(config: TrainingConfig) -> int:
 def choose_batch_size(
     config: TrainingConfig, algorithm: Algorithm, model: Any, tokenizer: Any, rows: RunRows
 ) -> TrainingConfig:
-    """Return the config with the batch size that fits, if ``auto_batch_size`` is set and no size is known yet."""
+    """Return the config with the largest batch size that fits, if ``auto_batch_size`` is set and no size is stored."""
     if config.auto_batch_size is None or known_sizes(config) is not None:
         return config
     with quiet_loading():
@@ -124,12 +124,12 @@ def find_batch_size(
 
     Args:
         config: Its two batch sizes determine the global batch.
-        model: The model on its device. Weights, gradients and random states do not change.
-        build: Builds a trainer from a config and rows.
-        rows: Encoded rows; the longest are tried.
+        model: Model on its device. Its weights and gradients, and random states, do not change.
+        build: Function that builds a trainer from a config and rows.
+        rows: Encoded rows, of which the longest are tried.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when not even one row fits.
+        GymError: ``CONFIG_INVALID`` if a single row does not fit.
     """
     longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
     rest = global_batch(config)
@@ -168,7 +168,7 @@ def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:
 
 
 def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the last of ``candidates`` (growing) within ``budget`` bytes; None if the first does not fit."""
+    """Return the largest of ``candidates`` (ascending) within ``budget`` bytes; None if the first does not fit."""
     best = None
     for size in candidates:
         torch.cuda.empty_cache()
@@ -189,7 +189,7 @@ def largest_on_cuda(step: Step, candidates: list[int], budget: int) -> int | Non
 
 
 def largest_on_cpu(step: Step, candidates: list[int], budget: int) -> int | None:
-    """Return the same on a CPU, by the growth of the process; a size is not tried if the two before show that it does
+    """Return the largest candidate on a CPU, by the process's growth; untried if the two before show that it does
     not fit."""
     base = psutil.Process().memory_info().rss
     best, before = None, 0

@@ -1,4 +1,4 @@
-"""Means over a whole step: a loss is divided by a count over all batches of the step, on every process.
+"""Loss means over an optimiser step: divide by the count over all its batches, on every process.
 
 A mean of means over batches of unequal size differs from the mean over their rows or tokens. So every batch's mean is
 weighted by its share of the step's items: ``share = n_batch * processes / n_step``, where the factor ``processes``

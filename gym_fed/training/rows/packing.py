@@ -1,4 +1,4 @@
-"""Packing of rows: models that support it, and TRL's best-fit-decreasing packing of whole rows."""
+"""Row packing: models that support it, and TRL's best-fit-decreasing packing of unsplit rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
 
     Args:
         rows: ``{"input_ids", "labels"}``, none longer than ``max_length``.
-        max_length: Tokens in a packed row at most.
+        max_length: Maximum tokens of a packed row.
 
     Returns:
         ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths`` TRL's collator makes positions that restart

@@ -23,7 +23,7 @@ def preprocess(config: TrainingConfig) -> tuple[RowCounts, RowCounts | None, dic
     If the folder holds encoded rows, they are compared and left unchanged.
 
     Returns:
-        The counts of training and held-out rows, and the index.
+        Counts of training and held-out rows, and the index.
 
     Raises:
         GymError: ``USAGE`` without ``tokenized_path``; as ``TokenizedRows.read`` and ``write``.

@@ -33,10 +33,10 @@ class RunRows:
 
     Attributes:
         encoded: Encoded training rows.
-        eval_encoded: The same for ``eval_data``; None when there is none.
+        eval_encoded: Encoded rows of ``eval_data``; None without any.
         digests: Digests of both, as the run folder stores them.
         counts: Counts of learned, cut and dropped training rows.
-        eval_counts: The same for ``eval_data``.
+        eval_counts: Counts of the rows of ``eval_data``.
     """
 
     encoded: Any
@@ -58,7 +58,7 @@ def rows_of_run(
         config: The run's config.
         dataset: Rows, or a name or path, instead of ``config.data``.
         eval_dataset: Rows, or a name or path, instead of ``config.eval_data``.
-        split_of: Chooses ``eval_split`` by the number of different rows if no held-out rows are named.
+        split_of: Function from the number of distinct rows to ``eval_split``, used if no held-out rows are named.
     """
     if dataset is None and not config.data and _has_encoded(config):
         return [], None
@@ -88,7 +88,7 @@ def encode_run(
     data: list[dict[str, Any]],
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
-    """Encode the rows of ``rows_of_run``, or read those of ``tokenized_path`` if it holds some."""
+    """Encode the rows of ``rows_of_run``, or read encoded rows from ``tokenized_path`` if it has any."""
     from gym_fed.training.processes.group import on_main
     from gym_fed.training.rows.tokenized import TokenizedRows
 
@@ -111,7 +111,7 @@ def encode_run(
 
 
 class LastEncoded:
-    """A cache of the last encoded rows, for runs that learn the same rows one after another (the rounds of a
+    """A cache of the last encoded rows, for successive runs on the same rows (the rounds of a
     federation)."""
 
     def __init__(self) -> None:
@@ -139,10 +139,10 @@ class LastEncoded:
 def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:
     """Return the rows of ``config.data`` (or ``eval_data``), weighted, in the order of the sources.
 
-    Rows of ``role: forget`` get the key ``forget``.
+    Rows with ``role: forget`` get the key ``forget``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when no data is named; see ``source_rows`` for the others.
+        GymError: ``CONFIG_INVALID`` if no data is named; see ``source_rows`` for other errors.
     """
     sources: list[DataConfig] = getattr(config, key)
     refuse_first((not sources, f"{key}: no rows to train on", "list at least one path or tasks entry"))
@@ -161,7 +161,7 @@ def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:
 def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
     """Convert rows of ``rows_to_learn`` to the input of ``Algorithm.encode``.
 
-    Rows of plain strings become chat turns where the tokenizer has a chat template, and conversations without a system
+    Plain prompts become chat turns if the tokenizer has a chat template, and conversations without a system
     message get ``default_system``.
     """
     turns = as_turns(tokenizer, rows)
@@ -214,12 +214,12 @@ def split_rows(
     """Split rows into training and held-out rows, in order. Equal rows count as one and stay on one side.
 
     Args:
-        rows: All of them, repeated by their weights.
-        size: Number of different held-out rows; below 1, their share.
-        seed: Decides which.
+        rows: All rows, repeated by their weights.
+        size: Number of distinct held-out rows, or their fraction if below 1.
+        seed: Seed of the split.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when one of the two would be empty.
+        GymError: ``CONFIG_INVALID`` if one of the two would be empty.
     """
     keys = list(map(_content, rows))
     different = dict(zip(keys, rows, strict=True))
@@ -250,12 +250,12 @@ def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
 def _digests_of(
     data: Sequence[Any], eval_data: Sequence[Any] | None, tokenizer: Any
 ) -> tuple[str, str | None]:
-    """Return the digests of training and held-out rows, as the run folder holds them."""
+    """Return the digests of training and held-out rows for the run folder."""
     return _digest_of(data, tokenizer), None if eval_data is None else _digest_of(eval_data, tokenizer)
 
 
 def _digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
-    """Return the digest of rows and of what encodes them, so that a resumed run cannot silently learn others.
+    """Return the digest of rows and their encoding, so that a resumed run cannot silently use different ones.
 
     The tokens themselves may differ from day to day: templates print the date.
     """

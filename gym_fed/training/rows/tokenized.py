@@ -1,4 +1,4 @@
-"""``tokenized_path``: a folder of encoded rows, written by one run and read by later ones with its tokenizer and keys.
+"""Read and write ``tokenized_path``, a folder of encoded rows for runs with the same tokenizer and keys.
 
 ::
 
@@ -48,7 +48,7 @@ class TokenizedRows:
     """The folder of ``config.tokenized_path``.
 
     Args:
-        path: The folder; it need not exist.
+        path: Folder; it need not exist.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -65,7 +65,7 @@ class TokenizedRows:
         """Return the content of ``index.json``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when it cannot be read, or is of another version.
+            GymError: ``STATE_CORRUPT`` if it cannot be read or has a different version.
         """
         try:
             index = json.loads((self.path / _INDEX).read_text(encoding="utf-8"))
@@ -87,13 +87,13 @@ class TokenizedRows:
         """Return training rows, held-out rows (or None), and the index.
 
         Args:
-            config: Its keys must be those of the run that wrote the folder.
-            tokenizer: It must encode as the one then did.
-            digests: Digests of the rows that ``data`` and ``eval_data`` name now; None without any.
+            config: Config whose encoding keys equal those of the run that wrote the folder.
+            tokenizer: Tokenizer that encodes like that of the run that wrote the folder.
+            digests: Digests of the current rows of ``data`` and ``eval_data``; None without any.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for other keys, another tokenizer or chat template; ``DATA_INVALID`` for other
-                rows; ``STATE_CORRUPT`` when files were changed.
+            GymError: ``CONFIG_INVALID`` for different keys, tokenizer or chat template; ``DATA_INVALID`` for different
+                rows; ``STATE_CORRUPT`` if files were changed.
         """
         index = self.index()
         now = _encoding_facts(config, tokenizer)
@@ -113,7 +113,7 @@ class TokenizedRows:
         """Write the ``RunRows`` of a run; return the index.
 
         Raises:
-            GymError: ``FILE_EXISTS`` when the folder holds other files.
+            GymError: ``FILE_EXISTS`` if the folder contains other files.
         """
         self.require_free()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -132,7 +132,7 @@ class TokenizedRows:
         return index
 
     def require_free(self) -> None:
-        """Refuse a folder that holds other files."""
+        """Refuse a folder that contains other files."""
         own = {"train.jsonl", "eval.jsonl", _INDEX}
         other_files = sorted(file.name for file in self.path.glob("*") if file.name not in own)
         if other_files:
@@ -184,14 +184,14 @@ def check_tokenized(config: TrainingConfig) -> None:
 
 
 def _encoding_facts(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return everything that decides how rows are encoded, as JSON."""
+    """Return all settings that determine how rows are encoded, as JSON."""
     if is_processor(tokenizer):
         raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")
     values = config.model_dump(mode="json")
     template = tokenizer.chat_template or ""
     return {
         **{key: values[key] for key in _KEYS},
-        "privacy": config.privacy is not None,  # keeps rows that teach nothing
+        "privacy": config.privacy is not None,  # keeps rows without a label
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "tokenizer": tokenizer_digest(tokenizer),
     }

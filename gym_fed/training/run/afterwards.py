@@ -1,6 +1,6 @@
-"""Merge a trained model with others' deltas, or export it as a model folder, an adapter or a delta.
+"""Merge a trained model with other users' deltas, or export it as a model folder, an adapter or a delta.
 
-``Trainer.apply_deltasoup`` and ``Trainer.export`` are these functions on the trainer's own result.
+``Trainer.apply_deltasoup`` and ``Trainer.export`` call these functions with the trainer's result.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def soup_with(
         model: The trained model, or a PEFT model.
         config: Its run's config; ``config.model`` names the base.
         others: Contributions by user, or a list of them: ``.gymdelta`` files, model folders, or models in memory.
-        settings: The rules; by default ``DeltaSoupConfig()``. Its ``base_model`` is filled in.
+        settings: Merge rule and codecs; by default ``DeltaSoupConfig()``. Its ``base_model`` is set here.
 
     Returns:
         The base with the soup added, as a plain model, and the soup.
 
     Raises:
-        GymError: ``USAGE`` for a user who is given twice or called ``self``; see ``DeltaSoup`` for the others.
+        GymError: ``USAGE`` for a duplicate user or one called ``self``; see ``DeltaSoup`` for other errors.
     """
     from gym_fed.soup.delta_soup import DeltaSoup
 

@@ -1,4 +1,4 @@
-"""Measure what a run has gained and lost: held-out rows, the user's prompts, and general knowledge.
+"""Compare a model before and after a run: held-out rows, the user's prompts, and general knowledge.
 
 The measurements before the first step are stored in the run folder (``check.json``), so that a resumed run is compared
 with its start.
@@ -80,7 +80,7 @@ _LEAST_ANSWER_TOKENS, _MOST_ANSWER_TOKENS = 32, 192
 _MAX_HELD_OUT = 200
 _SKIP_HINT = "--no-check skips it"
 _SEARCHED_ROWS = 32
-"""Number of training and of held-out rows that are searched for prompts."""
+"""Maximum training rows, and maximum held-out rows, that are searched for prompts."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Measurement:
     Attributes:
         held_out: Loss of each held-out row, mean nats per token; empty without held-out rows or a loss per row.
         retention: Loss of each retention item; empty if the base does not know them.
-        right: Correctness of the answer to each question among them.
+        right: Correctness of the answer to each question of the retention set.
         answers: Greedy answers to the user's prompts.
         ended: For each answer, True if it ended with an end token.
     """
@@ -103,7 +103,7 @@ class Measurement:
 
     @property
     def scores(self) -> RetentionScores:
-        """The scores of the retention set alone."""
+        """Return the scores of the retention set."""
         return RetentionScores(self.retention, self.right)
 
 
@@ -115,7 +115,7 @@ class LearningCheck:
         algorithm: The run's algorithm.
         tokenizer: The model's tokenizer.
         rows: Rows whose prompts may be shown, held-out ones first.
-        encoded: Held-out rows as the run encodes them; None without any.
+        encoded: Encoded held-out rows; None without any.
         folder: The run folder.
         should_stop: Called between the parts of the last measurement; True skips the remaining ones.
     """
@@ -168,10 +168,10 @@ class LearningCheck:
     def result(
         self, model: Any, history: Sequence[dict[str, float]], best_step: int | None = None
     ) -> CheckResult:
-        """Measure the trained model and compare. A failure is reported; the trained model is kept.
+        """Measure the trained model and compare. A failure is reported and leaves the trained model unchanged.
 
         Args:
-            model: After its run.
+            model: The trained model.
             history: The trainer's log.
             best_step: The step whose weights were restored; None for the last one.
         """

@@ -1,4 +1,4 @@
-"""Seal a complete checkpoint with the digests of its files, and verify them before a run resumes from it.
+"""Seal complete checkpoints with digests of their files, and verify the digests before a run resumes.
 
 The seal is written last. A checkpoint without a seal is incomplete, because of a kill or a full disk, and can be
 deleted. A checkpoint whose files differ from its seal was damaged later: it is never deleted here.
@@ -32,7 +32,7 @@ def seal(checkpoint: Path) -> None:
     """
     fsync_tree(checkpoint)
     fsync_folder(checkpoint.parent)
-    fsync_folder(checkpoint.parent.parent)  # the first checkpoint makes ``checkpoints``, too
+    fsync_folder(checkpoint.parent.parent)  # the first checkpoint also creates ``checkpoints``
     files = {
         file.relative_to(checkpoint).as_posix(): {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
         for file in sorted(checkpoint.rglob("*"))
@@ -47,7 +47,7 @@ def break_seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Describe the first file of a sealed checkpoint that has changed; None if no file has."""
+    """Describe the first changed file of a sealed checkpoint; None if no file has changed."""
     try:
         files = json.loads((checkpoint / SEAL).read_text(encoding="utf-8"))["files"]
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
@@ -112,7 +112,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the step of a folder ``checkpoint-N``; -1 for another name."""
+    """Return the step N of a folder ``checkpoint-N``; -1 for any other name."""
     step = checkpoint.name.rpartition("-")[2]
     return int(step) if step.isdecimal() else -1
 
@@ -198,7 +198,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
         checkpoints: The run's own folder of checkpoints.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if it is not from `gym train`, or not the newest of this run; ``FILE_NOT_FOUND``
+        GymError: ``CONFIG_INVALID`` if it is not from `gym train` or not this run's newest; ``FILE_NOT_FOUND``
             for ``resume_from_checkpoint: true`` without any.
     """
     own = sorted(checkpoints.glob("checkpoint-*"), key=step_of)
@@ -231,7 +231,7 @@ def named_checkpoint(config: TrainingConfig, checkpoints: Path) -> Path | None:
 
 
 def another_run(named: Path, error: GymError) -> GymError:
-    """Return the error for a checkpoint of a run with other settings; ``error`` names the difference."""
+    """Return the error for a checkpoint from a run with different settings; ``error`` names the difference."""
     return GymError(
         ErrorCode.CONFIG_INVALID,
         f"resume_from_checkpoint: {named} cannot be gone on with here: {error.message}",

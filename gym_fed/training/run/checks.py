@@ -34,7 +34,7 @@ MOST_ROWS = 1000
 
 
 def check_config(config: TrainingConfig, num_processes: int | None = None) -> None:
-    """Refuse settings that this machine or installation cannot run; none is silently left out or replaced.
+    """Refuse settings that this machine or installation does not support, instead of ignoring or replacing them.
 
     Args:
         config: The config to check.
@@ -101,10 +101,10 @@ def check_inputs(config: TrainingConfig) -> None:
 
 
 def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
-    """Render the first ``MOST_ROWS`` rows by the chat template, as the run would.
+    """Render the first ``MOST_ROWS`` rows with the chat template, like the run.
 
     Returns:
-        The number of rows, at most ``MOST_ROWS``.
+        Number of rendered rows, at most ``MOST_ROWS``.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row that the template refuses, leaves something of, or whose answers
@@ -137,7 +137,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
-    """Refuse a run that needs rewards and has no graders, or two graders of one name."""
+    """Refuse a run that needs rewards but has no graders, and graders with the same name."""
     names = [grader.name for grader in graders]
     duplicate = next((name for name in names if names.count(name) > 1), None)
     no_rewards = ALGORITHMS.new(config.algorithm).needs_graders and not names
@@ -150,7 +150,7 @@ def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:
 
 
 def require_training(config: TrainingConfig) -> None:
-    """Refuse to train with a config that is for preprocessing or evaluation only."""
+    """Refuse to train with a config for preprocessing or evaluation only."""
     others = {"preprocess_only": "rows.preprocess.preprocess", "evaluate_only": "evaluating.evaluate"}
     for key, function in others.items():
         remedy = f"call gym_fed.training.{function}(config), or set it to false"

@@ -1,4 +1,4 @@
-"""Early stopping on held-out rows, and the weights of the best evaluation.
+"""Early stopping on held-out rows, and restoring the weights of the best evaluation.
 
 All decisions follow from the trainer's log, which checkpoints contain, so a resumed run stops at the same step.
 """
@@ -38,8 +38,8 @@ class EarlyStop(TrainerCallback):
     """Stops the run after ``patience`` evaluations in a row without an improvement.
 
     Args:
-        settings: Metric and patience.
-        model: Its trainable weights are saved at every improvement.
+        settings: Settings such as metric and patience.
+        model: Model whose trainable weights are saved at every improvement.
         folder: The run folder; weights are in ``best/step-N.safetensors``.
     """
 
@@ -84,10 +84,10 @@ class EarlyStop(TrainerCallback):
         """Load the weights of the best evaluation into the model.
 
         Returns:
-            The step of that evaluation; None without an evaluation or ``restore_best``.
+            Step of that evaluation; None without an evaluation or ``restore_best``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when the file of these weights is missing or damaged.
+            GymError: ``STATE_CORRUPT`` if the file of these weights is missing or damaged.
         """
         from safetensors import SafetensorError
         from safetensors.torch import load_file

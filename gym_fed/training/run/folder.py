@@ -1,4 +1,4 @@
-"""The folder of a run: its config, metrics, checkpoints, result and lock; what may be resumed and what is refused.
+"""The folder of a run: config, metrics, checkpoints, result and lock, and the checks of a resume.
 
 ::
 
@@ -121,7 +121,7 @@ class RunFolder:
     def check(
         self, config: TrainingConfig, data_digest: str, eval_digest: str | None = None, *, resume: bool
     ) -> None:
-        """Refuse what ``open`` would refuse, and write nothing. A run that has learned nothing may change its config.
+        """Raise the errors of ``open`` without writing. A run without a step may change its config.
 
         Args:
             config: The resolved config.
@@ -130,7 +130,7 @@ class RunFolder:
             resume: True if an unfinished run may be continued.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a finished run, a run of another config or other data, or foreign files;
+            GymError: ``FILE_EXISTS`` for a finished run, a run with different config or data, or unrelated files;
                 ``STATE_CORRUPT`` for a damaged checkpoint that the config names.
         """
         self.require_unfinished()
@@ -166,17 +166,17 @@ class RunFolder:
         Args:
             config: The resolved config.
             data_digest: Digest of the rows.
-            eval_digest: That of the rows held out, if there are any.
-            begun: Result of ``begun``.
+            eval_digest: Digest of the held-out rows; None without any.
+            begun: Start time from ``begun``.
             resume: True if an unfinished run may be continued.
 
         ``counts`` are the row counts of ``data`` and ``eval_data``, which are recorded.
 
         Returns:
-            The newest intact checkpoint, or None when the run starts at its first step.
+            Newest intact checkpoint; None if the run starts at its first step.
 
         Raises:
-            GymError: As ``check``; ``STATE_LOCKED`` while another process is at work here; ``STATE_CORRUPT`` if all
+            GymError: As ``check``; ``STATE_LOCKED`` if another process is using the folder; ``STATE_CORRUPT`` if all
                 checkpoints are damaged.
         """
         if not (self.path / "run.json").exists():  # leave no lock in a folder with other files
@@ -240,14 +240,14 @@ class RunFolder:
             raise self._occupied("holds a finished run")
 
     def is_unfinished(self) -> bool:
-        """True if the folder holds a run that has learned something and may be continued."""
+        """True if the folder contains an unfinished run that can be resumed."""
         return (self.path / "run.json").exists() and self._has_begun() and not self.result.exists()
 
     def delete(self) -> None:
-        """Delete the run (``--overwrite``). A folder that holds no run is refused.
+        """Delete the run (``--overwrite``); refuse a folder that is not a run's.
 
         Raises:
-            GymError: ``FILE_EXISTS`` when the folder is not a run's; ``STATE_LOCKED`` while a process trains in it.
+            GymError: ``FILE_EXISTS`` if the folder is not a run's; ``STATE_LOCKED`` if a process is training in it.
         """
         if not self.path.exists() or not any(self.path.iterdir()):
             return
@@ -290,7 +290,7 @@ class RunFolder:
         return any(any(files) for files in traces)
 
     def _require_intact(self, config: TrainingConfig, named: Path | None) -> None:
-        """Verify the checkpoint that the config names, of another run or of this one; only once, as it takes
+        """Verify the checkpoint that the config names, from this or another run; only once, because it takes
         seconds."""
         if named is None and isinstance(config.resume_from_checkpoint, str):
             given = Path(config.resume_from_checkpoint).expanduser()

@@ -50,11 +50,11 @@ class StepReport:
     """The metrics after a step.
 
     Attributes:
-        step: Counts from 1.
-        total: Steps of the whole run.
+        step: Step number from 1.
+        total: Number of steps of the run.
         loss: Mean over the step's rows; near 0 for algorithms that learn from rewards.
-        reward: Mean reward, where the algorithm logs one.
-        num_tokens: Tokens seen so far; 0 where the algorithm does not count.
+        reward: Mean reward; None if the algorithm does not log it.
+        num_tokens: Tokens seen so far; 0 if the algorithm does not count them.
         tokens_per_second: Throughput since this process started; None without tokens.
         seconds_left: Estimate by the speed of this process.
         memory_bytes: Peak memory of the process so far, on the GPU if there is one, else in RAM.
@@ -83,12 +83,12 @@ class RunHooks(TrainerCallback):
     """The callback of every trainer. ``losses[i]`` is the mean loss of step ``i + 1``, across resumes too.
 
     Args:
-        track: Opens the tracked run, given the step to resume from.
+        track: Function that opens the tracked run at the step to resume from.
         logging_steps: Steps between tracked metrics.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Called after every step.
-        watch: Detects spikes; a spike stops the loop and is stored in ``spike``.
+        watch: Detector of spikes; a spike stops the loop and is stored in ``spike``.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class RunHooks(TrainerCallback):
         step, loss = state.global_step, float(logs["loss"])
         if self._is_spike(state, loss, logs):
             control.should_training_stop = True
-            control.should_save = control.should_evaluate = False  # looked at after logging
+            control.should_save = control.should_evaluate = False  # read after logging
             return
         if not math.isfinite(loss):
             reason = f"the loss is {loss} at step {step}: training has diverged"
@@ -172,7 +172,7 @@ class RunHooks(TrainerCallback):
         if self._should_stop is not None and self._should_stop() and step < state.max_steps:
             self.stopped = True
             control.should_training_stop = True
-            control.should_save = True  # looked at after logging
+            control.should_save = True  # read after logging
 
     def _is_spike(self, state: Any, loss: float, logs: dict[str, Any]) -> bool:
         """Return True if the loop must roll back."""

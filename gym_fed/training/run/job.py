@@ -21,13 +21,13 @@ class Job:
     Attributes:
         config: The run's config.
         model: The model to train in place, wrapped by PEFT if ``finetuning`` is an adapter.
-        tokenizer: Its tokenizer (a processor for vision-language models).
+        tokenizer: The model's tokenizer (a processor for vision-language models).
         encoded: Encoded training rows.
         eval_encoded: Encoded rows of ``eval_data``; None without any.
         checkpoints: Folder for checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
         evaluate_first: True to evaluate held-out rows before the first step.
-        graders: Graders, set up already; empty for algorithms without rewards.
+        graders: Initialised graders; empty for algorithms without rewards.
     """
 
     config: TrainingConfig
@@ -68,7 +68,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
     """Return keyword arguments for any subclass of ``transformers.TrainingArguments``.
 
     TRL's surprising defaults are overridden: mixed precision and gradient checkpointing are off unless set, nothing is
-    reported or pushed, and every step is logged so that our hooks see its loss.
+    reported or pushed, and every step is logged so that ``RunHooks`` gets its loss.
     """
     from gym_fed.training.features.base import feature_arguments
     from gym_fed.training.processes.sharding import trainer_arguments
@@ -78,7 +78,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "learning_rate": config.learning_rate,
         "lr_scheduler_type": config.lr_scheduler_type,
         "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
-        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1 it is a share
+        "warmup_steps": config.warmup_ratio or config.warmup_steps,  # below 1 it is a fraction
         "weight_decay": config.weight_decay,
         "adam_beta1": config.adam_beta1,
         "adam_beta2": config.adam_beta2,

@@ -36,12 +36,12 @@ _MOST_READ, _MOST_PACKED = 4096, 1 << 20
 
 
 class RunWarning(UserWarning):
-    """A warning about a run for its user; the run continues."""
+    """A warning about a run that continues."""
 
 
 @contextmanager
 def deterministic(settings: Reproducibility) -> Iterator[None]:
-    """Apply ``settings.deterministic`` to torch within a context; must be entered before CUDA is first used.
+    """Apply ``settings.deterministic`` to torch within a context; enter it before CUDA is first used.
 
     https://docs.pytorch.org/docs/stable/notes/randomness.html
     """
@@ -93,7 +93,7 @@ def record_environment(folder: Path, config: TrainingConfig, data_digest: str) -
 
 
 def environment(config: TrainingConfig, data_digest: str) -> dict[str, Any]:
-    """Return everything that may change a run's results, as plain values."""
+    """Return the environment that may change a run's results, as plain values."""
     import torch
 
     cuda = torch.cuda.is_available()

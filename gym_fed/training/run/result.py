@@ -1,4 +1,4 @@
-"""The result of a run, in memory and as it is read from a run folder. Imports no torch."""
+"""Results of runs, in memory and read from run folders, without importing torch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class TrainResult:
         losses: Loss of every step.
         history: Log entries of every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.
-        num_examples: Number of distinct rows with something to learn.
-        rows: Counts of the given rows: learned, cut, dropped.
+        num_examples: Number of distinct rows with labels.
+        rows: Counts of learned, cut and dropped rows.
         num_processes: Number of processes of the run.
         num_tokens: Tokens seen, with repeats and without padding.
         model: The trained model, in evaluation mode: the given model, or a PEFT model around it.
@@ -85,11 +85,11 @@ class CheckResult:
         held_out: None without held-out rows.
         retention: None if the base does not know the retention set.
         prompts: The user's prompts that were answered.
-        before: Their answers by the model before training.
-        after: Their answers after training.
+        before: Answers to the prompts before training.
+        after: Answers to the prompts after training.
         warnings: Warnings for the user, with remedies.
         skipped: Parts that were not checked, and why.
-        expected: The rows' own answers to the prompts.
+        expected: Reference answers of the rows to the prompts.
     """
 
     held_out: HeldOut | None
@@ -117,7 +117,7 @@ class HeldOut:
         num_rows: Number of measured rows.
         before: Mean loss before training.
         after: Mean loss after training.
-        stderr: Standard error of ``after - before``, paired by row; None where only means are known.
+        stderr: Standard error of ``after - before``, paired by row; None if only means are known.
     """
 
     num_rows: int
@@ -132,7 +132,7 @@ def list_run_folders(root: Path) -> list[Path]:
 
 
 def listed(folder: Path) -> dict[str, Any]:
-    """Return the summary of a folder, or a replacement if it is unreadable, so that a list can be shown."""
+    """Return the summary of a folder, or a placeholder for the list if it is unreadable."""
     try:
         return summary(folder)
     except (GymError, TypeError, ValueError, AttributeError, OSError) as error:
@@ -153,7 +153,7 @@ def summary(folder: Path) -> dict[str, Any]:
     """Return the summary of a run folder.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run.
+        GymError: ``FILE_NOT_FOUND`` if there is no run.
     """
     config = read_run_config(folder)
     figures: dict[str, float] = {}

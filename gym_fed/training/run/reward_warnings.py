@@ -1,4 +1,4 @@
-"""Warnings at the end of a run of rewards that could not learn."""
+"""Warnings at the end of a run whose rewards gave it nothing to learn from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gym_fed.config.train.training import TrainingConfig
 _MANY_TRUNCATED = 0.5
 _MANY_FLAT = 0.5
 _LEARNED = 0.1
-"""Rise of the mean reward from the first to the second half of a run that learns, whose answers become equally good."""
+"""Minimum rise of the mean reward between the halves of a run that learns until all answers are equally good."""
 
 
 def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]]) -> list[str]:
@@ -18,8 +18,8 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
     Args:
         config: The run's config.
         history: The trainer's log entries; GRPO and similar algorithms log ``completions/clipped_ratio`` and
-            ``frac_reward_zero_std``, the share of prompts whose answers got equal rewards. ``reward_std`` is no
-            measure of it: TRL computes it over the answers of all prompts.
+            ``frac_reward_zero_std``, the fraction of prompts whose answers got equal rewards. ``reward_std`` is not a
+            substitute: TRL computes it over the answers to all prompts.
     """
     warnings = []
     ratio, equal = "completions/clipped_ratio", "frac_reward_zero_std"
@@ -32,7 +32,7 @@ def reward_warnings(config: TrainingConfig, history: Sequence[dict[str, float]])
             f"{share:.0%} of the answers were cut at {config.algorithm}.max_completion_length = {limit}, so their "
             f"rewards say little; raise it, or ask for shorter answers"
         )
-    has_groups = getattr(section, "num_generations", 1) > 1  # PPO writes one answer to a prompt
+    has_groups = getattr(section, "num_generations", 1) > 1  # PPO generates one answer per prompt
     rewards = [entry["reward"] for entry in history if "reward" in entry]
     half = len(rewards) // 2
     has_learned = half > 0 and _mean(rewards[half:]) - _mean(rewards[:half]) > _LEARNED

@@ -52,7 +52,7 @@ def require_finite(model: Any, step: int) -> None:
 class Spike:
     """A step whose loss or gradient norm jumped.
 
-    ``usual`` is the median of the steps before; None if the value is not finite.
+    ``usual`` is the median of the previous steps; None if the value is not finite.
     """
 
     step: int
@@ -76,7 +76,7 @@ class SpikeWatch:
         grad_norm: float | None,
         grad_norms: Sequence[float],
     ) -> Spike | None:
-        """Return the spike at ``step``, if any; ``losses`` and ``grad_norms`` are those of the steps before."""
+        """Return the spike at ``step``, if any; ``losses`` and ``grad_norms`` are those of the previous steps."""
         spike = self._detect(step, "loss", loss, losses, self.settings.factor)
         if spike is None and self.settings.grad_norm_factor is not None and grad_norm is not None:
             factor = self.settings.grad_norm_factor
@@ -102,7 +102,7 @@ class Rollbacks:
     """The rollbacks of a run so far, and the resulting order of batches.
 
     Args:
-        settings: The limit of rollbacks.
+        settings: Settings with the maximum number of rollbacks.
         folder: The run folder.
     """
 

@@ -12,7 +12,7 @@ _STATE = "adalora.safetensors"
 
 
 class Allocation(TrainerCallback):
-    """Lets the allocator change ranks after each step.
+    """A callback in which AdaLoRA's allocator changes ranks after each step.
 
     PEFT would remove masked triplets from saved files, which then do not fit a model of full rank. So the pattern is
     stored separately, and files hold all triplets, masked ones as zeros.

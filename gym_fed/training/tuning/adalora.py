@@ -58,10 +58,10 @@ class AdaLora(Tuning):
 def adalora_schedule(settings: AdaLoraSettings, steps: int) -> tuple[int, int]:
     """Return PEFT's ``tinit`` and ``tfinal`` for a run of ``steps`` optimiser steps.
 
-    Ranks are fixed at step ``steps - tfinal``, by an importance that is measured in the steps before it.
+    Ranks are fixed at step ``steps - tfinal``, by the importance measured in the previous steps.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when no step is left to measure the importance, or to lower the ranks.
+        GymError: ``CONFIG_INVALID`` if no step is left to measure the importance, or to lower the ranks.
     """
     first, final = int(settings.warmup_fraction * steps), int(settings.final_fraction * steps)
     refuse_first(

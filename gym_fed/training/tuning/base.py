@@ -1,4 +1,4 @@
-"""The base class of tuning methods, which prepare a model for training and write what was trained."""
+"""The base class of tuning methods, which prepare a model for training and write the trained weights."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gym_fed.core.errors import refuse_first
 
 
 class Tuning(ABC):
-    """A way to choose trainable weights. Stateless."""
+    """The base class of tuning methods, stateless."""
 
     is_adapter: ClassVar[bool] = True
-    """True if the model's own weights do not change and the trained ones are saved alone."""
+    """True if only additional weights are trained and saved, and the model's own do not change."""
 
     Settings: ClassVar[type[BaseModel] | None] = None
-    """Schema of the section with its name; None has no section. One of ours is a key of the config
-    (``gym_fed/config/train/tuning.py``), which has its type, and needs none here."""
+    """Schema of its section; None without a section. Sections of built-in methods are keys of the config
+    (``gym_fed/config/train/tuning.py``) and are not set here."""
 
     trains_all: ClassVar[bool] = False
     """True if every weight of the model is trained."""
@@ -50,7 +50,7 @@ class Tuning(ABC):
 
     @classmethod
     def starts_as_base(cls, config: TrainingConfig) -> bool:
-        """Return True if the prepared model answers as the base does before its first step."""
+        """Return True if the prepared model has the base's outputs before its first step."""
         return True
 
     @classmethod
@@ -59,7 +59,7 @@ class Tuning(ABC):
         return None
 
     def check(self, config: TrainingConfig) -> None:  # noqa: B027 - most methods refuse nothing
-        """Refuse a config that this method, machine or installation cannot honour, before anything is loaded.
+        """Refuse a config that this method, machine or installation does not support, before anything is loaded.
 
         Raises:
             GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY`` naming the key and the remedy.

@@ -107,11 +107,11 @@ def add_lora(
             it.)
         seed: Seed of the random A factors (B starts at zero). With ``settings.freeze_a`` they depend only on it and the
             layer's name, on every machine, and are not trained.
-        task: PEFT's name of what the model does.
+        task: PEFT's name of the model's task.
         frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when ``target_modules`` names no layer of the model.
+        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model.
     """
     from peft import LoraConfig
 

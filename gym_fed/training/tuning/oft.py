@@ -1,4 +1,4 @@
-"""Orthogonal fine-tuning: inputs of linear layers are rotated in blocks, so that angles between neurons stay.
+"""Orthogonal fine-tuning: inputs of linear layers are rotated in blocks, which preserves angles between neurons.
 
 Qiu et al. 2023, "Controlling Text-to-Image Diffusion by Orthogonal Finetuning"; PEFT's OFT v2 (input-centric).
 """

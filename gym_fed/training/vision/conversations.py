@@ -35,7 +35,7 @@ def check_vision_keys(config: TrainingConfig) -> None:
     """Check the model's files by ``require_model_of_text`` and ``require_image_model``, before it is loaded.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
+        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not on this machine.
     """
     require_model_of_text(config)
     algorithm = ALGORITHMS.type_of(config.algorithm)
@@ -47,7 +47,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
     """Refuse a model without a text-only class in transformers, if the algorithm cannot train on images.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not here.
+        GymError: ``CONFIG_INVALID``; see ``resolve`` for a model that is not on this machine.
     """
     if config.model is None or ALGORITHMS.type_of(config.algorithm).reads_images:
         return
@@ -116,7 +116,7 @@ def encode_image_rows(
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """The least and most pixels (width times height); None leaves it to the processor."""
+    """The minimum and maximum pixels (width times height) of images; None leaves it to the processor."""
 
     least: int | None = None
     most: int | None = None
@@ -135,7 +135,7 @@ class ImageLimits:
         return width, height
 
     def fit(self, image: Any) -> Any:
-        """Return a ``PIL.Image`` within the limits; the same one if it is within them already."""
+        """Return a ``PIL.Image`` within the limits; the same object if no change is needed."""
         target = self.size(*image.size)
         return image if target == image.size else image.resize(target)
 
@@ -171,7 +171,7 @@ class _TooLong:
 
 
 def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
-    """Refuse settings that do not learn every answer whole, as the collator does."""
+    """Refuse settings and rows that label only a part of the answers, which the collator cannot do."""
     reason = "mask_history: models that read images learn every answer of a conversation"
     refuse_first((config.mask_history, reason, "remove it, or end each conversation with its first answer"))
     messages = row["messages"]
@@ -251,7 +251,7 @@ def _labels(
         processor: The model's processor.
         messages: Messages that contain their image parts.
         sizes: Number of tokens of each image.
-        template: A chat template that marks the assistant's words; None: the processor's own.
+        template: Chat template that marks the assistant's words; None for the processor's own.
         assistant_only: Label only the assistant's words.
     """
     parts = [

@@ -15,7 +15,7 @@ from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import local
 from gym_fed.training.vision.conversations import ImageLimits
 
-_Sft: Any = SFTTrainer  # its annotations are not a promise
+_Sft: Any = SFTTrainer  # their annotations are not relied on
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids")
 """Columns of a batch with a value per token, ``[n, t]``, padded on the right."""
 
@@ -61,8 +61,8 @@ class ImageBatches:
     Args:
         processor: The model's processor.
         assistant_only: Label only the assistant's words.
-        limits: Sizes of images.
-        max_length: Limit of tokens, to which rows are cut; ``encode_image_rows`` refuses rows whose images exceed it.
+        limits: Minimum and maximum image sizes.
+        max_length: Maximum tokens of a row, to which rows are truncated; ``encode_image_rows`` refuses longer images.
     """
 
     def __init__(

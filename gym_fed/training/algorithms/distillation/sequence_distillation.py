@@ -3,8 +3,8 @@
 Kim and Rush 2016, "Sequence-Level Knowledge Distillation", section 3.2, with greedy (or sampled) answers in place of
 beam search. Only texts pass from teacher to student, so that vocabularies may differ.
 
-Answers are stored as they are generated, so that each is generated only once: in ``.NAME.teacher.jsonl`` next to the run
-folder until it is opened, then inside it as ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
+Answers are stored as they are generated, each generated only once: in ``.NAME.teacher.jsonl`` next to the run
+folder until it is opened, then in its ``teacher.jsonl``. A line is ``{"key", "prompt", "answer", "finished"}``; the
 key is a digest of teacher, settings and prompt.
 """
 

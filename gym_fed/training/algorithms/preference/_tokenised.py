@@ -229,7 +229,7 @@ def _whole(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tokenised(GlobalBatch):
-    """A mix-in, placed before ``ORPOTrainer`` or ``CPOTrainer``, for tokenised rows; it counts tokens like TRL's others.
+    """A mix-in, placed before ``ORPOTrainer`` or ``CPOTrainer``, for tokenised rows; it counts tokens like TRL.
 
     Their loss is a mean over pairs plus one over tokens, the chosen answer's next-token loss.
     """
@@ -283,7 +283,7 @@ class OddsRatios(_Tokenised):
     """Set after construction: whether the next-token loss is the mean over pairs of the answer's own."""
 
     def concatenated_forward(self, *args: Any, **named: Any) -> Any:
-        """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced where that is not
+        """Run TRL's forward pass; its next-token loss, which includes the prompt, is replaced if that is not
         wanted."""
         outputs = super().concatenated_forward(*args, **named)
         if not self.answer_nll:
