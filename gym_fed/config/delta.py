@@ -1,4 +1,4 @@
-"""Settings of a delta's encoding: codecs of matrices, embeddings, head, norms and factors, and a limit of bytes."""
+"""Settings of a delta's encoding: codecs of matrices, embeddings, head, norms and factors, and a byte budget."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from gym_quant.codec import Codec
 
 ROW = "-row"
-"""Suffix of a codec's name: a scale for each row instead of ``group_size``."""
+"""Suffix of a codec's name: one scale per row instead of ``group_size``."""
 
 SAME_ROW = f"same{ROW}"
-"""For embeddings and heads: as other matrices, with a scale for each row."""
+"""Codec of embeddings and heads: that of other matrices, with a scale per row."""
 
 
 class _Part(MemberOf):
@@ -49,14 +49,14 @@ class CodecPolicy(StrictModel):
     """The codecs of a contributor's update, or of a soup."""
 
     codec: MatrixCodec = "bitdelta"
-    """Codec of matrices, ours or of an installed package: sign bits, the values themselves, factors of a truncated
+    """Codec of matrices, built-in or from an installed package: sign bits, the values themselves, factors of a truncated
     SVD, or 8 to 1 bits per weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
     gives factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
-    ``auto`` is sign bits, or, with ``max_bits_per_weight``, for every tensor the codec that keeps the most."""
+    ``auto`` is sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
 
     embeddings: PartCodec = SAME_ROW
     """Codec of embedding tables (found by their names: ``embed_tokens``, ``wte``, ...; a tied head is one of them).
-    ``same``: as other matrices. ``same-row``: as other matrices, and where those have scales, one for each row, a
+    ``same``: that of other matrices. ``same-row``: as other matrices, and where those have scales, one for each row, a
     token, unless ``group_size`` or ``max_bits_per_weight`` is given. With ``-row`` behind a codec's name, as in
     ``bitdelta-row``, it has a scale for each row in any case."""
 
@@ -64,16 +64,16 @@ class CodecPolicy(StrictModel):
     """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
 
     small_tensors: SmallCodec = "dense"
-    """Codec of norms, biases and all else that is one-dimensional or at most ``small_max_elements`` large."""
+    """Codec of small tensors: norms, biases, and others with one dimension or at most ``small_max_elements`` elements."""
 
     small_max_elements: Annotated[int, Field(ge=0)] = 256
-    """Up to how many elements a matrix counts as small."""
+    """Maximum elements of a small matrix."""
 
     symmetric: bool = True
-    """Grids, int8 to binary: levels evenly about zero, or with an offset (ternary: a scale for each sign)."""
+    """Levels of the grids int8 to binary: symmetric about zero, or with an offset (ternary: a scale per sign)."""
 
     group_size: Annotated[int, Field(ge=8)] | Literal["tensor", "row", "auto"] | None = None
-    """Columns that share a scale; ``row`` for one scale a row, ``tensor`` for one in all. Absent is ``tensor`` for
+    """Columns that share a scale; ``row`` for one scale per row, ``tensor`` for one per tensor. The default is ``tensor`` for
     bitdelta and ``row`` for the grids. ``auto`` gives a bitdelta tensor row scales where those bytes keep more of
     its energy than its bits do: embeddings, mostly, whose rows change by very different amounts; a grid has row
     scales."""
@@ -103,15 +103,15 @@ class CodecPolicy(StrictModel):
     1.75, which makes whole files about 8 times smaller than float16 factors."""
 
     factor_group_size: Annotated[int, Field(ge=8)] | None = None
-    """Values of a quantised factor that share a scale; absent means 128."""
+    """Values of a quantised factor that share a scale; by default 128."""
 
     max_bits_per_weight: Annotated[float, Field(gt=0)] | None = None
-    """Budget for the whole file, header included: weights of the base times this many bits. Tensors that do
+    """Maximum bits of the file per weight of the base, header included. Tensors that do
     not fit stay in the error-feedback residual, so this needs ``error_feedback``."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Full deltas: steps in which the scales learn, on the contributor's own data, to match the tuned model's outputs
-    (BitDelta's scale distillation); 0 for none."""
+    """For full deltas: steps that train the scales, on the contributor's own data, to match the tuned model's outputs
+    (BitDelta's scale distillation); 0 disables it."""
 
     distill_bits: bool = False
     """Train the sign bits of bitdelta as well as the scales; needs ``distill_steps``."""
@@ -123,12 +123,12 @@ class CodecPolicy(StrictModel):
 
     @property
     def gives_rows(self) -> bool:
-        """True if ``same-row`` has more scales than ``same``: no other key sets their number, or that of bytes."""
+        """True if ``same-row`` has more scales than ``same``: no other key sets the number of scales or bytes."""
         return self.group_size is None and self.max_bits_per_weight is None
 
     @property
     def quantises_factors(self) -> bool:
-        """True if LoRA factors lose enough for error feedback to matter."""
+        """True if the encoding of LoRA factors loses enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
     def _used(self) -> list[type[Codec]]:
@@ -138,7 +138,7 @@ class CodecPolicy(StrictModel):
         return [CODECS.type_of(codec_of(word)) for word in sorted(words - {"auto"})]
 
     def _belongs(self, key: str, fact: str, auto: bool = True) -> None:
-        """Refuse a key that no codec of this policy reads; ``auto`` is true if the codec ``auto`` reads it."""
+        """Refuse a key that no codec of this policy reads; ``auto`` is True if the codec ``auto`` reads it."""
         used = self._used()
         if (auto and self.codec == "auto") or any(getattr(codec, fact) for codec in used):
             return
@@ -146,7 +146,7 @@ class CodecPolicy(StrictModel):
         raise ValueError(f"{key}, which {self.codec!r} does not have (in use: {', '.join(names) or 'none'})")
 
     def _differs(self, *keys: str) -> bool:
-        """Return True if one of the keys is not at its default; the codec is only looked up then."""
+        """Return True if one of the keys differs from its default; the codec is looked up only then."""
         fields = type(self).model_fields
         return any(getattr(self, key) != fields[key].default for key in keys)
 

@@ -1,4 +1,4 @@
-"""The settings of every training algorithm: one section of the YAML each, named like the algorithm."""
+"""The settings of the training algorithms: one YAML section each, named after the algorithm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class AlgorithmSections(StrictModel):
-    """The sections of algorithms. Only that of the chosen ``algorithm`` may be given; it has defaults."""
+    """The sections of algorithms. Only the section of the chosen ``algorithm`` may be given; its keys have defaults."""
 
     reward_model: RewardModelSettings | None = None
     dpo: DpoSettings | None = None

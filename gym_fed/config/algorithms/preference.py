@@ -31,59 +31,59 @@ _DIVERGENT = {"sigmoid", "sigmoid_norm", "hinge", "ipo", "exo_pair", "robust", "
 
 
 class PreferenceSettings(StrictModel):
-    """The keys of every preference algorithm."""
+    """The common settings of preference algorithms."""
 
     disable_dropout: bool = True
-    """Dropout of the model and its adapter is off while training, and as it was afterwards."""
+    """Disable dropout of the model and its adapter during training, and restore it afterwards."""
 
 
 class RewardModelSettings(PreferenceSettings):
-    """A scalar head that scores the chosen answer above the rejected one, Bradley and Terry 1952."""
+    """Settings of reward models, which score chosen answers above rejected ones, Bradley and Terry 1952."""
 
     center_rewards_coefficient: float | None = Field(default=None, ge=0)
     """Pulls mean rewards towards zero (Eisenstein et al. 2023, equation 2); TRL's recommendation is 0.01."""
 
 
 class ReferenceSettings(PreferenceSettings):
-    """The keys of algorithms that compare the policy with a reference."""
+    """The common settings of algorithms that compare the policy with a reference."""
 
     precompute_ref_log_probs: bool | None = None
-    """Score all rows with the reference before the first step instead of at every step. By default on where all
+    """Score all rows with the reference before the first step instead of at every step. By default on if all
     weights are trained, since otherwise a frozen copy of the model is kept in memory, and for adapters that do not
-    start as the base. Off for other adapters, where the reference is the same model with its adapter switched off and
-    costs no memory, and where ``reference_model`` is given."""
+    start as the base. Off for other adapters, where the reference is the same model with its adapter disabled and
+    costs no memory, and if ``reference_model`` is given."""
 
 
 class DpoSettings(ReferenceSettings):
-    """Direct preference optimisation, Rafailov et al. 2023, and the losses that came after it."""
+    """Direct preference optimisation, Rafailov et al. 2023, and later variants of its loss."""
 
     beta: float = Field(default=0.1, gt=0)
     """Strength of the penalty that keeps the policy near the reference. For ``ipo`` it is the paper's tau."""
 
     loss_type: list[DpoLoss] = Field(default=["sigmoid"], min_length=1)
-    """One loss, or several that are summed. ``sft`` is the chosen answer's own loss per token: ``[sigmoid, sft]`` is
+    """Loss, or list of losses to sum. ``sft`` is the chosen answer's own loss per token: ``[sigmoid, sft]`` is
     RPO (Pang et al. 2024)."""
 
     loss_weights: list[float] | None = None
     """Weight of each loss of ``loss_type``; by default 1."""
 
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5)
-    """For ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``: how likely a label is wrong."""
+    """For ``robust``, ``exo_pair``, ``aot`` and ``aot_unpaired``: probability that a label is wrong."""
 
     f_divergence_type: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
     """Divergence between policy and reference, Wang et al. 2023 (f-DPO)."""
 
     f_alpha_divergence_coef: float = 0.5
-    """For ``f_divergence_type: alpha_divergence``."""
+    """Alpha of ``f_divergence_type: alpha_divergence``."""
 
     ld_alpha: float | None = Field(default=None, ge=0, le=1)
-    """Weight of the tokens by which the longer answer exceeds the shorter, Liu et al. 2024 (LD-DPO)."""
+    """Weight of the longer answer's tokens beyond the length of the shorter, Liu et al. 2024 (LD-DPO)."""
 
     use_weighting: bool = False
-    """Weigh pairs by how likely the policy is to write them, Zhou et al. 2024 (WPO)."""
+    """Weight pairs by their probability under the policy, Zhou et al. 2024 (WPO)."""
 
     discopop_tau: float = Field(default=0.05, gt=0)
-    """For ``discopop``: temperature of its modulation."""
+    """For ``discopop``: temperature of the modulation."""
 
     @field_validator("loss_type", mode="before")
     @classmethod
@@ -116,16 +116,16 @@ class DpoSettings(ReferenceSettings):
 
 
 class KtoSettings(ReferenceSettings):
-    """Kahneman-Tversky optimisation, Ethayarajh et al. 2024: answers that were liked or not, without pairs."""
+    """Kahneman-Tversky optimisation, Ethayarajh et al. 2024: single answers labelled desirable or undesirable."""
 
     beta: float = Field(default=0.1, gt=0)
     """Strength of the penalty that keeps the policy near the reference."""
 
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """``apo_zero_unpaired`` (D'Oosterlinck et al. 2024) needs no estimate of the KL, and so no batch above 1."""
+    """``apo_zero_unpaired`` (D'Oosterlinck et al. 2024) does not estimate the KL, so batches of 1 work."""
 
     desirable_weight: float = Field(default=1.0, gt=0)
-    """Weight of the answers that were liked. Equation 8: desirable_weight times their number should be 1 to 4/3 of
+    """Weight of desirable answers. Equation 8: desirable_weight times their number should be 1 to 4/3 times
     undesirable_weight times the number of the others."""
 
     undesirable_weight: float = Field(default=1.0, gt=0)
@@ -138,7 +138,7 @@ class OrpoSettings(PreferenceSettings):
     """Weight of the odds ratio: the paper's lambda."""
 
     nll: Literal["prompt_and_answer", "answer"] = "prompt_and_answer"
-    """Input of the next-token loss: the chosen answer with its prompt, a mean over tokens as in TRL; or the answer
+    """Tokens of the next-token loss: the chosen answer with its prompt, a mean over tokens as in TRL; or the answer
     alone, a mean over its tokens and then over pairs as in LLaMA-Factory."""
 
 
@@ -146,10 +146,10 @@ class SimpoSettings(PreferenceSettings):
     """Simple preference optimisation without a reference, Meng et al. 2024."""
 
     beta: float = Field(default=2.0, gt=0)
-    """The reward is beta times an answer's mean log-probability."""
+    """Scale of the reward, which is beta times an answer's mean log-probability."""
 
     gamma: float = Field(default=0.5, ge=0)
-    """Margin by which the chosen reward should lead (equation 6): gamma / beta in mean log-probability."""
+    """Target margin of the chosen over the rejected reward (equation 6): gamma / beta in mean log-probability."""
 
     cpo_alpha: float = Field(default=0.0, ge=0)
     """Weight of the chosen answer's own loss (CPO-SimPO); 0 is plain SimPO."""
@@ -165,10 +165,10 @@ class TdpoSettings(PreferenceSettings):
     """Strength of the penalty that keeps the policy near the reference."""
 
     variant: Literal[1, 2] = 2
-    """TDPO1 or TDPO2: the latter weighs the KL by ``alpha`` and lets only the rejected answer's push."""
+    """Loss TDPO1 or TDPO2; TDPO2 weights the KL by ``alpha``, and only the rejected answer's KL has a gradient."""
 
     alpha: float = Field(default=0.5, ge=0)
-    """Weight of the sequential KL term in TDPO2; TDPO1 has none."""
+    """Weight of the sequential KL term in TDPO2; TDPO1 ignores it."""
 
     @model_validator(mode="after")
     def _validate_alpha(self) -> TdpoSettings:

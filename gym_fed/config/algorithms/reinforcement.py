@@ -10,13 +10,13 @@ from gym_fed.config.schema.base import StrictModel
 
 
 class RolloutSettings(StrictModel):
-    """Settings of generated answers, and of how often they are learned from."""
+    """Settings of answer generation, and of the number of updates per answer."""
 
     num_generations: int = Field(default=8, ge=2)
-    """Answers to each prompt; the batch must be a multiple of it."""
+    """Number of answers per prompt; the batch must be a multiple of it."""
 
     max_completion_length: int = Field(default=64, ge=1)
-    """Longest answer in tokens."""
+    """Maximum tokens of an answer."""
 
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of sampling, and of the probabilities in the loss."""
@@ -26,7 +26,7 @@ class RolloutSettings(StrictModel):
     """Sample from the N likeliest tokens; 0 = all."""
 
     min_p: float | None = Field(default=None, gt=0, le=1)
-    """Sample from tokens with at least this share of the likeliest token's probability."""
+    """Minimum probability of sampled tokens, as a fraction of the likeliest token's."""
 
     repetition_penalty: float = Field(default=1.0, gt=0)
     steps_per_generation: int | None = Field(default=None, ge=1)
@@ -36,23 +36,23 @@ class RolloutSettings(StrictModel):
     """Number of updates per answer before new ones are generated."""
 
     mask_truncated_completions: bool = False
-    """Learn nothing from answers that ``max_completion_length`` cut off."""
+    """Exclude answers truncated by ``max_completion_length`` from the loss."""
 
     beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term against the model at the start; 0 needs no reference model."""
+    """Weight of the KL term against the initial model; 0 needs no reference model."""
 
     epsilon: float = Field(default=0.2, gt=0)
-    """The ratio of new to old probability is clipped at ``1 - epsilon``."""
+    """Distance below 1 at which the ratio of new to old probability is clipped."""
 
     epsilon_high: float | None = Field(default=None, gt=0)
-    """The ratio is clipped at ``1 + epsilon_high``; ``epsilon`` if not given."""
+    """Distance above 1 at which the ratio is clipped; by default ``epsilon``."""
 
 
 class _GroupSettings(RolloutSettings):
-    """The common keys of GRPO and GSPO."""
+    """The common settings of GRPO and GSPO."""
 
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Advantages are divided by the rewards' standard deviation in the group of one prompt, in the batch, or not."""
+    """Divisor of advantages: the rewards' standard deviation per prompt (``group``) or per batch, or none."""
 
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus, which keeps the policy exploring."""
@@ -77,10 +77,10 @@ class RlooSettings(RolloutSettings):
     """REINFORCE leave-one-out, Ahmadian et al. 2024; ``beta`` is subtracted from the reward here."""
 
     normalize_advantages: bool = False
-    """Give the advantages of a generation mean 0 and standard deviation 1."""
+    """Normalise the advantages of a generation to mean 0 and standard deviation 1."""
 
     reward_clip_range: tuple[float, float] | None = None
-    """Rewards are clipped to ``[low, high]``."""
+    """Range ``[low, high]`` to which rewards are clipped."""
 
     @model_validator(mode="after")
     def _validate_order(self) -> RlooSettings:
@@ -97,16 +97,16 @@ class PpoSettings(RolloutSettings):
     num_generations: int = Field(default=1, ge=1)
     num_iterations: int = Field(default=4, ge=1)
     gamma: float = Field(default=1.0, gt=0, le=1)
-    """Discount of a reward for each token between."""
+    """Discount factor of rewards per token."""
 
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """0 relies on the critic, 1 on observed rewards."""
+    """Lambda of GAE: 0 relies on the critic, 1 on observed rewards."""
 
     whiten_advantages: bool = True
-    """Give the advantages of a generation mean 0 and standard deviation 1."""
+    """Normalise the advantages of a generation to mean 0 and standard deviation 1."""
 
     reward_clip_range: tuple[float, float] | None = None
-    """Rewards are clipped to ``[low, high]``."""
+    """Range ``[low, high]`` to which rewards are clipped."""
 
     cliprange_value: float = Field(default=0.2, gt=0)
     """Maximum change of a value in one round of iterations."""
@@ -115,14 +115,14 @@ class PpoSettings(RolloutSettings):
     """Weight of an entropy bonus, which keeps the policy exploring."""
 
     critic: str | None = None
-    """A model name or folder (a reward model, or the ``critic`` folder of a finished run) whose body the critic starts
+    """Model name or folder (a reward model, or the ``critic`` folder of a finished run) whose body the critic starts
     from; it must have the policy's vocabulary. By default a copy of the policy's own body."""
 
     critic_learning_rate: float | None = Field(default=None, gt=0)
-    """By default ``learning_rate``."""
+    """Learning rate of the critic; by default ``learning_rate``."""
 
     train_critic_body: bool = True
-    """False trains the critic's value head alone."""
+    """True to train the critic's body, False to train only its value head."""
 
     @model_validator(mode="after")
     def _validate_order(self) -> PpoSettings:

@@ -15,15 +15,15 @@ from gym_fed.core.text import counted
 
 # Sums of credits stay whole numbers of 53 bits, which every JSON reader and database can count.
 MAX_AMOUNT = 10**9
-"""Limit of one round, or of one report of usage."""
+"""Maximum credits of one round, or of one usage report."""
 
 MAX_ROYALTIES = 2**52
-"""Limit of all reports together; added to the credits of four million rounds, a sum still has 53 bits."""
+"""Maximum credits of all usage reports; with those of four million rounds, the sum still fits in 53 bits."""
 
 _MAX_OPTIONS = 32
 
 ScoreMethod = Annotated[str, MemberOf(CONTRIBUTIONS)]
-"""A file of ``gym_fed/soup/contributions``, or a contribution score of an installed package."""
+"""Name of a contribution score: a file of ``gym_fed/soup/contributions``, or from an installed package."""
 
 _DEFAULT_QUALITY = 0.8
 
@@ -38,7 +38,7 @@ Factor = Annotated[float, Field(ge=0, le=1)]
 
 
 class PayTerms(StrictModel):
-    """The pay of a round; keys as in ``rewards`` of a hub's config."""
+    """The pay of a round, with the keys of ``rewards`` in a hub's config."""
 
     pool: int = Field(ge=0, le=MAX_AMOUNT)
     score: str = Field(max_length=120)
@@ -70,62 +70,62 @@ class PayTerms(StrictModel):
 
 
 class ReputationConfig(StrictModel):
-    """Changes of a contributor's reputation in [0, 1] with each committed round; a new account starts at 0."""
+    """Changes of a contributor's reputation, in [0, 1], per committed round; a new account starts at 0."""
 
     up: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """A round with a positive contribution takes this share of what is missing to 1: r += up (1 - r)."""
+    """Increase after a round with a positive contribution, as a fraction of the distance to 1: r += up (1 - r)."""
 
     absence: Factor = 0.98
-    """Factor for a round without an update of the contributor."""
+    """Factor for a round without an update from the contributor."""
 
     rejected: Factor = 0.5
     """Factor for an update that a screen rejects (norm, held-out loss)."""
 
     cheating: Factor = 0.0
-    """Factor for proven cheating: others' merged work sent again, or an A that is not the round's."""
+    """Factor for proven cheating: resending others' merged work, or an A other than the round's."""
 
 
 class RewardsConfig(StrictModel):
     """The pay of a committed round, and its split."""
 
     pool: int = Field(1000, ge=0, le=MAX_AMOUNT)
-    """Credits of one round."""
+    """Credits paid per round."""
 
     score: ScoreMethod = "participation"
     """Measure of an update's contribution. ``participation``: none; the pool is split among all merged updates.
-    ``improvement``: how far it alone lowers the held-out loss, at its share of the soup. The others divide the
+    ``improvement``: the decrease of held-out loss by the update alone, at its share of the soup. The others divide the
     improvement of the whole soup (docs/contributions.md), or come from installed packages. All but the first need
     ``gate.heldout``, with which `gym-server init` chooses ``estimate``."""
 
     score_options: dict[str, Option] = Field(default_factory=dict)
-    """Further keys of the method's own ``Config``; ``budget`` bounds the evaluations of those that sample."""
+    """Further settings of the method (its ``Config``); ``budget`` limits the evaluations of sampling methods."""
 
     quality_weight: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the pool that is for scores. Absent: 0 for ``participation``, 0.8 for every other score, or what
+    """Share of the pool paid by score. By default 0 for ``participation``, 0.8 for other scores, or what
     ``participation_weight`` leaves."""
 
     participation_weight: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Share of the pool that is split among all who were merged. Absent: the rest."""
+    """Share of the pool split among all merged contributors. By default the rest."""
 
     score_on: Literal["loss", "evals"] = "loss"
-    """``evals``: a part of the pool is split by what each update adds to the figures of ``gate.evals``, measured by the
-    soup without it. ``score`` stays on held-out loss and splits the rest."""
+    """``evals``: a part of the pool is split by each update's gain on the metrics of ``gate.evals``, measured by the
+    soup without it; the rest is split by ``score``, on held-out loss."""
 
     evals_share: Factor = 0.2
-    """Share of the pool that is paid by evaluations, with ``score_on: evals``. If no update improves them, it is split
+    """Share of the pool paid by evaluations, with ``score_on: evals``. If no update improves them, it is split
     like the rest."""
 
     credits_per_nat: float = Field(10_000, gt=0, le=MAX_AMOUNT)
-    """The price of a nat per token of held-out loss. All rounds together pay at most this much by score for their
+    """Price of one nat per token of held-out loss. All rounds together pay at most this much by score for their
     certain gains (95%); the remainder stays in the pool for later rounds. The default pays a pool of 1,000 for
     a tenth of a nat."""
 
     participation_ramp: bool = True
-    """Split the participation part by the reputation before the round, at least a tenth of the highest. ``false``:
+    """Split the participation part by reputation before the round, at least a tenth of the highest. ``false``:
     split it equally."""
 
     min_norm_ratio: Factor = 0.01
-    """An update whose norm is below this share of the round's median norm (of two: of the smaller) counts as one of
+    """Fraction of the round's median norm (of two updates: of the smaller) below which an update counts as one of
     zeros, and is rejected."""
 
     similarity_threshold: Cosine | None = 0.9
@@ -139,7 +139,7 @@ class RewardsConfig(StrictModel):
     everybody is paid alone."""
 
     stale_threshold: Cosine | None = 0.999
-    """Cosine from which an update is rejected as a copy of somebody else's merged update of an earlier round, or of a
+    """Cosine from which an update is rejected as a copy of another contributor's earlier merged update, or of a
     soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
     updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
@@ -149,11 +149,11 @@ class RewardsConfig(StrictModel):
     reputation: ReputationConfig = ReputationConfig()
 
     hold_seconds: float = Field(7 * 24 * 3600, ge=0)
-    """Credits younger than this cannot be moved, and a transfer settles when it and the sender's key are as old; in
-    this time a stolen key's transfers are undone by revoking it."""
+    """Age from which credits can be transferred; a transfer settles when it and the sender's key have this age. In
+    this time, revoking a stolen key undoes its transfers."""
 
     def terms(self) -> PayTerms:
-        """Return the terms that contributors agree to."""
+        """Return the pay terms that contributors agree to."""
         return PayTerms(
             pool=self.pool,
             score=self.score,
@@ -207,7 +207,7 @@ class RewardsConfig(StrictModel):
         return self
 
     def check_gate(self, heldout: bool, evaluates: bool) -> None:
-        """Raise ``Problems`` if the gate lacks what the score is measured on."""
+        """Raise ``Problems`` if the gate lacks the data that the score needs."""
         problems = []
         if self.measures and not heldout:
             problems.append(
@@ -219,7 +219,7 @@ class RewardsConfig(StrictModel):
             raise Problems("", problems)
 
     def looks_into_updates(self, section: str) -> Iterator[Problem]:
-        """Yield settings that look into single updates, which ``section`` rules out."""
+        """Yield settings that read single updates, which ``section`` rules out."""
         if self.measures:
             yield Problem(
                 "rewards.score",

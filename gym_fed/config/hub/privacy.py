@@ -1,4 +1,4 @@
-"""Settings of differential privacy in a hub's config, in a merge without a server, and in a task.
+"""Differential privacy settings of hubs, of merges without a server, and of tasks.
 
 Names follow Opacus: ``noise_multiplier`` is the noise's standard deviation divided by the sensitivity, and
 ``max_grad_norm`` the norm to which an example's gradient is clipped. The delta of a guarantee is always called
@@ -16,12 +16,12 @@ from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.core.registries import AGGREGATORS
 
 TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
-"""The delta of (epsilon, delta): the probability with which epsilon may not hold; a large one makes it worthless."""
+"""Upper bound on the delta of (epsilon, delta), the probability that epsilon does not hold."""
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 
 _FACTS: dict[Mechanism, str] = {"gaussian": "bounds_one", "discrete_gaussian": "counts_votes"}
-"""The attribute of aggregators whose L2 sensitivity to one contributor the mechanism covers."""
+"""Attribute of aggregators that marks an L2 sensitivity to one contributor that the mechanism covers."""
 
 _MAX_MULTIPLIER = 4096.0
 """Above this, the noise on a lattice of 2^20 steps per clipping norm has a standard deviation above
@@ -32,14 +32,14 @@ class AdaptiveClipping(StrictModel):
     """Clipping at a quantile of the updates' norms (Andrew et al. 2021, arXiv:1905.03871, algorithm 1)."""
 
     target_quantile: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """The share of updates that should be within the clipping norm, gamma."""
+    """Target fraction of updates within the clipping norm, gamma."""
 
     learning_rate: Annotated[float, Field(gt=0, le=2)] = 0.2
     """Step of the geometric update of the norm, eta_C."""
 
     count_noise_std: Annotated[float, Field(gt=0)]
     """Standard deviation of the noise on the number of updates within the norm, sigma_b; a twentieth of the round's
-    contributors in the paper. The soup gets more noise to pay for it, so that a round costs the same."""
+    contributors in the paper. The soup's noise is raised to compensate, so that a round costs the same."""
 
 
 class ReleasePrivacy(StrictModel):
@@ -49,7 +49,7 @@ class ReleasePrivacy(StrictModel):
     """``gaussian`` noises the sum of clipped updates; ``discrete_gaussian`` noises whole-number votes on signs."""
 
     noise_multiplier: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """Standard deviation of a round's noise, divided by the most that one contributor can change the result."""
+    """Standard deviation of a round's noise, divided by the maximum change of the result by one contributor."""
 
     clipping_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which larger updates are clipped; with ``discrete_gaussian``, the norm of one contributor's votes."""
@@ -66,7 +66,7 @@ class ReleasePrivacy(StrictModel):
         return self
 
     def accounts_for(self, aggregator: str) -> bool:
-        """Return True if this noise covers what one contributor can change in the result of ``aggregator``."""
+        """Return True if this noise covers one contributor's influence on the result of ``aggregator``."""
         return aggregator in AGGREGATORS and bool(
             getattr(AGGREGATORS.type_of(aggregator), _FACTS[self.mechanism])
         )
@@ -107,7 +107,7 @@ class ReleasePrivacy(StrictModel):
 class PrivacyConfig(ReleasePrivacy):
     """Contributor-level differential privacy at the hub: clip, add, noise, account; the run stops at the budget.
 
-    Adjacency: two runs are neighbours when every update of one contributor is replaced by zero (zero-out, Kairouz et
+    Adjacency: two runs are neighbours if one contributor's updates are all replaced by zero (zero-out, Kairouz et
     al. 2021, arXiv:2103.00039). Who takes part is public (it is in the ledger), so no amplification by sampling is
     claimed.
     """
@@ -116,7 +116,7 @@ class PrivacyConfig(ReleasePrivacy):
     """Adapt the clipping norm to the updates; absent: it is constant."""
 
     epsilon: Annotated[float, Field(gt=0)]
-    """The budget of the whole run. A round that would exceed it does not start."""
+    """Maximum epsilon of the run. A round that would exceed it does not start."""
 
     end_when_spent: bool = False
     """Allow more ``rounds.num_rounds`` than the budget pays for: the run ends when the budget is spent."""
@@ -149,7 +149,7 @@ class PrivacyConfig(ReleasePrivacy):
 class LocalPrivacy(StrictModel):
     """DP-SGD on the contributor's machine (Abadi et al. 2016, arXiv:1607.00133): example-level, by Opacus.
 
-    Adjacency: two data sets are neighbours when one has one more example. Batches are Poisson samples.
+    Adjacency: two data sets are neighbours if one has one more example. Batches are Poisson samples.
     """
 
     noise_multiplier: Annotated[float, Field(gt=0)] = 1.0
@@ -165,24 +165,24 @@ class SecureAggregationConfig(StrictModel):
     """Secure aggregation: the hub learns only the sum of the updates' votes (Bonawitz et al. 2017)."""
 
     threshold: Annotated[int, Field(ge=2, le=200)] = 3
-    """Contributors that must stay to the end of a round, unless rounds.min_contributors is larger. Fewer than these
+    """Minimum contributors at the end of a round, unless rounds.min_contributors is larger. Fewer
     cannot learn anything together, and neither can the hub. It must be more than half of ``begin_with``, so that a
     cheating hub cannot unmask single updates. After 2 * threshold - 1 have begun, others wait for the next round."""
 
     begin_with: Annotated[int, Field(ge=2)] | None = None
-    """Contributors that a round waits for before keys are shared; those beyond the ones that must stay may drop out.
-    Absent: the larger of threshold and rounds.min_contributors, so that none may drop out."""
+    """Contributors that a round waits for before keys are shared; any above the minimum may drop out.
+    By default the larger of threshold and rounds.min_contributors, so that none may drop out."""
 
     stage_seconds: Annotated[float, Field(gt=0)] = 300
-    """Timeout of key sharing and unmasking; training has the round's deadline."""
+    """Timeout of key sharing and of unmasking; training has the round's deadline."""
 
     step_norm: Annotated[float, Field(gt=0)] | None = None
-    """L2 norm of the step that one contributor's votes stand for: a vote moves a weight by step_norm / sqrt(weights)
+    """L2 norm of one contributor's step: a vote moves a weight by step_norm / sqrt(weights)
     over the contributors. Required without ``privacy``; with it, leave this out: privacy.clipping_norm is used."""
 
 
 class SecureTask(StrictModel):
-    """The facts of a secure round that a contributor needs before it trains."""
+    """The properties of a secure round that a contributor needs before it trains."""
 
     threshold: Annotated[int, Field(ge=2)]
-    """Shares that reconstruct a secret. A contributor refuses unless they are more than half of those who begin."""
+    """Shares that reconstruct a secret. A contributor refuses a task unless these exceed half of those who begin."""

@@ -1,4 +1,4 @@
-"""The sections of the hub's YAML file, the gate's evaluations included, and the file as their list."""
+"""The sections of the hub's YAML file, including the gate's evaluations."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REGISTRY = Path(__file__).parents[2] / "assets" / "suites" / "registry.yaml"
 
 
 class EnrolmentConfig(StrictModel):
-    """Who may contribute."""
+    """Settings of who may contribute."""
 
     policy: Literal["open", "invite", "allow-list"] = "invite"
     allow_list: list[str] = Field(default_factory=list)
-    """Ids of contributors for the policy ``allow-list``; ``gym-client id`` prints one's own."""
+    """Contributor ids for the policy ``allow-list``; ``gym-client id`` prints them."""
 
     @model_validator(mode="after")
     def _validate_policy(self) -> EnrolmentConfig:
@@ -38,26 +38,26 @@ class EnrolmentConfig(StrictModel):
 
 
 class RoundsConfig(StrictModel):
-    """When a round ends, and how long to wait."""
+    """Settings of rounds: quorum, deadlines and pauses."""
 
     num_rounds: int = Field(10, ge=1)
     min_contributors: int = Field(3, ge=1)
-    """The minimum quorum: a round with fewer admitted updates at its deadline is aborted."""
+    """Minimum quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
-    """More than this share of the contributors with the task must send an update, so that a fast minority cannot
+    """Fraction of the contributors with the task, more than which must send an update, so that a fast minority cannot
     complete a round. Contributors that failed, left, or did not respond in three of the last ten rounds do not
     count."""
     deadline_seconds: float = Field(1800, gt=0)
     lease_seconds: float = Field(60, ge=1)
-    """A contributor that is silent for this long loses its task."""
+    """Time without a heartbeat after which a contributor loses its task."""
     grace_factor: float = Field(1.5, ge=1)
     """After the quorum, each contributor still training gets this many times its usual time, estimated from its tasks
     of the last ten rounds and the training steps in its heartbeats. A newcomer's usual time is a quarter of the
     deadline. A contributor that left three tasks in a row unanswered gets ``grace_min_seconds``."""
     grace_min_seconds: float = Field(30, ge=0)
-    """The minimum time after the quorum."""
+    """Minimum time after the quorum."""
     grace_max_seconds: float | None = Field(None, gt=0)
-    """The maximum time after the quorum, within the deadline; absent: half the deadline."""
+    """Maximum time after the quorum, within the deadline; by default half the deadline."""
     backoff_seconds: float = Field(5, gt=0)
     """Pause after an aborted round; it doubles with each further one in a row and ends when a new contributor
     connects."""
@@ -67,7 +67,7 @@ class RoundsConfig(StrictModel):
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
 
     def quorum(self, num_tasks: int) -> int:
-        """Return the updates that a round needs if N contributors have the task."""
+        """Return the number of updates that a round needs if N contributors have the task."""
         return max(self.min_contributors, math.floor(self.quorum_share * num_tasks) + 1 if num_tasks else 0)
 
     @model_validator(mode="after")
@@ -80,34 +80,34 @@ class RoundsConfig(StrictModel):
 
 
 class AdmissionConfig(StrictModel):
-    """The limits of an update."""
+    """Limits on an update."""
 
     max_update_bytes: int = Field(2 << 30, ge=1024)
     """Size limit of one update. Updates are also limited to 8 bytes per weight of the base plus about 1 MiB.
     Contributors are shown the lower limit."""
     max_norm: float | None = Field(None, gt=0)
-    """L2 norm above which an update is refused outright."""
+    """Maximum L2 norm of an update; larger ones are refused."""
     norm_ratio: float | None = Field(4.0, gt=1)
-    """An update whose norm is above this multiple of the round's median norm is rejected (from 3 updates on)."""
+    """Maximum norm as a multiple of the round's median norm; larger updates are rejected (from 3 updates on)."""
 
 
 class GateEvaluation(StrictModel):
-    """A suite that every soup and the version before it are evaluated on, on the same rows."""
+    """A suite on which every soup is compared with the previous version, on the same rows."""
 
     suite: str
-    """A suite, a group or a task (``gym eval list`` prints them), or a task file, relative to the hub's folder."""
+    """Name of a suite, group or task (``gym eval list`` prints them), or a task file relative to the hub's folder."""
 
     limit: int = Field(64, ge=8, le=100_000)
-    """Rows of each task, drawn for every round by a secret seed."""
+    """Rows per task, drawn for every round with a secret seed."""
 
     max_drop: float = Field(0.02, ge=0)
-    """Tolerance of a task's metric: a soup that certainly lowers it by more is rolled back."""
+    """Tolerated decrease of a task's metric: a soup with a larger one, at ``confidence``, is rolled back."""
 
     confidence: float = Field(0.95, gt=0.5, lt=1)
-    """Confidence of that test: one-sided, of the paired difference over the drawn rows."""
+    """Confidence of the one-sided test of the paired difference over the drawn rows."""
 
     apply_chat_template: bool | None = None
-    """True if prompts are conversations in the model's chat template; None: those of tasks that are conversations."""
+    """True if prompts use the model's chat template; None for only those of conversation tasks."""
 
     @field_validator("suite")
     @classmethod
@@ -139,34 +139,34 @@ class SafetyGateConfig(StrictModel):
     """The safety probe as a gate: a soup after which the model refuses less is rolled back."""
 
     max_margin_drop: Annotated[float, Field(ge=0)]
-    """In nats a token: a soup that lowers the refusal margin by more, at ``confidence``, is rolled back."""
+    """Tolerated decrease of the refusal margin, in nats per token; a soup with more, at ``confidence``, is rolled back."""
 
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Confidence of the drop's lower bound, paired by prompt."""
 
     prompts: str | None = None
-    """A CSV or JSONL file of requests to refuse, relative to the hub's folder; absent: those of the package."""
+    """CSV or JSONL file of requests to refuse, relative to the hub's folder; by default the package's own."""
 
 
 class GateConfig(StrictModel):
     """Limits on a soup: loss on the coordinator's held-out set, evaluations, refusal margin."""
 
     heldout: str | None = None
-    """A data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none: no gate."""
+    """Data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none disables the gate."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
-    """Tolerance in nats: a soup that raises the held-out loss by more is rolled back."""
+    """Tolerated increase of the held-out loss, in nats; a soup with more is rolled back."""
     screen_updates: bool = True
     """Also test each update alone at its share of the soup, and reject it above ``max_update_loss_increase``."""
     max_update_loss_increase: float = Field(0.05, ge=0)
     evals: list[GateEvaluation] = Field(default_factory=list, max_length=16)
-    """Suites that a soup must not do worse on; single updates are screened only by loss."""
+    """Suites on which a soup must not get worse; single updates are screened only by loss."""
     evals_data: str | None = None
-    """A folder of evaluation sets that precede those of ``gym eval fetch``; relative to the hub's folder."""
+    """Folder of evaluation sets, searched before those of ``gym eval fetch``; relative to the hub's folder."""
     safety: SafetyGateConfig | None = None
-    """Limit of the drop of the refusal margin; absent: no safety gate."""
+    """Limits on the decrease of the refusal margin; by default no safety gate."""
 
     @model_validator(mode="after")
     def _validate_suites(self) -> GateConfig:
@@ -177,10 +177,10 @@ class GateConfig(StrictModel):
 
 
 class RootConfig(StrictModel):
-    """The coordinator's own training data, for aggregators that judge by it: ``fltrust_caf``, ``fltrust``."""
+    """The coordinator's own training data, for aggregators that need it: ``fltrust_caf``, ``fltrust``."""
 
     data: str
-    """A data file, or ``task:NAME`` entries joined by commas; it must not be the gate's held-out set."""
+    """Data file, or ``task:NAME`` entries joined by commas; it must differ from the gate's held-out set."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
 
@@ -198,43 +198,43 @@ class VariantsConfig(StrictModel):
     """Size limit of all current variants. Files of replaced and removed ones, and unused uploads, are bounded by
     ``limits.unreferenced_bytes_per_account``."""
     max_changes_per_hour: int = Field(100, ge=1)
-    """Puts and removals of one contributor that the ledger records; beyond it puts are refused until later."""
+    """Maximum puts and removals per contributor recorded in the ledger; further puts are refused until later."""
 
 
 class LimitsConfig(StrictModel):
-    """Limits per account, per address, and in total. A call beyond a limit is refused with ``busy`` or
+    """Limits per account, per address and in total. A call beyond a limit is refused with ``busy`` or
     ``quota-exceeded``; others are not slowed down."""
 
     nodes_per_account: int = Field(8, ge=1)
-    """Installations (``instance``) of one account; beyond it the one idle for longest is forgotten."""
+    """Maximum installations (``instance``) per account; beyond it the one idle for longest is forgotten."""
     streams_per_account: int = Field(4, ge=1)
-    """Concurrent work streams. One round's task goes to one node of an account."""
+    """Maximum concurrent work streams. One node per account gets a round's task."""
     calls_per_account: int = Field(8, ge=1)
-    """Concurrent calls."""
+    """Maximum concurrent calls."""
     calls_per_second_of_account: float = Field(10, gt=0)
-    """Calls per second of one account; bursts of eight seconds' worth are accepted."""
+    """Calls per second per account; bursts of eight seconds' worth are accepted."""
     calls_per_second: float = Field(30, gt=0)
-    """Calls per second of one address without a login; bursts of four seconds' worth are accepted."""
+    """Calls per second per address without a login; bursts of four seconds' worth are accepted."""
     calls_per_address: int = Field(64, ge=1)
-    """Concurrent calls without a login, and logins, from one address."""
+    """Maximum concurrent calls without a login, and logins, per address."""
     connections: int = Field(8000, ge=16)
     """Maximum number of TCP connections, within the process's limit of open files."""
     connections_per_address: int = Field(256, ge=1)
-    """Maximum from one address; those without a call are closed first. A class or company may need more."""
+    """Maximum connections per address; those without a call are closed first. A class or company may need more."""
     handshake_seconds: float = Field(5, gt=0)
     """Time limit of a TLS handshake."""
     idle_upload_seconds: float = Field(30, gt=0)
     """Time without a byte after which an upload is closed; it can be resumed."""
     enrolments_per_minute: float = Field(6, gt=0)
-    """Enrolments of new accounts from one address; wrong invites count too."""
+    """Maximum enrolments of new accounts per address; wrong invites count too."""
     enrolment_work_bits: int = Field(20, ge=0, le=24)
     """Proof of work for enrolment under the policy ``open``: 2**bits hashes, about a second of one core at 20."""
     account_changes_per_hour: int = Field(12, ge=1)
-    """Key replacements and returns of one account; each is an entry of the ledger."""
+    """Maximum key replacements and returns per account; each is a ledger entry."""
     transfers_per_hour: int = Field(60, ge=1)
-    """Transfers of credits by one account; each is two entries of the ledger."""
+    """Maximum credit transfers per account; each is two ledger entries."""
     unreferenced_bytes_per_account: int = Field(4 << 30, ge=1 << 20)
-    """Limit on the bytes of one account's uploads that no merged update or variant uses. They are unfinished uploads,
+    """Maximum bytes of an account's uploads that no merged update or variant uses: unfinished uploads,
     updates waiting for their round, and refused or rejected ones until they are deleted
     (``storage.keep_unneeded_seconds``)."""
 
@@ -245,11 +245,11 @@ class StorageConfig(StrictModel):
     database: str = Field("sqlite:///hub.db", repr=False)
     """``sqlite:///FILE``, or ``postgresql+psycopg://USER@HOST/DATABASE`` with the password in ``PGPASSFILE``."""
     objects: str = "objects"
-    """A folder; ``s3://BUCKET/PREFIX`` with the credentials in the environment; or any fsspec URL."""
+    """Folder, ``s3://BUCKET/PREFIX`` with the credentials in the environment, or any fsspec URL."""
     max_local_copy_bytes: int = Field(8 << 30, ge=1 << 20)
     """Cache limit for a remote object store: local copies beyond it are deleted, the least recently used first."""
     reserve_bytes: int = Field(256 << 20, ge=0)
-    """Free disk space to keep: below it no upload starts and no round opens."""
+    """Minimum free disk space; below it no upload starts and no round opens."""
     keep_unneeded_seconds: float = Field(86400, ge=3600)
     """Age since its upload at which an unreferenced file is deleted: refused updates, unused uploads, files of replaced
     and removed variants. The hub checks every ten minutes; ``gym-server gc`` deletes them immediately."""
@@ -259,7 +259,7 @@ class DashboardConfig(StrictModel):
     """The pages that ``gym-server run`` serves (docs/dashboard.md)."""
 
     listen: str = "127.0.0.1:9444"
-    """host:port; port 0 takes a free one. An address that others can reach needs keys."""
+    """Address as host:port; port 0 selects a free one. An address that others can reach needs keys."""
     public: bool = False
     """True if viewing needs no key; changes always need one."""
     ask: bool = False
@@ -291,13 +291,13 @@ class ServerSections(StrictModel):
 
     name: str = Field("a gym-fed community", max_length=80)
     listen: str = "127.0.0.1:9443"
-    """host:port; port 0 takes any free one."""
+    """Address as host:port; port 0 selects a free one."""
     advertise: str | None = None
-    """host:port that invites carry, when it differs from ``listen``."""
+    """Address (host:port) in invites, if it differs from ``listen``."""
     base_model: str = "gym-nano"
-    """``gym-nano``, a model folder, or a hub name that is on this machine."""
+    """Base model: ``gym-nano``, a model folder, or a hub name in the local cache."""
     serve_base: bool | Literal["auto"] = "auto"
-    """True if contributors can download the base from the hub. ``auto``: if the licence in its model card allows
+    """True if contributors can download the base from the hub. ``auto``: True if the licence in its model card allows
     redistribution (``gym_fed.base.files.REDISTRIBUTABLE``)."""
     enrolment: EnrolmentConfig = EnrolmentConfig()
     rounds: RoundsConfig = RoundsConfig()
@@ -308,14 +308,14 @@ class ServerSections(StrictModel):
     root: RootConfig | None = None
     gate: GateConfig = GateConfig()
     check: bool = True
-    """At the end of the run, compare the newest version with version 0: held-out loss, and what the model kept."""
+    """At the end of the run, compare the newest version with version 0: held-out loss and general knowledge."""
     rewards: RewardsConfig = RewardsConfig()
     privacy: PrivacyConfig | None = None
-    """Contributor-level differential privacy of the soups; absent: none."""
+    """Contributor-level differential privacy of the soups; by default none."""
     secure_aggregation: SecureAggregationConfig | None = None
-    """Hide every single update from the hub; absent: it sees them, as its robust rules must."""
+    """Hide single updates from the hub; by default it sees them, as robust rules require."""
     variants: VariantsConfig = VariantsConfig()
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None
-    """Absent: no pages, unless ``gym-server run --dashboard`` says where."""
+    """Address and settings of the dashboard; by default none, unless ``gym-server run --dashboard`` gives an address."""

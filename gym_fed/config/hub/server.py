@@ -1,4 +1,4 @@
-"""The hub's YAML file, which configures a community, and its refusals of combinations that reveal single updates."""
+"""The schema of the hub's YAML file, which refuses combinations that reveal single updates."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CONFIG_NAME = "gym-server.yaml"
 """Name of the config file in a hub's folder."""
 
 _DELTA_BYTES_PER_WEIGHT = 8
-"""Upper bound for all codecs: dense float32 needs 4, masked votes at most 8."""
+"""Maximum bytes per weight over all codecs: dense float32 needs 4, masked votes at most 8."""
 
 _DELTA_BYTES_PER_TENSOR = 1 << 10
 _DELTA_HEADER_BYTES = 1 << 20
 
 
 class ServerConfig(ServerSections):
-    """The whole of ``gym-server.yaml``."""
+    """The validated config of ``gym-server.yaml``."""
 
     @property
     def public_base_name(self) -> str:
@@ -36,7 +36,7 @@ class ServerConfig(ServerSections):
 
     @property
     def hides_updates(self) -> bool:
-        """True if nothing may look into single updates."""
+        """True if single updates must stay hidden."""
         return self.privacy is not None or self.secure_aggregation is not None
 
     def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
@@ -67,7 +67,7 @@ class ServerConfig(ServerSections):
 
     @model_validator(mode="after")
     def _default_soup_codec(self) -> ServerConfig:
-        """Send the soup of LoRA rounds as factors, as it is merged, unless ``soup.codec`` is set."""
+        """Set the soup's codec of LoRA rounds to factors, as merged, unless ``soup.codec`` is set."""
         if self.recipe.sends_factors and "codec" not in self.soup.model_fields_set:
             soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
@@ -120,14 +120,14 @@ class ServerConfig(ServerSections):
 
 
 def wanted_participants(config: ServerSections) -> int:
-    """Return the contributors that a secure round waits for before keys are shared."""
+    """Return the number of contributors that a secure round waits for before keys are shared."""
     secure = config.secure_aggregation
     assert secure is not None
     return secure.begin_with or needed_survivors(config)
 
 
 def needed_survivors(config: ServerSections) -> int:
-    """Return the contributors that must stay to the end."""
+    """Return the number of contributors that must stay until the end."""
     secure = config.secure_aggregation
     assert secure is not None
     return max(secure.threshold, config.rounds.min_contributors)

@@ -1,4 +1,4 @@
-"""Settings of how updates become a soup: the rule, clipping, weights, and the codec; on a hub and without one."""
+"""Settings for merging updates into a soup: rule, clipping, weights and codec; with or without a hub."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         def __getattr__(cls, word: str) -> AggregationMethod: ...
 
     class AggregationMethod(StrEnum, metaclass=_Words):
-        """An aggregator or merge method by name; its members are known at run time."""
+        """The name of an aggregator or merge method; the valid names are known at run time."""
 
 else:
     AggregationMethod = StrEnum(
@@ -45,42 +45,42 @@ else:
 
 
 class SoupRecipe(StrictModel):
-    """The rules of a merge. Together with the updates it determines the soup's bytes."""
+    """The rules of a merge. Rules and updates determine the soup's bytes."""
 
     aggregator: Annotated[str, MemberOf(AGGREGATORS)] = "mean"
-    """A file of ``gym_fed/soup/aggregators``, or an aggregator of an installed package."""
+    """Aggregator: a file of ``gym_fed/soup/aggregators``, or from an installed package."""
 
     aggregator_options: dict[str, Option] = Field(default_factory=dict)
-    """Further keys of the aggregator's own ``Config``."""
+    """Further settings of the aggregator (its ``Config``)."""
 
     pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
-    """Files of ``gym_fed/soup/pre_aggregators``, or of installed packages, in the order in which they work before the
+    """Steps before the aggregator, in order: files of ``gym_fed/soup/pre_aggregators``, or from installed packages.
     aggregator."""
 
     pre_aggregator_options: dict[str, dict[str, Option]] = Field(default_factory=dict)
-    """Further keys of a pre-aggregator's own ``Config``, by its name."""
+    """Further settings of pre-aggregators (their ``Config``), by name."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """Number of malicious clients that the merge must withstand, f. A round needs at least 2f + 1 updates."""
+    """Number of malicious clients that the merge must tolerate, f. A round needs at least 2f + 1 updates."""
 
     server_learning_rate: Annotated[float, Field(gt=0)] = 1.0
     """Factor of the server optimiser's result before it is encoded."""
 
     server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
-    """A file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi`` on top of the soup; ``none`` adds the
+    """Server optimiser, a file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi``; ``none`` adds the
     aggregate as it is."""
 
     server_optimizer_options: dict[str, Option] = Field(default_factory=dict)
-    """Further keys of the optimiser's own ``Config``."""
+    """Further settings of the optimiser (its ``Config``)."""
 
     max_norm: Annotated[float, Field(gt=0)] | None = None
-    """L2 norm to which larger updates are scaled down; absent means no clipping."""
+    """L2 norm to which larger updates are scaled down; by default no clipping."""
 
     weighting: Literal["uniform", "num_examples", "reputation"] = "uniform"
     """Weights of the updates: equal, by the reported number of examples, or, on a hub, by reputation."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
-    """Limit of the examples that an update counts for; required by ``weighting: num_examples``."""
+    """Maximum examples counted per update; required by ``weighting: num_examples``."""
 
     reputation_floor: Annotated[float, Field(gt=0, le=1)] | None = None
     """Minimum weight, so that newcomers count; required by ``weighting: reputation``."""
@@ -91,11 +91,11 @@ class SoupRecipe(StrictModel):
 
     codec: CodecPolicy = CodecPolicy()
     """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
-    LoRA, absent means ``as-merged``: the soup travels as factors."""
+    LoRA, the default is ``as-merged``: the soup is sent as factors."""
 
     @classmethod
     def recorded(cls, stored: Mapping[str, Any]) -> SoupRecipe:
-        """Return a recipe from a ledger: one without ``merge_version`` was written when there was only the first."""
+        """Return a recipe from a ledger; without ``merge_version`` its version is 1."""
         return cls.model_validate({"merge_version": 1, **stored})
 
     @field_validator("pre_aggregators")
@@ -142,12 +142,12 @@ class SoupRecipe(StrictModel):
         return self.model_copy(update=changed) if changed else self
 
     def check_feasible(self, contributors: int) -> None:
-        """Refuse too few ``contributors`` to outvote ``num_malicious_nodes``, by any rule.
+        """Refuse fewer ``contributors`` than any rule needs to outvote ``num_malicious_nodes``.
 
-        What a rule needs beyond that is checked by the rule itself (``gym_fed.soup.pipeline.Pipeline.check``).
+        Further requirements of a rule are checked by ``gym_fed.soup.pipeline.Pipeline.check``.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` with the number that is needed.
+            GymError: ``CONFIG_INVALID`` with the required number.
         """
         needed = 1
         if self.num_malicious_nodes:
@@ -161,7 +161,7 @@ class SoupRecipe(StrictModel):
             )
 
     def weights(self, num_examples: Sequence[int]) -> list[float]:
-        """Return a weight for each update from the number of examples that its contributor claims.
+        """Return the weight of each update from the number of examples its contributor reports.
 
         Raises:
             GymError: ``CONFIG_INVALID`` for ``weighting: reputation``, which only a hub knows.
@@ -189,20 +189,20 @@ class DeltaSoupConfig(ReadsOtherWords):
     method: Annotated[AggregationMethod, MemberOf(AGGREGATORS, others=(METHODS,))] = (
         AggregationMethod.BYZANTINE_ROBUST
     )
-    """An aggregator, or a merge method that needs only the deltas; ours, or an installed package's."""
+    """Aggregator, or merge method that needs only the deltas; built-in or from an installed package."""
 
     method_options: dict[str, Option] = Field(default_factory=dict)
-    """Further keys of the method's own ``Config``."""
+    """Further settings of the method (its ``Config``)."""
 
     pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
-    """Steps before the aggregator, beyond those that it has of its own."""
+    """Steps before the aggregator, in addition to its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Malicious clients to withstand, f. Absent: the method's default. ``byzantine_robust`` withstands a fifth of the
-    contributors, and one of three or four; the other methods none."""
+    """Number of malicious clients to tolerate, f. By default the method's: ``byzantine_robust`` tolerates a fifth of the
+    contributors, and one of three or four; other methods none."""
 
     base_model: str | None = None
-    """The base of the contributions: ``gym-nano``, a folder, or a name in the local cache."""
+    """Base of the contributions: ``gym-nano``, a folder, or a name in the local cache."""
 
     codec: CodecPolicy = CodecPolicy(error_feedback=False)
     """Encoding of a contributed model as a delta; a contributed ``.gymdelta`` is unchanged."""
@@ -211,24 +211,24 @@ class DeltaSoupConfig(ReadsOtherWords):
     """Encoding of the soup."""
 
     norm_ratio: Annotated[float, Field(gt=1)] | None = 4.0
-    """A contribution whose norm is above this multiple of the median norm stays out (from 3 contributions on)."""
+    """Maximum norm as a multiple of the median norm; larger contributions are left out (from 3 contributions on)."""
 
     num_examples_cap: Annotated[int, Field(ge=1)] | None = None
-    """Weigh contributions by their ``num_examples``, up to this; absent: one contributor, one vote."""
+    """Maximum ``num_examples`` by which contributions are weighted; by default all have equal weight."""
 
     differential_privacy: ReleasePrivacy | None = None
-    """Clip every contribution and noise the soup, so that it hides whether any one of them was zero; the result says
-    at what epsilon. ``method`` is then ``mean`` and ``norm_ratio`` None, unless they are given."""
+    """Clip every contribution and noise the soup, which hides whether any one of them was zero; the result reports
+    epsilon. ``method`` is then ``mean`` and ``norm_ratio`` None by default."""
 
     enable_rewards: bool = False
-    """Split ``reward_pool`` evenly among the contributors whose work is in the soup."""
+    """Split ``reward_pool`` evenly among the contributors whose updates are in the soup."""
 
     reward_pool: Annotated[int, Field(ge=0)] = 1000
 
     @model_validator(mode="before")
     @classmethod
     def _default_private_keys(cls, values: Any) -> Any:
-        """With ``differential_privacy``, set open keys to the accounted rule with the highest tolerance."""
+        """With ``differential_privacy``, set unset keys to those of the accounted rule with the highest tolerance."""
         if isinstance(values, dict) and values.get("differential_privacy") is not None:
             return {"method": _PRIVATE_METHOD, "norm_ratio": None, **values}
         return values
@@ -258,7 +258,7 @@ class DeltaSoupConfig(ReadsOtherWords):
         return self
 
     def malicious_of(self, contributors: int) -> int:
-        """Return the number of malicious clients to withstand among N contributors."""
+        """Return the number of malicious clients to tolerate among N contributors."""
         if self.num_malicious_nodes is not None:
             return self.num_malicious_nodes
         return 0 if self._rule is None else int(self._rule.default_malicious(contributors))

@@ -1,6 +1,6 @@
 """The task of a round, as a hub sends it to contributors, and the chain of global versions that it starts from.
 
-A contributor's agent parses this strictly: a key that is not listed here (a path, a command, code) refuses the
+A contributor's agent parses this strictly and refuses a task with any unlisted key (a path, a command,
 task. Names follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest names the version before it, the soup,
 and the round that made it.
 """
@@ -78,27 +78,27 @@ class TrainingRecipe(OpenModel):
     gradient_accumulation_steps: int = Field(1, ge=1, le=1024)
     max_length: int = Field(256, ge=8, le=1_000_000)
     warmup_steps: int = Field(0, ge=0)
-    """Steps in which the learning rate rises to ``learning_rate``, under every schedule."""
+    """Number of steps in which the learning rate rises to ``learning_rate``, under every schedule."""
 
     weight_decay: float = Field(0.0, ge=0, le=1)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
     group_by_length: bool = False
-    """Batch rows of similar length together, which needs less padding."""
+    """Batch rows of similar length together, which reduces padding."""
 
     seed: int = 0
-    """The round's number is added to it, so that rounds see different batches."""
+    """Seed; the round's number is added to it, so that rounds get different batches."""
 
     privacy: LocalPrivacy | None = None
-    """DP-SGD on the contributor's machine; absent: none."""
+    """DP-SGD on the contributor's machine; by default none."""
 
     @property
     def sends_factors(self) -> bool:
-        """True if an update is LoRA's factors, as ``lora`` describes them, instead of values."""
+        """True if updates are LoRA factors with the settings of ``lora``, instead of values."""
         return bool(TUNING.type_of(self.finetuning).sends_factors)
 
     @model_serializer(mode="wrap")
     def _omit_group_by_length(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the key where it is false, so that the digests of such recipes do not depend on it."""
+        """Omit the key if it is False, so that the digests of such recipes do not depend on it."""
         data: dict[str, Any] = handler(self)
         if not self.group_by_length:
             data.pop("group_by_length", None)
@@ -132,13 +132,13 @@ class TrainingRecipe(OpenModel):
 
 
 class SoupReference(StrictModel):
-    """A committed soup: the object to fetch, and the version that it leads to."""
+    """A committed soup: the object to fetch, and the resulting version."""
 
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     size_bytes: int = Field(ge=1)
     version_digest: str = Field(pattern=_DIGEST)
     server_round: int = Field(ge=1)
-    """The round that made the version; its digest depends on it."""
+    """Round that created the version; the version's digest depends on it."""
 
 
 class TaskSpec(StrictModel):
@@ -146,13 +146,13 @@ class TaskSpec(StrictModel):
 
     format: Literal["gym-task-1"] = "gym-task-1"
     server: str = Field(pattern=r"^s[0-9a-f]{16}$")
-    """Id of the hub: derived from the key that signs its ledger."""
+    """Id of the hub, derived from the key that signs its ledger."""
     server_round: int = Field(ge=1)
     base_model: str = Field(max_length=256)
-    """A name for people; what counts is the digest."""
+    """Display name of the base, which is identified by its digest."""
     base_digest: str = Field(pattern=_DIGEST)
     version_digest: str = Field(pattern=_DIGEST)
-    """The global version to start from; equals ``base_digest`` while ``soups`` is empty."""
+    """Global version to start from; equal to ``base_digest`` if ``soups`` is empty."""
     soups: list[SoupReference] = Field(default_factory=list, max_length=100_000)
     recipe: TrainingRecipe = TrainingRecipe()
     codec: CodecPolicy = CodecPolicy()
@@ -160,18 +160,18 @@ class TaskSpec(StrictModel):
     deadline_seconds: float = Field(gt=0)
     """Unix time after which the round no longer waits."""
     pay: PayTerms | None = None
-    """The pay of the round; fixed with the task, even if the hub's config changes later."""
+    """Pay of the round, fixed even if the hub's config changes later."""
 
     secure_aggregation: SecureTask | None = None
-    """Send masked votes, whose sum alone the hub learns; absent: the update itself."""
+    """Send masked votes, of which the hub learns only the sum; by default the update itself."""
 
     evaluated_on: dict[SuiteName, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(
         default_factory=dict, max_length=16
     )
-    """Suites of the hub's gate, each with a digest of its tasks and rows, on which nobody must train."""
+    """Suites of the hub's gate with digests of their tasks and rows, on which nobody may train."""
 
     plugins: Plugins = Field(default_factory=list)
-    """Plug-ins that the round needs, as the hub has them; a contributor without them refuses the task."""
+    """Plug-ins that the round needs, with the hub's versions; a contributor without them refuses the task."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -185,7 +185,7 @@ class TaskSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _omit_empty_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the keys of plug-ins, evaluations and pay where there are none."""
+        """Omit the keys of plug-ins, evaluations and pay if they are empty."""
         data: dict[str, Any] = handler(self)
         for key in ("plugins", "evaluated_on", "pay"):
             if not data.get(key):
@@ -203,7 +203,7 @@ class TaskSpec(StrictModel):
 
 
 def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raise ``Problems`` if the codec's distillation has nothing to work on, or looks past the noise."""
+    """Raise ``Problems`` if the codec's distillation has no values to train or would bypass the noise."""
     problems = []
     if codec.distill_steps and recipe.privacy is not None:
         text = ": distillation looks at the data without noise, and recipe.privacy is set; set it to 0"
@@ -216,7 +216,7 @@ def check_distillation(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 
 def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
-    """Raise ``Problems`` if the codec would not preserve the A that all contributors share."""
+    """Raise ``Problems`` if the codec would not preserve the shared A of all contributors."""
     if recipe.sends_factors and recipe.lora.freeze_a and codec.quantises_factors:
         text = (
             f"needs factors as they were trained, but codec.factors is {codec.factors!r}, which writes other factors "
@@ -226,12 +226,12 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
 
 
 def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
-    """Return the digest of the version that a soup leads to: a chain, so it names every soup before it."""
+    """Return the digest of the version after a soup; digests form a chain that covers all earlier soups."""
     return "sha256:" + canonical_digest({"parent": parent, "soup": soup_sha256, "server_round": server_round})
 
 
 def check_lineage(spec: TaskSpec) -> None:
-    """Refuse a task whose versions do not follow from the base by the soups that it names.
+    """Refuse a task whose versions do not follow from its base and soups.
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the first version that does not follow.
