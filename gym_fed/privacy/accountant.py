@@ -4,8 +4,8 @@ Gaussian releases without sampling are equivalent to a single one, whose epsilon
 theorem 8). If some are sampled, privacy loss distributions are used (Koskela et al. 2020; Doroshenko et al. 2022). They
 bound epsilon from above, up to the width of a grid. A discrete Gaussian on vectors has no one-dimensional privacy loss
 distribution, but its Renyi divergences are bounded by those of the Gaussian with the same variance (Canonne, Kamath,
-Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. They give an upper bound,
-too, which is somewhat larger.
+Steinke 2020, theorem 14). So if any release is discrete, Renyi divergences are used for all. This bound is also an
+upper bound, but somewhat larger.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _GRID = 1e-4
 _ROOT_ERROR = 1e-9
 """Added to the closed form, which dp-accounting solves to 1e-12, so that the result is an upper bound."""
 _MAX_CELLS = 1_000_000
-"""With very little noise (epsilon in the hundreds) the grid is coarser, to stay within this size. This loosens the
-bound by a millionth of itself."""
+"""Maximum grid size. With very little noise (epsilon in the hundreds) a coarser grid stays within it, which loosens the
+bound by a relative 1e-6."""
 
 
 class NoiseEvent(StrictModel):

@@ -1,13 +1,13 @@
 """Clip updates onto an integer lattice with an exact L2 bound, and adapt the clipping norm.
 
-A clipped value is divided by the lattice's step and truncated towards zero. That never makes a vector longer, so the
-integers have the clip's norm at most: the factor sqrt(d) that rounding to nearest would cost is avoided.
+A clipped value is divided by the lattice's step and truncated towards zero. This never makes a vector longer, so the
+norm of the integers is at most the clip. Rounding to nearest would cost a factor sqrt(d).
 
 The clipping norm can follow a quantile of the updates' norms, which is estimated privately (Andrew et al. 2021,
-"Differentially Private Learning with Adaptive Clipping", arXiv:1905.03871, algorithm 1). Every update reports if it is
-within the norm, the hub gets the noised count, and the norm moves a geometric step towards the target quantile. A
-contributor reports +1/2 or -1/2; one that is zeroed out reports neither, though it is among the n that are public:
-sensitivity 1/2.
+"Differentially Private Learning with Adaptive Clipping", arXiv:1905.03871, algorithm 1). Every update reports whether
+it is within the norm, the hub gets the count with noise, and the norm moves a geometric step towards the target
+quantile. A contributor reports +1/2 or -1/2. One that is zeroed out reports neither, although it is among the public n,
+so the sensitivity is 1/2.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNITS = 1 << 20
 """The clipping norm in steps of the lattice."""
 
 GUARD = 1.0 - 1e-6
-"""Clips end this far inside the bound, so that the last bits of a norm in float64 cannot take one over it."""
+"""Factor by which clips stay below the bound, so that the last bits of a float64 norm cannot exceed it."""
 
 Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -36,14 +36,14 @@ Floats: TypeAlias = NDArray[np.float64]
 def scale_factors(
     norms: Sequence[Sequence[float]], clipping_norm: float, per_layer: bool, *, lengthen: bool = False
 ) -> Floats:
-    """The factor of each tensor of each update that brings it within the clip, in lattice steps.
+    """Compute the factor that clips each tensor of each update, in lattice steps.
 
     Args:
-        norms: L2 norm of every one of the L tensors that an update may hold, for each of n updates; not a number or
-            infinite where it overflows float64, and the update counts as zero then.
+        norms: L2 norms of the L tensors that an update may contain, for each of n updates; NaN or infinite if a norm
+            overflows float64, and the update then counts as zero.
         clipping_norm: The bound, C.
-        per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the whole to C.
-        lengthen: Bring shorter ones to the bound, too.
+        per_layer: Clip each tensor to ``C / sqrt(L)`` instead of the entire update to C.
+        lengthen: Scale shorter ones up to the bound, too.
 
     Returns:
         ``[n, L]`` float64.
@@ -62,7 +62,7 @@ def scale_factors(
 
 
 def whole_norm(norms: Sequence[float] | Floats) -> float:
-    """L2 norm of a vector from those of its parts."""
+    """L2 norm of a vector, from the norms of its parts."""
     return math.sqrt(math.fsum(float(norm) ** 2 for norm in norms))
 
 
@@ -78,10 +78,9 @@ def on_lattice(values: NDArray[np.floating], factors: Floats) -> Integers:
 
 
 class Ruler:
-    """Sum the squared norms of the integers in use, by update and tensor.
+    """Measures the squared norms of the lattice integers per update, and enforces the bound.
 
-    The bound follows from how the factors were made. Should it not hold, the sensitivity would not either, and nothing
-    may be released.
+    The factors guarantee the bound. If it were exceeded, so would be the sensitivity, and nothing may be released.
     """
 
     def __init__(self, updates: int) -> None:
@@ -120,13 +119,13 @@ def _beyond() -> GymError:
 
 
 _UNITS = 1 << 20
-"""The number of updates is counted in these, so that the noise on it has a lattice too."""
+"""Lattice steps per update in the count of updates, so that its noise has a lattice too."""
 
 STREAM = "count"
 
 
 def noise_left(noise_multiplier: float, adaptive: AdaptiveClipping | None) -> float:
-    """The noise multiplier of the sum with which sum and count together cost as much as ``noise_multiplier``.
+    """The noise multiplier of the sum at which sum and count together cost as much as ``noise_multiplier``.
 
     Theorem 1 of the paper: ``z_delta = (z^-2 - (2 sigma_b)^-2)^(-1/2)``.
     """
@@ -139,14 +138,14 @@ def noise_left(noise_multiplier: float, adaptive: AdaptiveClipping | None) -> fl
 def next_norm(
     clipping_norm: float, within: int, updates: int, adaptive: AdaptiveClipping, noise: NoiseSource
 ) -> float:
-    """The clipping norm of the next round.
+    """Compute the clipping norm of the next round.
 
     Args:
-        clipping_norm: This round's.
-        within: How many of the updates are within it.
-        updates: How many there are; public.
+        clipping_norm: Clipping norm of this round.
+        within: Exact number of updates within it; the noise is added here.
+        updates: Number of updates; public.
         adaptive: Quantile, step and noise.
-        noise: The round's noise.
+        noise: Noise of the round.
     """
     halves = within * _UNITS - updates * (_UNITS // 2)
     drawn = int(noise.rounded_gaussian(adaptive.count_noise_std * _UNITS, 1, STREAM)[0])

@@ -1,20 +1,18 @@
 """Exactly sampled integer noise from a cryptographic stream, independent of floating-point rounding.
 
-Adding ``numpy.random.normal`` to a sum of floats keeps no promise: the generator can be predicted, and which floats
-the result can be at all gives the sum away (Mironov 2012, "On Significance of the Least Significant Bits for
-Differential Privacy"). Here sums are whole numbers on a lattice, and so is the noise:
+Adding ``numpy.random.normal`` to a sum of floats is not private: the generator can be predicted, and the set of floats
+that the result can be reveals the sum (Mironov 2012, "On Significance of the Least Significant Bits for Differential
+Privacy"). Here sums are integers on a lattice, and so is the noise:
 
-* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the
-  integer plus the normal variable, rounded: post-processing of the Gaussian mechanism, so what accounts for that
-  accounts for this.
+* ``rounded_gaussian`` is a normal variable rounded to the nearest integer. Added to an integer it equals the integer
+  plus the normal variable, rounded: post-processing of the Gaussian mechanism, whose privacy bound applies.
 * ``discrete_gaussian`` has probability proportional to exp(-k^2 / 2 sigma^2) at each integer k (Canonne, Kamath,
   Steinke 2020, arXiv:2004.00010); its concentrated-DP bound is that of the Gaussian of the same variance (theorem
   14 there).
 
-Both invert a uniform number of which 64 bits are drawn. Floats only answer where their error, bounded generously,
-cannot change the answer; otherwise (a few of a million draws) more bits are drawn and the question is settled with
-mpmath at a precision that does. The same seed gives the same noise on every machine, however the draws are cut into
-calls.
+Both invert a uniform number of which 64 bits are drawn. Floats decide only if their error, generously bounded, cannot
+change the result. Otherwise (a few in a million draws) more bits are drawn, and mpmath decides at sufficient precision.
+The same seed gives the same noise on every machine, however the draws are split into calls.
 """
 
 from __future__ import annotations
@@ -32,20 +30,20 @@ from gym_fed.core.lazy import torch
 
 SEED_BYTES = 32
 MAX_STD = 2.0**32
-"""Above it the float filter would leave too much to mpmath."""
+"""Maximum standard deviation; above it the float filter would leave too many draws to mpmath."""
 
 _CHUNK = 1 << 16
 _EXTRA_BITS = 192
 _PRECISION_BITS = 512
 _TOLERANCE = 1e-12
-"""Bound on the error of a float64 quantile near one; seen: below 2e-14."""
+"""Bound on the error of a float64 quantile near one; observed errors are below 2e-14."""
 
 
 class NoiseSource:
     """Independent noise streams from one secret seed.
 
     Args:
-        seed: 32 bytes that nobody can guess, ``os.urandom(32)``. Who knows it can take the noise off again.
+        seed: 32 unpredictable bytes, ``os.urandom(32)``. Anybody who knows them can remove the noise.
     """
 
     def __init__(self, seed: bytes) -> None:
@@ -59,8 +57,8 @@ class NoiseSource:
 
         Args:
             std: Standard deviation before rounding, at most 2^32.
-            count: How many.
-            stream: Name of the stream; another name is independent noise.
+            count: Number of draws.
+            stream: Name of the stream; noise of different names is independent.
         """
         if not 0 < std <= MAX_STD:
             raise GymError(
@@ -156,11 +154,11 @@ def _settled(begun: int, length: int, value: int, edge: Callable[[int], Any], bi
     """The smallest integer from ``value`` on whose ``edge`` does not exceed a uniform number.
 
     Args:
-        begun: The number's first bits.
-        length: How many of them there are; as many more are drawn as the answer takes.
-        value: An integer that is not above the answer.
-        edge: A probability that falls as its integer rises, at the precision that is set.
-        bits: Where more bits come from.
+        begun: First bits of the uniform number.
+        length: Number of bits in ``begun``; more are drawn as needed.
+        value: An integer that is at most the result.
+        edge: A function from an integer to a probability, decreasing, at mpmath's current precision.
+        bits: Source of more bits.
     """
     import mpmath
 

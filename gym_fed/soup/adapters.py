@@ -1,9 +1,9 @@
 """Write a soup of LoRA factors as LoRA factors: stacked exactly, then truncated to a rank.
 
-The mean of products is not the product of means: averaging A and B apart misses the true combination by 15% to 95% of
-its norm. Stacked factors are the true combination; cut to rank r by QR and a small SVD they are the best of that rank,
-and what that lacks is factors too. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient
-Fine-Tuning of Large Language Models", keeps that residual with the adapter; so does ``residual_path``.
+The mean of products is not the product of means: averaging A and B separately misses the true combination by 15% to 95%
+of its norm. Stacked factors are exact. QR and a small SVD truncate them to their best approximation of rank r, and the
+truncation residual consists of factors too. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and
+Efficient Fine-Tuning of Large Language Models", keeps that residual with the adapter; so does ``residual_path``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from gym_fed.soup.stacks import FactorStack, Stack
 
 _EXACT = CodecPolicy(codec="lora", lora_rank=1, factors="float32", error_feedback=False)
 _LIKE_SIZE = 40
-"""Components whose peaks in both factors lie within two to the plus and minus this are written as they are."""
+"""Exponent bound: components whose peaks in both factors lie between 2^-bound and 2^bound are not rescaled."""
 _MAX_CANCELLED = 64.0
-"""Components that cancel more are recomputed, since rounding would lose what is left of them."""
+"""Components that cancel more than this are recomputed, since rounding would lose the remainder."""
 
 
 def write_adapters(
@@ -46,20 +46,20 @@ def write_adapters(
 ) -> tuple[EncodeReport, dict[str, float]] | None:
     """Write ``learning_rate`` times the merged updates as LoRA factors.
 
-    Factors have at most ``policy.lora_rank``, or for codec ``as-merged`` all components; a tensor whose factors would
-    be no smaller is written as values.
+    Factors have at most ``policy.lora_rank`` components; the codec ``as-merged`` keeps all. A tensor whose factors
+    would not be smaller is written as values.
 
     Args:
         stacks: The round's tensors.
         plan: The result of the rules, as combinations of the updates.
         rule: The aggregator.
-        residual_path: Where the rest goes as a delta of its own, exact float32 factors; None drops it.
+        residual_path: Path of the residual, a separate delta of exact float32 factors; None drops it.
         on_tensor: Called with the name of every tensor that is merged, once it is certain that the soup is factors.
 
     Returns:
-        What was written, and for every tensor the part of its norm that the rank leaves out; None where the soup has to
-        be written by way of full matrices: another codec, error feedback, tensors that are not factors, or a rule on
-        coordinates of updates whose A differ.
+        The written file, and for every tensor the share of its norm that the rank leaves out. None if the soup must be
+        written from full matrices: a different codec, error feedback, tensors that are not factors, or a
+        coordinate-wise rule on updates whose A differ.
     """
     if not writes_factors(policy) or policy.error_feedback:
         return None
@@ -99,7 +99,7 @@ def write_adapters(
 
 
 def writes_factors(policy: CodecPolicy) -> bool:
-    """True if a policy can write a soup of factors as factors: as merged, or with a factor codec."""
+    """True if a policy writes a soup of factors as factors: the codec is ``as-merged`` or a factor codec."""
     return policy.codec == "as-merged" or (policy.codec in CODECS and get_codec(policy.codec).low_rank)
 
 

@@ -41,16 +41,16 @@ class Aggregator(Rule):
     """True if the rule is defined for updates of unequal weight."""
 
     majority: ClassVar[bool] = False
-    """True if half of the weight decides, so that ``check`` also refuses weights where the f heaviest hold half."""
+    """True if half of the weight decides; ``check`` then also refuses weights of which the f heaviest hold half."""
 
     bounds_one: ClassVar[bool] = False
     """True if one contributor's clipped update changes the result by a known bound: the rule drops a fixed number of
     values of each coordinate on either side (``drops``) and averages the others. The ``gaussian`` mechanism of
-    differential privacy accounts for such rules only."""
+    differential privacy requires such a rule."""
 
     counts_votes: ClassVar[bool] = False
-    """True if the rule, on signs, is a function of the sum of votes alone, ``of_votes``. Secure aggregation and the
-    ``discrete_gaussian`` mechanism accept such rules only."""
+    """True if the result on signs depends on the sum of votes only (``of_votes``). Secure aggregation and the
+    ``discrete_gaussian`` mechanism require such a rule."""
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
@@ -70,14 +70,11 @@ class Aggregator(Rule):
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         """Aggregate a block of the combined vectors: ``[m, block]`` float32 and ``[m]`` float64 to ``[block]`` float32.
 
-        May not change its input, nor depend on the number of torch threads.
+        Must not change its input or depend on the number of torch threads.
         """
 
     def drops(self, weights: Tensor) -> int | None:
-        """Number of values dropped on each side of a coordinate; None if the rule is no trimmed mean.
-
-        ``weights`` are those of the ``[m]`` combined vectors.
-        """
+        """Number of values dropped on each side of a coordinate; None if the rule is not a trimmed mean."""
         return None
 
     def of_votes(self, totals: Integers, voters: int, vote: float, *, noised: bool) -> Floats:
@@ -85,9 +82,9 @@ class Aggregator(Rule):
 
         Args:
             totals: ``[k]`` int64 sums of votes in {-1, 0, 1}.
-            voters: How many voted.
-            vote: The change of a weight by one vote.
-            noised: Whether there is noise on ``totals``.
+            voters: Number of voters.
+            vote: Change of a model weight by one vote.
+            noised: True if ``totals`` contains noise.
 
         Returns:
             ``[k]`` float64.
@@ -101,10 +98,10 @@ class Aggregator(Rule):
             bits: n packed matrices of one shape.
             strengths: ``[m, n]`` float64; combined vector k is ``sum_i strengths[k, i] * sign_i``.
             weights: ``[m]`` float64.
-            out: ``[rows, cols]`` float32, filled.
+            out: ``[rows, cols]`` float32, filled with the result.
 
         Returns:
-            False where the rule has no such form; ``out`` is as it was then.
+            False if the rule has no such form; ``out`` is then unchanged.
         """
         return False
 
@@ -120,8 +117,8 @@ class Aggregator(Rule):
             ``[d]`` float32.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for values that are not finite in float32, ``USAGE`` for shapes or weights that
-                do not fit, and what ``check`` raises.
+            GymError: ``UPDATE_REFUSED`` for values that are not finite in float32, ``USAGE`` for wrong shapes or
+                weights, and the errors of ``check``.
         """
         if updates.dim() != 2 or weights.shape != updates.shape[:1]:
             raise GymError(
@@ -190,8 +187,7 @@ class Aggregator(Rule):
 class CoordinateRule(Aggregator):
     """A rule that treats every coordinate separately.
 
-    Give ``formula``, and ``_aggregate`` too where a kernel computes the same faster; a rule with ``_aggregate`` needs
-    no ``formula``.
+    Implement ``formula``, or ``_aggregate`` if a kernel computes the same faster, or both.
     """
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
@@ -213,7 +209,7 @@ class CoordinateRule(Aggregator):
 class WeightRule(Aggregator):
     """A rule whose result is a linear combination of the updates, given by ``weigh``.
 
-    It works on sign bits and LoRA factors as it does on floats, since it never sees a coordinate.
+    It never sees a coordinate, so it works on sign bits and LoRA factors as well as on floats.
     """
 
     needs = Needs.PRODUCTS
@@ -240,7 +236,7 @@ def _is_identity(combination: CombinationWeights, count: int) -> bool:
 
 
 def _refuse_half(weights: Tensor, malicious: int) -> None:
-    """Refuse weights where the ``malicious`` heaviest contributors hold half of the total.
+    """Refuse weights of which the ``malicious`` heaviest contributors hold half or more.
 
     Raises:
         GymError: ``CONFIG_INVALID``.

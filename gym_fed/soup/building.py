@@ -24,7 +24,7 @@ def build_aggregator(recipe: SoupRecipe) -> Aggregator:
     """Build the aggregator of a recipe.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for settings the rule does not have; so with the next.
+        GymError: ``CONFIG_INVALID`` for settings that the rule does not have.
     """
     values = {"num_malicious_nodes": recipe.num_malicious_nodes, **recipe.aggregator_options}
     rule: type[Aggregator] = AGGREGATORS.type_of(recipe.aggregator)

@@ -1,7 +1,7 @@
 """Write a merged delta in the fewest bytes per tensor that stay within an error bound, and report that error.
 
-A merge leaves values that no one codec fits. Sign bits of two updates average to three levels, trimmed updates to many
-zeros, LoRA factors to stacked factors, and a majority vote is sign bits again. So each tensor gets the smallest
+No single codec fits every merged tensor. Sign bits of two updates average to three levels, trimmed updates to many
+zeros, LoRA factors to stacked factors, and a majority vote gives sign bits again. So each tensor gets the smallest
 encoding of ``menu`` whose relative error, measured on the tensor itself, is within a bound. (This project.)
 """
 
@@ -25,10 +25,10 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 EXACT = CodecPolicy(codec="as-merged", factors="float32", dense_dtype="float32", error_feedback=False)
-"""The codec of a soup before it is compacted: float32 factors where the merge has some, else float32 values."""
+"""The codec of a soup before it is compacted: float32 factors if the merge gives factors, else float32 values."""
 
 ERROR, COARSE_ERROR = 0.01, 0.1
-"""Relative error that a compact soup may have; of coarse updates more, since their own is several times that."""
+"""Maximum relative error of a compact soup; higher for coarse updates, whose own error is several times that."""
 
 Menu = tuple[tuple[str, Mapping[str, int | str]], ...]
 """Ways to write a matrix: codec and parameters."""
@@ -38,7 +38,7 @@ _SMALL, _SAMPLE, _USUAL = 256, 1 << 18, (4096, 4096)
 
 @functools.cache
 def menu() -> Menu:
-    """The encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of our codecs, smallest first.
+    """The encodings to try for a matrix besides ``EXACT``: ``Codec.compact`` of the built-in codecs, smallest first.
 
     Codecs of other packages are never chosen: every reader of the soup would need the package.
     """
@@ -57,11 +57,11 @@ class CompactReport:
 
     Attributes:
         sha256: Lower-case hex sha256 of the file.
-        size_bytes: Its size.
-        norm: L2 norm of what it decodes to.
+        size_bytes: Size of the file in bytes.
+        norm: L2 norm of the decoded soup.
         bits_per_weight: Bits of the whole file for each weight of the base.
         error: ``|decoded - exact| / |exact|`` of the whole soup; 0 for a soup of zeros.
-        codecs: How many tensors have which codec.
+        codecs: Number of tensors by codec.
     """
 
     sha256: str
@@ -82,15 +82,15 @@ def error_bound(updates: Sequence[DeltaFile]) -> float:
 def write_compact(
     exact: DeltaFile, out_path: Path, spec: BaseSpec, bound: float, options: Menu | None = None
 ) -> None:
-    """Write each tensor of ``exact`` with the smallest codec within ``bound``; one tensor is in memory at a time.
+    """Write each tensor of ``exact`` with the smallest codec within ``bound``, one tensor in memory at a time.
 
     Args:
         exact: The soup, written by ``EXACT``.
         out_path: The file to write.
-        spec: The base.
-        bound: Relative error that each tensor may have; 0 keeps every bit.
-        options: Codecs to try besides the exact soup's own, ``menu()`` by default; bfloat16 factors for float32
-            ones always.
+        spec: Spec of the base.
+        bound: Maximum relative error of each tensor; 0 keeps every bit.
+        options: Codecs to try besides the exact soup's own, by default ``menu()``. For float32 factors, bfloat16
+            factors are always tried.
     """
     options = menu() if options is None else options
     entries = []
@@ -119,7 +119,7 @@ def compared(soup: DeltaFile, exact: DeltaFile) -> CompactReport:
 
 @dataclass(frozen=True)
 class _Option:
-    """A codec and its parameters for one tensor; ``factors`` are those of the exact soup, float32."""
+    """A codec and its parameters for one tensor; ``factors`` are the exact soup's float32 factors."""
 
     codec: str
     params: Params

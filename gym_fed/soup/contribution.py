@@ -1,19 +1,19 @@
 """Contribution scores: a round as a cooperative game, and the interface of the methods that divide its value.
 
 The players are the n merged updates of a round. The value of a coalition S is the drop in held-out loss by its soup, in
-which every member keeps its coefficient in the round's soup of all::
+which every member has the same coefficient as in the round's full soup::
 
     v(S) = loss(base) - loss(base + sum_{i in S} c_i u_i),     v({}) = 0,     c_i = server_learning_rate * clip_i * w_i
 
-The place of an absent update is not filled by the others. With the coalition's own mean (the weights w renormalised
-over S) an update of zeros would dilute the others, and be paid for it wherever the server's step overshoots. Here zeros
-add exactly nothing to any coalition, the scores of all add up to the gain of the round, and an update's score does not
-grow when it is sent in two halves. The price: v measures what an update gave to *this* soup, not its value alone.
+The others do not fill the place of an absent update. With the coalition's own mean (the weights w renormalised over S)
+an update of zeros would dilute the others, and be paid for it if the server's step overshoots. Here zeros add exactly
+nothing to any coalition, all scores sum to the gain of the round, and an update's score does not grow if it is sent in
+two halves. The price: v measures what an update gave to *this* soup, not its value alone.
 
 The game is linear, unlike the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small
-coalitions. So only updates that the rule kept are to be scored. One that it cut out had no part in the soup, and must
-be paid neither for what it would have given nor for harm that the rule prevented. Where a rule decides coordinate by
-coordinate, the game is the linear soup nearest to it, not the soup itself.
+coalitions. So only updates that the rule kept must be scored. An excluded update had no part in the soup, and must be
+paid neither for a gain that it would have given nor for harm that the rule prevented. For a coordinate-wise rule, the
+game is the nearest linear soup, not the soup itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Vector: TypeAlias = "NDArray[np.float64]"
 Stopped: TypeAlias = Literal["exact", "tolerance", "budget", "model"]
 
 GRADIENT_COST = 3
-"""The cost of a gradient, in evaluations: one pass forward, and two passes' work backward."""
+"""Cost of a gradient in evaluations: one forward pass, and a backward pass that costs as much as two."""
 
 
 class Game(Protocol):
@@ -67,7 +67,7 @@ class SmoothGame(Game, Protocol):
         """``[n]``, or ``[n, k]`` by block of rows: derivative of the value with respect to each player's share.
 
         Args:
-            shares: ``[n]``: to which part each player is there.
+            shares: ``[n]`` fraction of each player's participation, 0 to 1.
         """
 
     def chance(self) -> Vector:
@@ -80,16 +80,16 @@ class Scores:
 
     Attributes:
         method: The method's name.
-        values: ``[n]`` float64, nats of held-out loss; for an exact method they sum to the value of all.
-        evaluations: Coalitions that were evaluated, and three for each gradient.
-        stopped: ``exact``; ``tolerance`` or ``budget`` for what ended the sampling; ``model`` for scores of a modelled
-            game.
-        errors: ``[n]`` float64 standard errors: of the held-out rows, and of sampled orders; None where neither is
-            known, infinite for a single sample.
-        parts: ``[n, k]`` float64: what each block of held-out rows adds to the scores.
+        values: ``[n]`` float64, nats of held-out loss; for an exact method they sum to the value of the full coalition.
+        evaluations: Number of evaluated coalitions, plus three for each gradient.
+        stopped: ``exact``; ``tolerance`` or ``budget``, the reason why sampling ended; or ``model`` for scores of a
+            modelled game.
+        errors: ``[n]`` float64 standard errors from the held-out rows and the sampled orders; None if neither is known,
+            infinite for a single sample.
+        parts: ``[n, k]`` float64 contribution of each block of held-out rows to the scores.
         block_weights: ``[k]``: the blocks' shares of the held-out tokens.
-        chance: ``[n]`` float64 what blind luck gives an update of this size (one standard deviation), where the game
-            knows gradients; a score below twice this is not a sign of work.
+        chance: ``[n]`` float64 standard deviation of the score of a random update of this size, if the game has
+            gradients; a score below twice this is not evidence of work.
     """
 
     method: str
@@ -107,7 +107,7 @@ class CountedGame:
 
     Args:
         game: The game.
-        on_evaluation: Called with the count before each evaluation; what it raises ends the scoring.
+        on_evaluation: Called with the count before each evaluation; an error that it raises ends the scoring.
     """
 
     def __init__(self, game: Game, on_evaluation: Callable[[int], None] = lambda _: None) -> None:
@@ -131,7 +131,7 @@ class CountedGame:
         return _block_weights(self._game)
 
     def value(self, coalition: Coalition) -> float:
-        """The game's own value; raises what ``parts`` raises."""
+        """The game's own value; raises the errors of ``parts``."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:
@@ -161,7 +161,7 @@ class CountedGame:
         return _is_smooth(self._game)
 
     def chance(self) -> Vector:
-        """The game's own chance level; takes a gradient if none was taken yet."""
+        """The game's own chance level; computes a gradient if none was computed yet."""
         smooth = self._smooth
         if not self._sloped:
             self.slopes(np.full(self.n, 0.5))
@@ -198,11 +198,11 @@ class CountedGame:
 
 
 class GroupedGame:
-    """A game in which several players act as one: near copies, or keys of one person.
+    """A game in which several players act as one: near copies, or several keys of one person.
 
     Args:
         game: The game.
-        groups: The players of each group; every player in exactly one.
+        groups: Players of each group; every player is in exactly one group.
     """
 
     def __init__(self, game: Game, groups: list[list[int]]) -> None:
@@ -237,7 +237,7 @@ class GroupedGame:
         return np.array([slopes[group].sum(axis=0) for group in self._groups])
 
     def chance(self) -> Vector:
-        """The chance level with perfectly correlated members, as copies are."""
+        """The chance level of groups whose members are perfectly correlated, like copies."""
         chances = self._smooth.chance()
         return np.array([chances[group].sum() for group in self._groups])
 
@@ -249,17 +249,17 @@ class GroupedGame:
 
 
 class ContributionMethod(ABC):
-    """A method that divides a round's value among its updates; each file in ``contributions`` is one.
+    """A method that divides a round's value among its updates; one per file in ``contributions``.
 
-    ``Config`` holds its settings, which the registry validates; a method that samples draws from its own seed, so that
-    the same game gets the same scores.
+    ``Config`` holds its settings, which the registry validates. A sampling method uses its own seed, so the same game
+    always gets the same scores.
     """
 
     name: ClassVar[str]
     Config: ClassVar[type[StrictModel]] = StrictModel
 
     measures: ClassVar[bool] = True
-    """True if scores come from held-out data, so that a part of the pool can be split by them."""
+    """True if scores come from held-out data; a part of the pool can then be split by them."""
 
     def __init__(self, config: StrictModel) -> None:
         self.config = config
@@ -270,7 +270,7 @@ class ContributionMethod(ABC):
 
         Raises:
             GymError: ``CONFIG_INVALID`` for a game too large for the method, ``UPDATE_REFUSED`` for values that are not
-                finite; and whatever the game raises.
+                finite, and errors of the game.
         """
 
 

@@ -1,17 +1,17 @@
 """Credits, reputations and confidence bounds: what a round's updates are worth to their contributors.
 
-One round's score of one update is noisy: on 200 held-out rows its error is often as large as itself. So scores are
-summed over rounds before they are paid. With B_i the summed scores of contributor i, G the gain of all rounds,
-and L its lower confidence bound, contributor i is due::
+The score of one update in one round is noisy: on 200 held-out rows its error is often as large as the score. So scores
+are summed over rounds before they are paid. With B_i the summed scores of contributor i, G the gain of all rounds, and
+L its lower confidence bound, contributor i is due::
 
-    price * min(1, L / sum_j B_j) * B_i - earned_i      where B_i is beyond chance, else nothing
+    price * min(1, L / sum_j B_j) * B_i - earned_i      if B_i is above chance, else nothing
 
 All rounds together never pay more than ``price * L``, a harmful round reduces what later ones pay, and noise, whose
 scores cancel, stays within chance. (This project.)
 
-A gain is a ratio: nats saved over tokens. Its standard error is found by linearisation (Cochran 1977, "Sampling
-Techniques", sec. 2.11): with d_k what block k adds to the gain G and w_k its share of the tokens, the residuals
-``d_k - G w_k`` are independent, so that the variance is ``K / (K - 1) * sum_k (d_k - G w_k)^2``.
+A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling
+Techniques", sec. 2.11): with d_k the contribution of block k to the gain G and w_k its share of the tokens, the
+residuals ``d_k - G w_k`` are independent, so that the variance is ``K / (K - 1) * sum_k (d_k - G w_k)^2``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 BEYOND_CHANCE = 3.0
-"""Standard deviations of blind directions that summed scores must exceed. In 50 rounds two senders of noise among
-fourteen contributors got at most 1.1% of the credits with 1, 0.9% with 2 and 0.6% with 3 (benchmarks/pay.py, sixteen
-seeds other than those reported); honest contributors lost nothing by it."""
+"""Number of standard deviations of random directions that summed scores must exceed. In 50 rounds two senders of noise
+among fourteen contributors got at most 1.1% of the credits with 1, 0.9% with 2 and 0.6% with 3 (benchmarks/pay.py,
+sixteen seeds other than those reported); honest contributors lost nothing by it."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RunningScore:
     Attributes:
         parts: ``[k]`` nats of held-out loss by block of rows.
         chance: Variance of the score of random directions of the same sizes.
-        earned: Credits that were paid for it.
+        earned: Credits paid for it so far.
     """
 
     parts: Vector
@@ -62,7 +62,7 @@ class RunningScore:
         return float(standard_error(self.parts, block_weights))
 
     def with_round(self, parts: Vector, chance: float = 0.0) -> RunningScore:
-        """Add one more round; ``chance`` is the standard deviation in that round."""
+        """Return the score with one more round added; ``chance`` is the standard deviation in that round."""
         return replace(self, parts=self.parts + parts, chance=self.chance + chance**2)
 
 
@@ -82,8 +82,8 @@ def pay_by_score(
     """Compute the credits of one round for each contributor in ``present``.
 
     Args:
-        running_scores: Running scores of everybody who ever had one, including this round.
-        run: The gain of all rounds, this one included, and the credits that were paid for it.
+        running_scores: Running scores of all contributors so far, including this round.
+        run: Gain of all rounds, including this one, and the credits paid for it.
         block_weights: ``[k]`` shares of the held-out tokens.
         present: Contributors with an update in the round.
         price: Credits per nat.
@@ -103,12 +103,12 @@ def pay_by_score(
 def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]) -> dict[str, Vector]:
     """Divide scores so that each group counts as one contributor, with the mean of its members' scores.
 
-    The sum of the positive scores is preserved: many keys took weight from the others in the soup, who get it back.
+    The sum of the positive scores is preserved: several keys took weight from the others in the soup, who get it back.
     Negative scores are excluded, since a sum near zero would make the factor arbitrarily large.
 
     Args:
         parts: ``[k]`` scores by contributor.
-        groups: Two or more contributors each, nobody in two.
+        groups: Disjoint groups of two or more contributors.
     """
     shared = dict(parts)
     for group in groups:
@@ -122,18 +122,18 @@ def paid_as_one(parts: Mapping[str, Vector], groups: Collection[Collection[str]]
 Vector: TypeAlias = "NDArray[np.float64]"
 
 CONFIDENCE = 0.95
-"""One-sided."""
+"""One-sided confidence level."""
 
 
 def standard_error(parts: Vector, block_weights: Vector) -> Vector:
     """Compute standard errors of gains.
 
     Args:
-        parts: ``[..., k]`` what each block of held-out rows adds to each gain.
+        parts: ``[..., k]`` contribution of each block of held-out rows to each gain.
         block_weights: ``[k]`` shares of the held-out tokens.
 
     Returns:
-        ``[...]``; infinite for fewer than two blocks.
+        ``[...]`` standard errors; infinite for fewer than two blocks.
     """
     blocks = len(block_weights)
     if blocks < 2:
@@ -146,7 +146,7 @@ def lower_bound(parts: Vector, block_weights: Vector) -> float:
     """The lower confidence bound of a gain at ``CONFIDENCE``; minus infinity for fewer than two blocks.
 
     Args:
-        parts: ``[k]`` what each block adds to the gain.
+        parts: ``[k]`` contribution of each block to the gain.
         block_weights: ``[k]`` shares of the held-out tokens.
     """
     if len(block_weights) < 2:
@@ -170,7 +170,7 @@ def student_quantile(freedom: int) -> float:
 
 
 DIGITS = 6
-"""Reputations are rounded to this grid, so that everybody who follows the ledger has the same ones."""
+"""Reputations are rounded to this grid, so that everybody who replays the ledger gets the same ones."""
 
 
 class Outcome(StrEnum):
@@ -194,12 +194,12 @@ NEW = Reputation(0.0, 0)
 
 
 def before(known: Reputation, height: int, absence: float) -> float:
-    """The reputation with which a contributor enters the round that makes version ``height``.
+    """The reputation with which a contributor enters the round that creates version ``height``.
 
     Args:
-        known: The reputation after the last round in which they sent an update.
+        known: Reputation after the last round in which they sent an update.
         height: Height of the new version, above ``known.height``.
-        absence: Factor per version that was made without them.
+        absence: Factor per version created without them.
     """
     missed = max(0, height - known.height - 1)
     return round(known.value * absence**missed, DIGITS)
@@ -226,7 +226,7 @@ def split_pool(pool: int, shares: Mapping[str, float]) -> dict[str, int]:
 
     Args:
         pool: Whole credits to pay out.
-        shares: At least 0 each; when none is above, nothing is paid out.
+        shares: Shares of at least 0 each; if all are 0, nothing is paid out.
     """
     total = sum(Fraction(share) for share in shares.values())
     if total <= 0:

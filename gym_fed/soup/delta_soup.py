@@ -50,11 +50,11 @@ class SoupResult:
     Attributes:
         path: The soup, a ``.gymdelta`` in a temporary folder that lives as long as this object; ``save`` keeps it.
         merged: Ids of the contributors in the soup, in the order in which they contributed.
-        rejected: Contributor's id to the reason why its contribution stayed out.
-        rewards: Credits of every contributor; empty unless ``enable_rewards``.
-        report: The report of the merge.
-        epsilon: With ``differential_privacy``: what all soups of this ``DeltaSoup`` so far give away together, at its
-            ``target_delta``; None without.
+        rejected: Reason for each rejected contribution, by contributor id.
+        rewards: Credits of every contributor; empty without ``enable_rewards``.
+        report: Report of the merge.
+        epsilon: Total privacy loss of all soups of this ``DeltaSoup`` so far, at its ``target_delta``; None without
+            ``differential_privacy``.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class SoupResult:
         """Add the soup to a model of its base, in place.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` when the model is not of this base.
+            GymError: ``BASE_MISMATCH`` if the model is not the soup's base.
         """
         with DeltaFile.open(self.path, BaseSpec.of(model, "model")) as soup:
             apply_delta(model, soup)
@@ -78,7 +78,7 @@ class SoupResult:
         """Copy the soup to a file.
 
         Raises:
-            GymError: ``FILE_EXISTS``.
+            GymError: ``FILE_EXISTS`` if the file exists.
         """
         target = Path(path)
         if target.exists():
@@ -92,8 +92,8 @@ class DeltaSoup:
     """Collects contributions to one base model and merges them.
 
     Args:
-        config: The rules.
-        base: The base, when it is a module in memory; by default ``config.base_model`` is loaded.
+        config: The merge rules.
+        base: The base model as a module in memory; by default ``config.base_model`` is loaded.
     """
 
     def __init__(self, config: DeltaSoupConfig, base: nn.Module | None = None) -> None:
@@ -123,19 +123,20 @@ class DeltaSoup:
         """Add a contributor's update.
 
         Args:
-            user_id: Who; one contribution each.
-            model: A ``.gymdelta`` of this base, taken as it is; or a fine-tune (a folder, a name, a module, tensors by
-                name), which is written as a delta by ``config.codec``. A PEFT model, or the folder of one, keeps its
+            user_id: Id of the contributor, who may contribute once.
+            model: A ``.gymdelta`` of this base, used unchanged; or a fine-tune (a folder, a name, a module, tensors by
+                name), which is written as a delta with ``config.codec``. A PEFT model, or the folder of one, keeps its
                 LoRA factors.
             num_examples: Number of training examples, for ``weighting: num_examples``.
-            allow_differences: Take a fine-tune whose config or tokenizer differs from the base's; a soup holds neither.
+            allow_differences: Accept a fine-tune whose config or tokenizer differs from the base's; a soup contains
+                neither.
 
         Returns:
-            Itself, for chains.
+            This object, for chaining.
 
         Raises:
-            GymError: ``USAGE`` for a second contribution; ``BASE_MISMATCH``, ``DELTA_INVALID``, ``MODEL_NOT_FOUND`` for
-                what is not a fine-tune of the base. What was contributed before stays.
+            GymError: ``USAGE`` for a second contribution; ``BASE_MISMATCH``, ``DELTA_INVALID`` or ``MODEL_NOT_FOUND``
+                if ``model`` is not a fine-tune of the base. Earlier contributions are unaffected.
         """
         if user_id in self._contributions:
             raise GymError(ErrorCode.USAGE, f"{user_id!r} has contributed already", "one contribution each")
@@ -165,8 +166,8 @@ class DeltaSoup:
         """Screen and merge the contributions, and divide the credits.
 
         Raises:
-            GymError: ``ROUND_ABORTED`` when fewer than ``min_contributors`` contributions are left after the screen of
-                their norms; ``CONFIG_INVALID`` when that is too few for the rules.
+            GymError: ``ROUND_ABORTED`` if fewer than ``min_contributors`` contributions pass the norm screen;
+                ``CONFIG_INVALID`` if they are too few for the rules.
         """
         if min_contributors < 1:
             raise GymError(ErrorCode.USAGE, f"min_contributors is {min_contributors}, not at least 1")

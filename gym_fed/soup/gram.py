@@ -1,10 +1,10 @@
 """The Gram matrix of a round's updates, and linear combinations of updates.
 
-Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Written
-over the matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas,
-packed sign bits (whose products are popcounts) and LoRA factors (whose products need no full matrix).
+Most robust rules use only distances, norms and angles of updates, and return a linear combination of them. Given the
+matrix of inner products, such a rule needs no update in memory. The same few lines serve float deltas, packed sign bits
+(whose products are popcounts) and LoRA factors (whose products need no full matrix).
 
-Sums over contributors have the same bits on any number of threads: they use no BLAS, but one fixed order or a single
+Sums over contributors have the same bits on any number of threads: they use no BLAS, but a fixed order or a single
 rounding.
 """
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Needs(IntEnum):
-    """The inputs of a rule; a round computes no more than its rules need."""
+    """The inputs of a rule; a round computes only the inputs that its rules need."""
 
     NOTHING = 0
     NORMS = 1
-    """The diagonal of ``products``; all else may be zero."""
+    """The diagonal of ``products``; other elements may be zero."""
     PRODUCTS = 2
     ROOT = 3
-    """Products, and those with the coordinator's own update too."""
+    """All products, including those with the coordinator's own update."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class GramMatrix:
         products: ``[n, n]`` float64, inner products of the updates; symmetric, the diagonal holds squared norms.
         weights: ``[n]`` float64, positive; only their ratios matter.
         root: ``[n + 1]`` float64, inner products of the coordinator's own update with each of the n and, last, with
-            itself; None where the coordinator has none.
+            itself; None if the coordinator has none.
     """
 
     products: Tensor
@@ -75,7 +75,7 @@ class GramMatrix:
         return distances.fill_diagonal_(0.0)
 
     def combined(self, combination: CombinationWeights) -> GramMatrix:
-        """The Gram matrix of the vectors that ``combination`` makes of the updates."""
+        """The Gram matrix of the vectors into which ``combination`` combines the updates."""
         matrix = combination.matrix
         products = _combined(matrix, _combined(matrix, self.products).T.contiguous())
         root = None
@@ -90,7 +90,7 @@ class CombinationWeights:
 
     Attributes:
         matrix: ``[m, n]`` float64; vector k is ``sum_i matrix[k, i] * update_i``.
-        weights: ``[m]`` float64, positive, of the m vectors.
+        weights: ``[m]`` float64 weights of the m vectors, positive.
     """
 
     matrix: Tensor
@@ -112,7 +112,7 @@ class CombinationWeights:
         return cls(coefficients.to(torch.float64)[None], torch.ones(1, dtype=torch.float64))
 
     def applied(self, updates: Tensor) -> Tensor:
-        """Apply to updates: ``[n, d]`` floats to ``[m, d]`` float64, added in the order of contributors."""
+        """Combine updates: ``[n, d]`` floats to ``[m, d]`` float64, added in the order of contributors."""
         total = torch.zeros(len(self.matrix), updates.shape[1], dtype=torch.float64)
         for coefficients, update in zip(self.matrix.T, updates, strict=True):
             if bool(coefficients.any()):
@@ -120,7 +120,7 @@ class CombinationWeights:
         return total
 
     def after(self, earlier: CombinationWeights) -> CombinationWeights:
-        """Compose with an ``earlier`` combination, as combinations of the updates."""
+        """Compose with an ``earlier`` combination: the result combines the original updates."""
         return CombinationWeights(_combined(self.matrix, earlier.matrix), self.weights)
 
 

@@ -1,16 +1,16 @@
 """Low-rank updates of one weight: merge and recompress LoRA factors without forming their products.
 
-An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]``, whose rank may differ from
-contributor to contributor. Averaging the A and the B apart is not averaging the updates. Inner products of updates come
-from Gram matrices of the factors, and any linear combination of updates is the product of their stacked factors (Wang
-et al. 2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"): every rule
-that weighs whole updates is exact, whatever the ranks. No bit depends on the number of threads (``gym_quant.exact``).
+An update is ``scaling * B @ A`` with ``A`` ``[r, cols]`` and ``B`` ``[rows, r]``; ranks may differ between
+contributors. Averaging A and B separately is not averaging the updates. Inner products of updates come from Gram
+matrices of the factors, and any linear combination of updates is the product of their stacked factors (Wang et al.
+2024, "FLoRA: Federated Fine-Tuning Large Language Models with Heterogeneous Low-Rank Adaptations"): every rule that
+weights whole updates is exact for any ranks. No bit depends on the number of threads (``gym_quant.exact``).
 
-A soup of n adapters has the rank of all together. Its singular components come from a QR of either factor and the SVD
-of a small core, never from the product (``gym_quant.factors.components_of_product``); the first are the best
-approximation of their rank (Eckart and Young 1936), and the others are kept as factors too, so that adapter plus
+The rank of a soup of n adapters is up to the sum of theirs. Its singular components come from a QR of both factors and
+the SVD of a small core, never from the product (``gym_quant.factors.components_of_product``). The first r components
+are the best approximation of rank r (Eckart and Young 1936); the others are written as factors too, so adapter plus
 residual is the soup itself. Singhal et al. 2025, "FedEx-LoRA: Exact Aggregation for Federated and Efficient Fine-Tuning
-of Large Language Models", keeps what averaged factors lack; what the best adapter lacks is less.
+of Large Language Models", keeps the residual of averaged factors; the residual of the best adapter is smaller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gym_fed.core.text import counted
 from gym_fed.delta.manifest import TensorRecord
 
 _BLOCK_RANKS = 512
-"""Components whose Gram matrices with as many others are held at a time."""
+"""Number of components per block; the Gram matrices of two blocks are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class LowRank:
 
     Attributes:
         a: ``[r, cols]`` float64.
-        b: ``[rows, r]`` float64, the scaling folded in. ``r`` may be 0 (zeros) and may exceed both dimensions.
+        b: ``[rows, r]`` float64, including the scaling. ``r`` may be 0 (zeros) and may exceed both dimensions.
     """
 
     a: Tensor
@@ -57,7 +57,7 @@ class LowRank:
         """Decode the factors from a checked payload, in any stored form.
 
         Raises:
-            TypeError: For a codec that gives no factors (``Codec.rank`` says which does).
+            TypeError: For a codec without factors (see ``Codec.rank``).
         """
         codec = get_codec(record.codec)
         factors = codec.factors(payload, record.shape, record.params)
@@ -90,11 +90,11 @@ def products(factors: Sequence[LowRank | None]) -> Tensor:
     """Inner products of low-rank updates: ``<B1 A1, B2 A2> = sum((B1' B2) * (A1 A2'))``.
 
     Args:
-        factors: n updates, None for one that leaves the weight out and counts as zero.
+        factors: n updates; None for one without the tensor, which counts as zero.
 
     Returns:
-        ``[n, n]`` float64, symmetric, no square below zero, from two Gram matrices. They are made a block of updates
-        against another at a time: memory does not grow with the square of n.
+        ``[n, n]`` float64, symmetric, with a non-negative diagonal. The Gram matrices are computed for two blocks of
+        updates at a time, so memory does not grow with the square of n.
     """
     gram = torch.zeros(len(factors), len(factors), dtype=torch.float64)
     blocks = _blocks(factors)
@@ -154,14 +154,14 @@ def _blocks(factors: Sequence[LowRank | None]) -> list[list[tuple[int, LowRank]]
 def combine(factors: Sequence[LowRank | None], coefficients: Tensor) -> LowRank:
     """Combine factors so that their product is ``sum_i coefficients[i] * B_i @ A_i``.
 
-    The factors are stacked or, if all updates share one A, that A and the combined B.
+    The factors are stacked; if all updates share one A, the result is that A with the combined B.
 
     Args:
-        factors: n updates, None for zero; at least one is there.
+        factors: n updates; None for zero, but not for all.
         coefficients: ``[n]`` float64; updates whose coefficient is zero add nothing to the rank.
 
     Raises:
-        GymError: ``USAGE`` when the updates do not fit each other, or all are None.
+        GymError: ``USAGE`` if shapes differ, or if all updates are None.
     """
     if coefficients.shape != (len(factors),):
         raise GymError(
@@ -189,8 +189,8 @@ def rows_of(low_rank: LowRank, start: int, stop: int) -> Tensor:
 def frozen_a(factors: Sequence[LowRank | None]) -> Tensor | None:
     """The A ``[r, cols]`` shared bit for bit by all updates; None if two differ or there are no updates.
 
-    With one A every rule on the coordinates of the B (scaling folded in) has a result of rank r: that on the B, times A
-    (Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning").
+    With a shared A, a coordinate-wise rule on the B (including the scaling) gives a soup of rank r: the merged B times
+    A (Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning").
     """
     present = [factor.a for factor in factors if factor is not None]
     if not present or not all(torch.equal(present[0], a) for a in present[1:]):
@@ -208,7 +208,7 @@ def common_shape(factors: Sequence[LowRank]) -> tuple[int, int]:
     """The common number of rows and columns.
 
     Raises:
-        GymError: ``USAGE`` when two differ, or there is none.
+        GymError: ``USAGE`` if two differ, or if there are no factors.
     """
     shapes = sorted({factor.shape for factor in factors})
     if len(shapes) != 1:
@@ -224,10 +224,11 @@ class Refactored:
     """A low-rank matrix as a sum of two parts.
 
     Attributes:
-        kept: Its best approximation of the wanted rank; of a lower one where the matrix itself has less.
-        residual: The remaining components; of rank 0 where nothing is lost.
-        relative_residual: Frobenius norm of the residual, as a share of the whole's; 0.0 for a matrix of zeros.
-        singular_values: ``[k]`` float64 of the whole, descending; those that are rounding alone are left out.
+        kept: Best approximation of the requested rank, or of the matrix's own rank if that is lower.
+        residual: The remaining components; rank 0 if there are none.
+        relative_residual: Frobenius norm of the residual relative to that of the matrix; 0.0 for a matrix of zeros.
+        singular_values: ``[k]`` float64 singular values of the matrix, descending, without those that are rounding
+            errors.
     """
 
     kept: LowRank
@@ -239,8 +240,8 @@ class Refactored:
 def refactor(low_rank: LowRank, rank: int) -> Refactored:
     """Split a low-rank matrix into its ``rank`` largest singular components and a remainder, in balanced factors.
 
-    Components below ``eps * max(rows, cols)`` of the first are what rounding left of zero, and go. LAPACK runs on one
-    thread, so that the bits do not depend on their number.
+    Components below ``eps * max(rows, cols)`` times the first are rounding errors and are dropped. LAPACK runs on one
+    thread, so that the bits do not depend on the number of threads.
 
     Raises:
         GymError: ``USAGE`` for a rank below 1.
@@ -267,7 +268,7 @@ def refactor(low_rank: LowRank, rank: int) -> Refactored:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run LAPACK on one thread, for the same bits everywhere. Not reentrant: the thread count is per process."""
+    """Run LAPACK on one thread in the block, for reproducible bits. Not reentrant: the thread count is per process."""
     with _LAPACK:
         before = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -1,10 +1,9 @@
 """Merge a round's updates into one soup, tensor by tensor in blocks of rows.
 
-Memory holds a few blocks of numbers besides the updates. Merged tensors wait in a scratch file next to the
+Memory use is a few blocks of numbers besides the updates. Merged tensors are stored in a scratch file next to the
 result until they are encoded; a server optimiser's moments and the factors of one LoRA tensor are in memory. Every step
-is elementwise or runs in a fixed order without a BLAS, so the same updates in the same order give the same bytes on any
-number of threads and with any kernels; sign deltas are merged by votes of whole numbers, in which not even the order
-counts.
+is elementwise or runs in a fixed order without a BLAS, so the same updates in the same order give the same bytes with
+any number of threads and any kernels. Sign deltas are merged by integer votes, so even the order does not matter.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, priv
 from gym_fed.soup.stacks import Stack, stacks_of
 
 _COMFORTABLE = 2.0**30
-"""Norms between this and its inverse need no rescaling before their products are taken in float32."""
+"""Norms between this and its inverse need no rescaling before products are computed in float32."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +47,12 @@ class SoupReport:
         sha256: Lower-case hex sha256 of the soup.
         size_bytes: Its size.
         norm: L2 norm of the delta it decodes to.
-        update_norms: L2 norm of every update, in the order given.
-        clip_factors: The clipping factor of each; 1.0 if it was within ``max_norm``.
+        update_norms: L2 norm of each update, in the given order.
+        clip_factors: Clipping factor of each update; 1.0 if it was within ``max_norm``.
         coefficients: The weight of each update in the aggregate, if the rules weight whole updates; None if they
             decide coordinate by coordinate.
         encoding: Codec and reason for each tensor of the soup.
-        lost: LoRA factors cut to a rank: for every tensor the part of its norm that the rank leaves out.
+        lost: For LoRA factors truncated to a rank: the share of each tensor's norm that the rank leaves out.
         private: The report of a merge with differential privacy; ``update_norms`` and ``clip_factors`` are empty then.
     """
 
@@ -84,26 +83,27 @@ def merge(
 ) -> SoupReport:
     """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
 
-    Memory: a block of rows of all updates, but of LoRA updates all factors of one tensor, in float64.
+    Memory use is a block of rows of all updates; for LoRA updates, all factors of one tensor in float64.
 
     Args:
-        updates: Open deltas of ``spec``; a tensor that an update leaves out counts as zero.
-        weights: A positive weight for each.
+        updates: Open deltas of ``spec``; a tensor that an update lacks counts as zero.
+        weights: Positive weight of each update.
         recipe: The rules.
-        out_path: Where the soup goes, itself a ``.gymdelta`` of ``spec``.
+        out_path: Path of the soup, a ``.gymdelta`` of ``spec``.
         spec: The base of updates and soup.
-        residual: The server's error feedback, needed exactly when ``recipe.codec.error_feedback`` is set. The
-            new residual counts when the caller commits it.
+        residual: The server's error feedback, required if and only if ``recipe.codec.error_feedback`` is set. The new
+            residual takes effect when the caller commits it.
         extra: Free strings for the soup's manifest.
-        root: The coordinator's own update, for rules that need one, and for no other.
-        optimizer_state: State of ``recipe.server_optimizer``, needed exactly when there is one; the caller stages it.
-        residual_path: LoRA factors merged into factors: where what their rank lacks goes, as a delta of its own.
+        root: The coordinator's own update, only for rules that need one.
+        optimizer_state: State of ``recipe.server_optimizer``, required if and only if it is set; the caller stages it.
+        residual_path: For LoRA factors merged into factors: path of the truncation residual, a separate delta.
         on_tensor: Called with the name of every tensor that is merged.
-        private: Merge with differential privacy (``gym_fed.soup.private``), by a recipe that it accounts for.
+        private: Settings of a merge with differential privacy (``gym_fed.soup.private``); the mechanism must support
+            the recipe.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for an update of another base, ``CONFIG_INVALID`` when the round is too
-            small for the recipe, ``UPDATE_REFUSED`` when the aggregate overflows float32.
+        GymError: ``BASE_MISMATCH`` for an update of a different base, ``CONFIG_INVALID`` if the round is too small for
+            the recipe, ``UPDATE_REFUSED`` if the aggregate overflows float32.
     """
     pipeline, optimizer = Pipeline.of(recipe), build_optimizer(recipe)
     weight = torch.tensor(list(weights), dtype=torch.float64)
@@ -175,7 +175,7 @@ def write_soup(
     """Merge every stack, take the server's step and encode; arguments as in ``merge``.
 
     Returns:
-        What was written, and for LoRA factors cut to a rank what that left out.
+        The written file, and for LoRA factors truncated to a rank the lost share of each tensor's norm.
     """
     optimizer = build_optimizer(recipe)
     folder = out_path.parent
@@ -331,9 +331,9 @@ _PARTS_BLOCK = 1 << 21
 def parts(updates: Sequence[DeltaFile], soup: DeltaFile) -> list[float]:
     """Least-squares coefficients ``c`` that bring ``sum_i c_i update_i`` closest to the soup.
 
-    They are the rule's own where it weighs whole updates and the soup is written exactly, and the best linear account
-    of it elsewhere. Updates that depend on each other share what they have in common. For display only: the last bits
-    depend on the machine.
+    They are the rule's own if it weights whole updates and the soup is written exactly, and the best linear
+    approximation otherwise. Linearly dependent updates share the weight of their common part. For display only: the
+    last bits depend on the machine.
     """
     rows = [*updates, soup]
     products = np.zeros((len(rows), len(rows)))

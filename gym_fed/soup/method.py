@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Score: TypeAlias = "Callable[[Tensor], float]"
-"""``[n]`` float64 coefficients of the deltas to how good that soup is on held-out data; higher is better."""
+"""A function from ``[n]`` float64 coefficients of the deltas to the soup's score on held-out data; higher is better."""
 
 Gate: TypeAlias = "Callable[[Tensor], str | None]"
-"""``[n]`` float64 coefficients to why that soup may not be, or None where it may."""
+"""A function from ``[n]`` float64 coefficients to the reason why the soup is forbidden, or None if it is allowed."""
 
 
 class MethodConfig(RuleConfig):
     """The settings of every merge method; methods with more settings derive from it."""
 
     scale: float = Field(1.0)
-    """The merged delta is multiplied by it (lambda of task arithmetic)."""
+    """Factor of the merged delta (lambda of task arithmetic)."""
 
     @field_validator("num_malicious_nodes")
     @classmethod
@@ -50,7 +50,7 @@ class TensorTask:
 
     Attributes:
         name: Its name in the model; random methods derive their draws from it and their seed.
-        deltas: ``[n, rows, cols]`` float32: each fine-tune's change, its last dimension against all others.
+        deltas: ``[n, rows, cols]`` float32 change of each fine-tune; cols is the last dimension, rows all others.
         weights: ``[n]`` float64, positive unless the method ``negates``.
         base: ``[rows, cols]`` float32, the base's tensor; None unless the method needs it.
         statistics: The method's ``statistics``, one tensor per fine-tune.
@@ -71,8 +71,8 @@ class TensorTask:
 class MergeMethod(Rule):
     """A method to merge trusted models.
 
-    To add one, put a file with a subclass into ``gym_fed/soup/methods``, named like the method. Give ``_merge``; a
-    method that chooses among whole models overrides ``choose``.
+    To add one, put a file with a subclass into ``gym_fed/soup/methods``, named like the method. Implement ``_merge``; a
+    method that chooses among whole models also overrides ``choose``.
     """
 
     Config: ClassVar[type[MethodConfig]] = MethodConfig
@@ -88,13 +88,14 @@ class MergeMethod(Rule):
     """True if negative weights are allowed, which subtract a fine-tune from the base."""
 
     minimum: ClassVar[int] = 1
-    """Models that the method needs."""
+    """Minimum number of models."""
 
     statistics: ClassVar[str | None] = None
-    """The statistics that each fine-tune needs besides its delta, in words (``fisher diagonals``); None for none."""
+    """Name of the statistics that each fine-tune needs besides its delta (``fisher diagonals``); None if it needs
+    none."""
 
     statistics_optional: ClassVar[bool] = False
-    """True if a tensor without statistics of any fine-tune can be merged, in a way that the method defines."""
+    """True if the method can merge a tensor for which no fine-tune has statistics."""
 
     uses_score: ClassVar[bool] = False
     """True if the method scores candidates on held-out data."""
@@ -106,9 +107,9 @@ class MergeMethod(Rule):
             ``[rows, cols]`` float32, multiplied by ``scale``.
 
         Raises:
-            GymError: ``USAGE`` for weights or shapes that do not fit and for missing statistics, ``CONFIG_INVALID``
-                for too few models or weights the method would not look at, ``UPDATE_REFUSED`` for values that are
-                not finite, given or made.
+            GymError: ``USAGE`` for wrong weights or shapes and for missing statistics, ``CONFIG_INVALID`` for too few
+                models or weights that the method would ignore, ``UPDATE_REFUSED`` for inputs or results that are not
+                finite.
         """
         if task.deltas.dim() != 3 or task.weights.shape != task.deltas.shape[:1] or not len(task.deltas):
             raise GymError(
@@ -142,7 +143,7 @@ class MergeMethod(Rule):
         """Refuse models that the method cannot merge, judged by their ``[n]`` weights.
 
         Raises:
-            GymError: ``USAGE`` for weights that are not positive (zero where the method ``negates``),
+            GymError: ``USAGE`` for weights that are not positive (or zero, if the method ``negates``),
                 ``CONFIG_INVALID`` for too few models and for weights that the method would ignore.
         """
         allowed = (weights != 0) if self.negates else (weights > 0)
@@ -170,8 +171,8 @@ class MergeMethod(Rule):
 
         Args:
             weights: ``[n]`` float64, positive.
-            score: How good a combination of the deltas is.
-            gate: A function that may forbid a model; None forbids nothing.
+            score: Function that scores a combination of the deltas.
+            gate: Function that may forbid a combination; None forbids none.
 
         Returns:
             ``[n]`` float64, the coefficients that ``merge_tensor`` uses from now on.

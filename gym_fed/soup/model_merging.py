@@ -31,8 +31,8 @@ class ModelMergeReport:
         sha256: Lower-case hex sha256 of the merged delta.
         size_bytes: Its size.
         norm: L2 norm of what it decodes to.
-        update_norms: L2 norm of every model's delta, in the order given.
-        found: The method's report (``MergeMethod.report``).
+        update_norms: L2 norm of each model's delta, in the given order.
+        found: Report of the method (``MergeMethod.report``).
         encoding: Codec and reason for each tensor.
     """
 
@@ -61,26 +61,26 @@ def merge_models(
 ) -> ModelMergeReport:
     """Merge deltas of one base.
 
-    Held at a time are the deltas of one tensor, up to three times (as they are, thinned out, and the result), and what
-    statistics there are; merged tensors wait in a scratch file next to the result.
+    In memory are up to three copies of one tensor's deltas (original, sparsified, and the result) and its statistics;
+    merged tensors are stored in a scratch file next to the result.
 
     Args:
-        updates: Open deltas of ``spec``; a tensor that one leaves out counts as zero.
-        weights: A positive weight for each.
-        method: The method; it reports on this merge only if it has merged nothing before.
-        policy: How the result is written, without error feedback.
-        out_path: Where it goes, itself a ``.gymdelta`` of ``spec``.
-        spec: The base of all.
+        updates: Open deltas of ``spec``; a tensor that one lacks counts as zero.
+        weights: Positive weight of each update.
+        method: The merge method; use a new object for each merge, or its report covers earlier merges too.
+        policy: Codec policy of the result, without error feedback.
+        out_path: Path of the result, a ``.gymdelta`` of ``spec``.
+        spec: Base of all updates.
         base: The base's tensors, for methods that read them.
-        statistics: For every update its statistics by tensor, for methods that need them.
-        score: For methods that choose by held-out data.
-        gate: A function that may forbid a choice, for the same methods.
+        statistics: Statistics of each update by tensor, for methods that need them.
+        score: Scoring function, for methods that choose by held-out data.
+        gate: Function that may forbid a choice, for the same methods.
         extra: Free strings for the manifest.
         on_tensor: Called with the name of every tensor that is merged.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for an update of another base; ``USAGE`` for what the method needs and is not there,
-            or is there and not needed; and what ``merge_tensor`` raises.
+        GymError: ``BASE_MISMATCH`` for an update of a different base; ``USAGE`` for inputs that the method needs and
+            lacks, or does not use; and errors of ``merge_tensor``.
     """
     weight = torch.tensor(list(weights), dtype=torch.float64)
     _check(updates, weight, method, spec, base, statistics, score, gate)

@@ -1,8 +1,8 @@
 """Server optimisers: the server's step from a round's aggregate to its soup.
 
-Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: the aggregated delta is taken for a (negative) gradient,
-and an ordinary optimiser steps along it. The formulas are those of Flower's FedAvgM, FedAdam and FedYogi, with whose
-results the tests compare.
+Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: the aggregated delta is treated as a (negative) gradient,
+along which an ordinary optimiser steps. The formulas are those of Flower's FedAvgM, FedAdam and FedYogi; the tests
+compare the results.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ log = logging.getLogger("gym_fed")
 
 _STEP = "step"
 _RULE = "rule/"
-"""The name of one entry, after this prefix, is the rule whose moments these are."""
+"""Prefix of the entry whose name contains the rule that the moments belong to."""
 
 
 class OptimizerState:
-    """Float32 moments by tensor: those of the last round, and those computed in this one."""
+    """Float32 moments by tensor, of the last round and of the current one."""
 
     def __init__(self, held: Mapping[str, Tensor] | None = None, rule: str = "") -> None:
-        """Begin from nothing, or from what ``load`` found; ``rule`` is the optimiser whose moments these are."""
+        """Start with the moments ``held``, or without any; ``rule`` is the optimiser that they belong to."""
         self._held = dict(held or {})
         self._rule = rule
         self._next: dict[str, Tensor] = {}
 
     @classmethod
     def load(cls, path: str | Path, lineage: str, rule: str) -> OptimizerState:
-        """Read a staged state; all moments are zero if there is no file, or if it is of another rule.
+        """Read a staged state; all moments are zero if there is no file, or if it belongs to a different rule.
 
         Args:
             path: The file.
-            lineage: Digest of the base from which the federation started.
-            rule: ``ServerOptimizer.rule`` of the optimiser that begins from it.
+            lineage: Digest of the federation's first base.
+            rule: ``ServerOptimizer.rule`` of the optimiser that will use the state.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` for a state of another lineage, ``STATE_CORRUPT`` for a broken one.
+            GymError: ``BASE_MISMATCH`` for a state of a different lineage, ``STATE_CORRUPT`` for a damaged one.
         """
         from gym_fed.delta.feedback import ErrorFeedback
 
@@ -73,7 +73,7 @@ class OptimizerState:
         """Apply ``change`` to a tensor's moment, keep the result for the next round, and return it.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` when it overflows float32: no later round could begin from it.
+            GymError: ``UPDATE_REFUSED`` if it overflows float32, since no later round could start from it.
         """
         key = f"{moment}/{name}"
         held = self._held.get(key)

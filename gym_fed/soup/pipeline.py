@@ -20,7 +20,7 @@ class Pipeline:
 
     Args:
         pre_aggregators: Steps before the aggregator, in their order.
-        aggregator: The last word.
+        aggregator: The final step.
     """
 
     def __init__(self, pre_aggregators: Sequence[PreAggregator], aggregator: Aggregator) -> None:
@@ -32,7 +32,7 @@ class Pipeline:
         """Build the rules of a recipe.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for settings a rule does not have, and for weights it would not look at.
+            GymError: ``CONFIG_INVALID`` for settings that a rule does not have, and for weights that it would ignore.
         """
         pipeline = cls(build_pre_aggregators(recipe), build_aggregator(recipe))
         if recipe.weighting != "uniform" and not pipeline.aggregator.weighted:
@@ -46,14 +46,14 @@ class Pipeline:
 
     @property
     def needs(self) -> Needs:
-        """The most that any of the rules reads."""
+        """The largest ``Needs`` of the rules."""
         return max((rule.needs for rule in (*self.pre_aggregators, self.aggregator)), default=Needs.NOTHING)
 
     def check(self, weights: Tensor) -> None:
         """Refuse a round in which the rules' guarantees do not hold.
 
         Args:
-            weights: ``[n]``, of the round's updates.
+            weights: ``[n]`` weights of the round's updates.
 
         Raises:
             GymError: ``CONFIG_INVALID`` with the number of updates that the rule needs; ``USAGE`` for weights that
@@ -87,7 +87,7 @@ class Pipeline:
         """Merge updates in memory, ``[n, d]`` float32 to ``[d]`` float32; see ``Aggregator.aggregate``.
 
         Raises:
-            GymError: As ``Aggregator.aggregate``.
+            GymError: The errors of ``Aggregator.aggregate``.
         """
         if not self.pre_aggregators:
             return self.aggregator.aggregate(updates, weights, root)
@@ -96,7 +96,7 @@ class Pipeline:
 
 
 class _Composed(Aggregator):
-    """A pipeline as one aggregator, so that both check their input in one place."""
+    """A pipeline as a single aggregator, which shares the input checks of ``Aggregator.aggregate``."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__(pipeline.aggregator.config)

@@ -27,10 +27,10 @@ class PreAggregator(Rule):
         """
 
     def rows(self, count: int) -> int:
-        """Number of output vectors for ``count`` updates; by default each malicious client spoils at most one of them.
+        """Number of output vectors for ``count`` updates; by default ``count``.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when ``count`` updates are too few for the step.
+            GymError: ``CONFIG_INVALID`` if ``count`` updates are too few for the step.
         """
         return count
 

@@ -1,23 +1,24 @@
 """Merge updates with differential privacy: clip, discretise, sum, add noise.
 
 Adjacency is zero-out (Kairouz et al. 2021, arXiv:2103.00039, definition 1.1): a neighbour of a round is the same round
-in which one update counts for nothing: every value zero in the sum, and neither within nor above the norm where those
-are counted (an update of zeros would count as within). How many updates there are, n, is public. The query on n integer
+in which one update counts for nothing: every value is zero in the sum, and the update is counted neither within nor
+above the norm (an update of zeros would count as within). The number of updates, n, is public. The query on n integer
 vectors x_i is, coordinate by coordinate, the sum of the middle n - 2t values:
 
 * ``mean``: t = 0, the sum; without contributor i it changes by x_i.
-* ``trimmed_mean``: t values off either end. Moving one of n numbers from x_ij to 0 moves every order statistic in one
-  and the same direction, all of them together by |x_ij|; so the sum of any of them changes by at most |x_ij|.
+* ``trimmed_mean``: t values dropped at either end. Moving one of n numbers from x_ij to 0 moves all order statistics in
+  the same direction, in total by |x_ij|; so the sum of any of them changes by at most |x_ij|.
 * ``median``: the one or two values in the middle, t = (n - 1) // 2; the same argument.
-* ``root_gate``: t = 0, of x_i that are zero where the update points away from the coordinator's own, and of the length
-  of that one, or the clip's if that is less, otherwise. Each x_i is a function of update i and of the root update, in
-  which contains nothing of a contributor but what earlier soups have released; so the noise may follow its length, too.
+* ``root_gate``: t = 0. x_i is zero if update i points away from the coordinator's own (root) update; otherwise its
+  length is that of the root update, or the clip if that is less. Each x_i depends on update i and the root update only.
+  The root update contains nothing of a contributor except what earlier soups have released, so the noise may depend on
+  its length, too.
 
-In every case the change of coordinate j is at most |x_ij|, so that of the vector has at most the L2 norm of x_i: the
-clip. What the query is divided by (n - 2t, public) comes after the noise. ``discrete_gaussian`` adds up votes in
-{-1, 0, 1} of d coordinates, whose norm is at most sqrt(d); scales have no say.
+In every case coordinate j changes by at most |x_ij|, so the change of the vector has at most the L2 norm of x_i: the
+clip. The query is divided by n - 2t (public) after the noise. ``discrete_gaussian`` sums votes in {-1, 0, 1} of d
+coordinates, whose norm is at most sqrt(d); scales are ignored.
 
-All tensors that an update may hold are noised, whether or not anybody sent them. Whatever follows is post-processing:
+All tensors that an update may contain get noise, whether or not anybody sent them. All later steps are post-processing:
 the server optimiser, the learning rate, the soup's codec, its error feedback.
 """
 
@@ -56,7 +57,8 @@ from gym_fed.soup.low_rank import LowRank
 from gym_fed.soup.stacks import BLOCK_ELEMENTS, DecodedStack, FactorStack, Stack, form_of
 
 FrozenA = Callable[[str, int], Tensor]
-"""Name of a weight and its columns to the A ``[r, cols]`` that all contributors of a round share, as they store it."""
+"""A function from a weight's name and column count to the A ``[r, cols]`` that all contributors of a round share, as
+stored."""
 
 Draw = Callable[[int], Integers]
 """The next integers of one tensor's noise."""
@@ -67,11 +69,11 @@ class PrivateMerge:
     """The privacy settings of a merge.
 
     Attributes:
-        privacy: Mechanism, noise and clip; ``clipping_norm`` is this round's.
+        privacy: Mechanism, noise and clip; ``clipping_norm`` is that of this round.
         seed: The noise seed: 32 unpredictable bytes, never reused for a different list of updates.
-        tensors: Names of the tensors that an update may hold, by the task and not by what was sent.
-        frozen_a: LoRA with a frozen A: the query is on B; None for full deltas.
-        adaptive: Also find the clipping norm of the next round.
+        tensors: Names of the tensors that an update may contain, from the task and not from the updates.
+        frozen_a: For LoRA with a frozen A, whose query is on B; None for full deltas.
+        adaptive: Settings to compute the clipping norm of the next round; None for a fixed norm.
     """
 
     privacy: ReleasePrivacy
@@ -99,8 +101,8 @@ class PrivateReport:
     """The report of a private merge; it depends on the updates only through the noised sum.
 
     Attributes:
-        coordinates: How many numbers were noised, d.
-        next_clipping_norm: The clip of the next round.
+        coordinates: Number of coordinates with noise, d.
+        next_clipping_norm: Clipping norm of the next round.
     """
 
     coordinates: int
@@ -170,7 +172,7 @@ class ClippedMiddle(Query):
 class SignVotes(Query):
     """The sum of votes (plus minus minus) with discrete Gaussian noise.
 
-    Every vote vector has norm ``sqrt(d)`` at most, which stands for the clipping norm.
+    Every vote vector has at most the norm ``sqrt(d)``, which is used as the clipping norm.
     """
 
     def __init__(self, private: PrivateMerge, updates: int, coordinates: int, aggregator: Aggregator) -> None:
@@ -197,17 +199,18 @@ class NoisedStack(DecodedStack):
     """A tensor of full deltas in any codecs; an update without it counts as zero."""
 
     query: Query
-    """The private query; known once the norms are."""
+    """The private query; set after the norms are known."""
 
     def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
-        """Ignores plan and rule: the query has its own."""
+        """Fill ``target`` by the private query; ``plan`` and ``rule`` are ignored."""
         draw = self.query.begin(self.name)
         for place, block in self._blocks():
             values = self.query.release(self.name, block.numpy(), draw)
             target[place] = torch.from_numpy(values).to(torch.float32).reshape(target[place].shape)
 
     def update_norm(self, update: DeltaFile) -> float:
-        """L2 norm of what an update decodes to; of factors the product's own numbers, not their Gram matrices'."""
+        """L2 norm of a decoded update; for factors, computed from the elements of the product, not from Gram
+        matrices."""
         if self.name not in update:
             return 0.0
         if form_of(update.record(self.name)).kind != "factors":
@@ -228,12 +231,12 @@ class NoisedStack(DecodedStack):
 class NoisedFactors(FactorStack):
     """The B of a LoRA tensor whose A the round's task names (FFA-LoRA, Sun et al. 2024, arXiv:2403.12313).
 
-    Noise on both factors would be multiplied with itself and with them; A is public here, and the product with it is
+    Noise on both factors would be multiplied by itself and by the factors. Here A is public, and the product with it is
     post-processing.
     """
 
     query: Query
-    """The private query; known once the norms are."""
+    """The private query; set after the norms are known."""
 
     def __init__(
         self, name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], frozen_a: FrozenA
@@ -247,10 +250,10 @@ class NoisedFactors(FactorStack):
         return self._frozen_a(self.name, self.cols).to(torch.float64)
 
     def b_of(self, update: DeltaFile) -> Tensor | None:
-        """The update's B ``[rows, r]`` float64 with its scaling folded in; None if it leaves the tensor out.
+        """The update's B ``[rows, r]`` float64 including the scaling; None if the update lacks the tensor.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` for another A than the task's.
+            GymError: ``UPDATE_REFUSED`` if its A differs from the task's.
         """
         if self.name not in update:
             return None
@@ -301,14 +304,14 @@ def private_stacks(
     private: PrivateMerge,
     gate: RootGateView | None = None,
 ) -> tuple[list[Stack], PrivateReport]:
-    """List every tensor that an update may hold, prepared for a noised merge; clips are counted here.
+    """Return a stack for every tensor that an update may contain, with the clipping factors for a private merge.
 
     Args:
         updates: Open deltas of ``spec``.
         spec: The base.
-        aggregator: A rule that the mechanism accounts for.
+        aggregator: A rule that the mechanism supports.
         private: The settings.
-        gate: For a rule that judges each update by the root update alone, which updates count; None for the others.
+        gate: The updates that count, for a rule that compares each with the root update only; None for other rules.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for an update with a tensor that the task does not train.
@@ -326,7 +329,7 @@ def private_stacks(
     )
     clipping_norm = private.privacy.clipping_norm
     if gate is not None and (root_norm := whole_norm([stack.root_norm(gate.root) for stack in made])) > 0.0:
-        # The root update's norm contains nothing of a contributor, so clip and noise may depend on it.
+        # The root update's norm depends on no contributor, so clip and noise may depend on it.
         length = min(clipping_norm, root_norm)
         private = replace(private, privacy=private.privacy.model_copy(update={"clipping_norm": length}))
     query: Query

@@ -15,7 +15,7 @@ class RuleConfig(StrictModel):
     """The settings of every robust rule; rules with more settings derive from it."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] = 0
-    """Malicious clients to withstand, f."""
+    """Number of malicious clients to withstand, f."""
 
 
 class Rule(ABC):

@@ -2,10 +2,10 @@
 
 Scaling a whole update does not change its cosine with another one, but scaling every tensor by a different factor does.
 So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal
-signs, which no scale changes. Where updates of a round use different codecs, values are compared with signs: when a
-dense update is encoded again as signs, every weight keeps its sign, while the cosine falls to 0.8.
+signs, which does not depend on scales. If updates of a round use different codecs, values are compared with signs: a
+dense update that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
 
-How close honest updates are depends on the model, the data and the steps. So each round has its own baseline: the
+The similarity of honest updates depends on the model, the data and the steps. So each round has its own baseline: the
 median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update,
 split by coordinates, have a cosine of zero; they are detected by the coordinates that each of them leaves out. (This
 project; the inner products are those that robust rules need anyway.)
@@ -36,8 +36,8 @@ class NormVerdict:
     Attributes:
         norm: L2 norm of the update.
         ratio: Norm over median; infinite for a norm above a median of zero.
-        accepted: Whether it stays in.
-        reason: Why not, in words for the contributor; empty when accepted.
+        accepted: True if the update stays in the round.
+        reason: Reason for a refusal, to show to the contributor; empty if accepted.
     """
 
     norm: float
@@ -53,7 +53,7 @@ def screen_norms(norms: Sequence[float], ratio: float) -> list[NormVerdict]:
 
     Args:
         norms: L2 norm of each update, finite and not negative.
-        ratio: At least 1.
+        ratio: Maximum ratio of a norm to the median; at least 1.
 
     Raises:
         ValueError: For a ratio below 1 or a norm that is not finite.
@@ -79,16 +79,17 @@ def _verdict(norm: float, median: float, ratio: float) -> NormVerdict:
 Matrix = NDArray[np.float64]
 
 _DIGITS = 6
-"""Similarities are rounded, so that a sum in another order does not change who is like whom."""
+"""Digits to which similarities are rounded, so that the order of a sum does not change the result."""
 
 _DENSE = 0.9
 _OF_CHANCE = 0.1
 _MIN_BY_CHANCE = 30.0
 _SAME_DATA = 0.8
-"""Least correlation, without chance, of updates from the same data. Far above its inverse, a contributor's reliability
-is too small to be known."""
+"""Minimum corrected correlation of updates from the same data. Above its inverse, a contributor's reliability is too
+small to be estimated."""
 _BEYOND_SPREAD = 2.5
-"""Median absolute deviations: 1.7 standard deviations of normal values, more if many pairs are one contributor's."""
+"""Limit in median absolute deviations: 1.7 standard deviations of normal values, more if many pairs belong to one
+person."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Comparison:
     """Pairwise similarity of updates. Both matrices are symmetric, and 0 for an update of zeros.
 
     Attributes:
-        similarity: ``[n, n]`` float64: 1 for updates that differ at most in scales.
-        cosine: ``[n, n]`` float64: of the whole updates, as if all were dense.
+        similarity: ``[n, n]`` float64 similarities; 1 for updates that differ only in scales.
+        cosine: ``[n, n]`` float64 cosines of the entire updates, as if all were dense.
     """
 
     similarity: Matrix
@@ -108,7 +109,7 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
     """Compare updates with each other.
 
     Args:
-        updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that one leaves out is zero.
+        updates: Open deltas of models shaped like ``spec``, of any versions. A tensor that one lacks counts as zero.
         spec: The base.
     """
     norms = [update.norm() for update in updates]
@@ -138,12 +139,12 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
 def leaders(alike: Matrix, order: Sequence[int], threshold: float) -> list[int]:
     """Find the leader of each update: the first similar one in order of arrival, or itself.
 
-    Nobody follows a follower, so that a chain of small steps does not make one of two that are unlike.
+    A follower is never a leader, so a chain of similar updates does not connect two that are unlike.
 
     Args:
         alike: ``[n, n]`` similarities.
-        order: All of 0 to n - 1, the first to come first.
-        threshold: The similarity from which on two are one.
+        order: Permutation of 0 to n - 1 by time of arrival, earliest first.
+        threshold: Minimum similarity of a follower to its leader.
     """
     leader_of = list(range(len(order)))
     first: list[int] = []
@@ -194,10 +195,7 @@ def _equal_signs(stack: Stack, products: Matrix) -> Matrix:
 
 
 def _mixed_pairs(names: Sequence[str], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n, n]`` mask of pairs that hold some tensor in different codecs; all sign codecs count as one.
-
-    Of two dense updates values against signs say too much, whatever a third one was written with.
-    """
+    """``[n, n]`` mask of pairs that store some tensor in different codecs; all sign codecs count as one."""
     pairs = np.zeros((len(updates), len(updates)), dtype=bool)
     for name in names:
         kinds = np.array([_kind(update.record(name)) if name in update else "" for update in updates])
@@ -246,8 +244,9 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
 
     Args:
         cosines: ``[n, n]`` of whole updates.
-        each: Whether the background of a pair is at least the median of what each of the two has with all others.
-            Unlike noise from a third of the round pushes the median of all pairs down; this one, not until it is half.
+        each: True to make a pair's background at least the median cosine of either of the two with all others.
+            Unrelated noise in a third of the updates lowers the median of all pairs, but this one only from half of
+            them.
     """
     if len(cosines) < 2:
         return np.asarray(cosines)
@@ -256,15 +255,16 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
 
 
 def same_source(cosines: Matrix) -> NDArray[np.bool_]:
-    """``[n, n]`` mask of pairs of contributors that seem to train on the same data.
+    """``[n, n]`` mask of pairs of contributors that appear to train on the same data.
 
-    The cosine of a contributor's updates of two rounds is their reliability: chance, such as the order of the rows or
+    The cosine of a contributor's updates in two rounds is their reliability: chance, such as the order of the rows or
     added noise, lowers it. Spearman's correction for attenuation (1904) removes chance from the cosine of a pair:
-    ``r_ij = sqrt(c_ij c_ji / (c_ii c_jj))`` is about 1 for the same data. A pair is one contributor's if r is near 1,
-    more than half of the way from the round's background to 1, and outside the spread of the round.
+    ``r_ij = sqrt(c_ij c_ji / (c_ii c_jj))`` is about 1 for the same data. A pair is in the mask if r is near 1, at
+    least halfway from the round's background to 1, and outside the spread of the round. With fewer than 9 known values
+    the mask is empty.
 
     Args:
-        cosines: ``[n, n]`` of update i with the previous update of the author of update j; NaN without one.
+        cosines: ``[n, n]`` cosines of update i with the previous update of the author of update j; NaN without one.
     """
     own = np.clip(cosines.diagonal(), 1e-9, None)
     both = np.clip(cosines, 0.0, None)
@@ -280,7 +280,8 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
 
 
 def _background(cosines: Matrix, each: bool) -> Matrix:
-    """``[n, n]`` median cosine of all pairs, with ``each`` at least that of either of the two with all others."""
+    """``[n, n]`` median cosine of all pairs; with ``each``, at least the median of either of the two with all
+    others."""
     n = len(cosines)
     background = np.full((n, n), _median_low(_off_diagonal(cosines)))
     if each:
@@ -299,13 +300,14 @@ def _median_low(values: Matrix) -> float:
 
 
 def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
-    """Group contributors that are paid as one, by complete linkage; groups are joined while all their pairs are linked.
+    """Group contributors that are paid as one, by complete linkage.
 
-    The closest first (complete linkage), so that one who is between everybody does not make one of all.
+    The closest groups are joined first, while all their pairs are linked, so a contributor similar to everybody does
+    not join all groups.
 
     Args:
-        links: ``[n, n]`` how strongly two are linked.
-        threshold: From where on they are.
+        links: ``[n, n]`` strengths of the links between two contributors.
+        threshold: Minimum strength of a link.
     """
     groups = [[i] for i in range(len(links))]
     while True:
@@ -323,7 +325,8 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:
     """``[n, n]`` mask of sparse pairs that have almost no nonzero weight in common.
 
-    Less than a tenth of what two of their densities have by chance: sparse updates made apart overlap more than that.
+    The mask has pairs with less than a tenth of the overlap expected by chance at their densities: independent sparse
+    updates overlap more.
 
     Args:
         updates: Open deltas of models shaped like ``spec``.

@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COMBINATION_TOTAL = 1 << 30
-"""A combination's votes add up to about this, so rounding changes none by more than 1e-9 of the whole."""
+"""Approximate sum of a combination's votes; rounding changes no vote by more than 1e-9 of it."""
 
 TRIMMED_TOTALS = ((1 << 15) - 1, (1 << 31) - 1)
-"""So do those of the largest vector that is trimmed by coordinates: as 16 bits hold, or 32, at half the speed."""
+"""Sums of votes of the largest vector in a trimmed mean: 16 bits, or 32 bits at half the speed."""
 
 TRIMMED_ERROR = 1e-3
-"""The largest change of the median vector by rounding, as a share of its largest possible coordinate. A malicious
-client's scale sets the unit for all: where honest vectors would get too few votes, the updates are decoded instead."""
+"""Maximum rounding error of the median vector, as a share of its largest possible coordinate. The largest scale,
+perhaps a malicious client's, sets the unit of all votes: if honest vectors would get too few, the updates are decoded
+instead."""
 
 _BLOCK_ELEMENTS = 1 << 22
 
@@ -45,11 +46,11 @@ def trimmed_mean(bits: Sequence[Tensor], strengths: Tensor, drops: int, out: Ten
     Args:
         bits: n packed matrices of one shape.
         strengths: ``[m, n]`` float64.
-        drops: Values dropped on either side.
+        drops: Number of values dropped on either side.
         out: ``[rows, cols]`` float32, filled.
 
     Returns:
-        False where whole numbers would be too coarse; ``out`` is as it was then.
+        False if integers would be too coarse; ``out`` is then unchanged.
     """
     total = _total(strengths)
     if total is None:
@@ -64,7 +65,7 @@ def majority(bits: Sequence[Tensor], weights: Tensor, magnitude: float, out: Ten
 
     Args:
         bits: n packed matrices of one shape.
-        weights: ``[n]`` whole numbers.
+        weights: ``[n]`` integers.
         out: ``[rows, cols]`` float32, filled.
     """
     step = max(1, _BLOCK_ELEMENTS // out.shape[1])
@@ -94,10 +95,10 @@ def whole_votes(strengths: Tensor, total: int) -> tuple[Tensor, float]:
 
     Args:
         strengths: ``[m, n]`` float64.
-        total: Upper bound of the summed magnitudes of a row.
+        total: Upper bound on the sum of magnitudes of a row.
 
     Returns:
-        ``[m, n]`` int32 votes and the unit, so that ``unit * votes`` is ``strengths`` rounded.
+        ``[m, n]`` int32 votes and the unit; ``unit * votes`` approximates ``strengths``.
     """
     peak = float(strengths.abs().sum(dim=1).max())
     if peak == 0.0:

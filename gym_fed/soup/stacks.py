@@ -1,15 +1,15 @@
 """One tensor of every update of a round: packed signs, LoRA factors, or blocks decoded on demand.
 
-Decoded is any codec, to float32, straight from the mapped files. What is held are ``BLOCK_ELEMENTS`` decoded numbers,
-of all updates together, and one update's part of them while it is decoded: neither grows with the tensor or with the
-number of updates (above 26,214 updates a block still has 40 columns of each). A codec that decodes whole rows only
-holds a row of one update besides. Merging of version 1 held at least one row of every update.
+Any codec is decoded to float32, directly from the mapped files. In memory are ``BLOCK_ELEMENTS`` decoded numbers of all
+updates together, and one update's part of them while it is decoded: neither grows with the tensor or the number of
+updates (above 26,214 updates a block still has 40 columns of each). A codec that decodes only entire rows also needs a
+row of one update. Merge version 1 needed at least one row of every update.
 
-Of LoRA factors products and combinations come from the factors alone; the full matrix is formed by blocks, if at all.
+Products and combinations of LoRA factors use only the factors; the full matrix is formed in blocks, if at all.
 
-Sign deltas are merged on their packed bits, which are never turned into floats where the rule allows it: a combination
-of them is an integer vote, in which contributor i's bit counts for a whole number proportional to its coefficient times
-its scale (``gym_fed.soup.signs``).
+Sign deltas are merged on their packed bits, without conversion to floats if the rule allows it: a combination of them
+is an integer vote, in which contributor i's bit counts for an integer proportional to its coefficient times its scale
+(``gym_fed.soup.signs``).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Stack(ABC):
     """One tensor of n updates; an update without it counts as zero.
 
     Args:
-        name: The tensor.
-        updates: Open deltas, at least one of which holds it.
-        shape: Its shape; it is seen as ``[rows, cols]``, its last dimension against all others.
+        name: Name of the tensor.
+        updates: Open deltas, at least one of which has the tensor.
+        shape: Shape of the tensor, treated as ``[rows, cols]``: cols is the last dimension, rows all others.
         version: Merge version (``SoupRecipe.merge_version``).
     """
 
@@ -58,13 +58,13 @@ class Stack(ABC):
         """``[n, n]`` float64 inner products of the updates' tensors.
 
         Args:
-            factors: ``[n]`` float64 powers of two near one over each update's norm; the products are those of the
-                updates times these, so that what a malicious client sends can not overflow.
+            factors: ``[n]`` float64 powers of two near the inverse of each update's norm. The updates are multiplied by
+                them, so that a malicious update cannot overflow.
         """
 
     @abstractmethod
     def merge(self, plan: CombinationWeights, rule: Aggregator, target: Tensor) -> None:
-        """Fill ``target`` ``[rows, cols]`` float32 with ``rule.combine`` of what ``plan`` makes of the updates."""
+        """Fill ``target`` ``[rows, cols]`` float32 with ``rule.combine`` of the combined updates of ``plan``."""
 
     def release(self) -> None:
         """Release the mapped pages of the tensor; they are read again when needed."""
@@ -74,7 +74,7 @@ class Stack(ABC):
 
 
 BLOCK_ELEMENTS = 1 << 20
-"""Decoded numbers held at a time, of all updates together."""
+"""Maximum decoded numbers in memory, of all updates together."""
 
 Place = tuple[slice, slice]
 """Rows and columns."""
@@ -146,7 +146,7 @@ class FactorStack(Stack):
     def factors(self) -> list[LowRank | None]:
         """The factors of every update in float64, None for one without the tensor; cached until ``release``.
 
-        That is eight bytes a number, for all updates' factors of this one tensor together.
+        Memory use is eight bytes per number, for the factors of this tensor of all updates.
         """
         return [
             LowRank.of(update.payload(self.name), update.record(self.name)) if self.name in update else None
@@ -158,7 +158,7 @@ class FactorStack(Stack):
         super().release()
 
     def products(self, factors: Tensor) -> Tensor:
-        """Factors are multiplied first: far below 2**-480 a product of numbers would lose their bits."""
+        """The inner products; factors are scaled first, since products of numbers far below 2**-480 would lose bits."""
         scaled = [
             None if update is None else LowRank(update.a, update.b * factor)
             for update, factor in zip(self.factors, factors.tolist(), strict=True)
@@ -188,8 +188,8 @@ class FactorStack(Stack):
     def _merge_b(self, plan: CombinationWeights, rule: Aggregator, shared: Tensor) -> Tensor:
         """Merge the B of updates that all trained the same A, as a small tensor.
 
-        B is seen in units of the product (its components times powers of two of A's), which float32 holds, while a B
-        beside a small A may exceed it; what the rule does to each coordinate alone does not depend on the unit.
+        B is scaled to the unit of the product (its components times powers of two of A's), which fits in float32, while
+        a B with a small A may overflow. A coordinate-wise rule does not depend on the unit.
         """
         rank = len(shared)
         none = torch.zeros(self.rows, rank, dtype=torch.float64)
@@ -281,7 +281,7 @@ def form_of(record: TensorRecord, version: int = MERGE_VERSION) -> MergeForm:
 def stack_of(
     name: str, updates: Sequence[DeltaFile], shape: tuple[int, ...], version: int = MERGE_VERSION
 ) -> Stack:
-    """Stack one tensor of all updates: in their common form if they have one, else decoded."""
+    """Stack one tensor of all updates, in their common form if they have one, else decoded."""
     forms = {form_of(update.record(name), version) for update in updates if name in update}
     form = forms.pop() if len(forms) == 1 else VALUES
     return _STACKS[form.kind](name, updates, shape, version)

@@ -39,27 +39,27 @@ def soup_from_votes(
 ) -> SoupReport:
     """Add noise if configured, apply the rule and the server's step, and encode.
 
-    A vote moves a weight by ``step_norm / sqrt(d)`` of d coordinates; what becomes of the sum is the aggregator's
-    ``of_votes``.
+    A vote changes a weight by ``step_norm / sqrt(d)``, for d coordinates; the aggregator's ``of_votes`` maps the sum to
+    the result.
 
-    Whether these are sums of votes at all is asked without noise only. With it they are folded, so that whatever they
-    are a vote changes a coordinate by one and the round ends in the same way.
+    Without noise, the sums are checked to be sums of votes. With noise they are folded instead, so that for any input
+    one vote changes a coordinate by one and cannot abort the round.
 
     Args:
         sums: Name and ``[size]`` sums modulo 2^bits of votes in {-1, 0, 1}, for every tensor of the base in order of
             name; from ``sum_masked``.
         voters: How many contributors voted.
-        bits: k of the sums.
-        step_norm: L2 norm that one contributor's votes stand for.
-        recipe: The rules; its aggregator is a function of the sum (``counts_votes``).
-        out_path: Where the soup goes.
+        bits: Number of bits of the sums, k.
+        step_norm: L2 norm of the update that one contributor's votes represent.
+        recipe: The rules; its aggregator must be a function of the sum (``counts_votes``).
+        out_path: Path of the soup.
         spec: The base.
-        residual: The server's error feedback, needed exactly when ``recipe.codec.error_feedback`` is set.
+        residual: The server's error feedback, required if and only if ``recipe.codec.error_feedback`` is set.
         optimizer_state: State of ``recipe.server_optimizer``; the caller stages it.
-        private: Noise that is added to the sum before anything else; ``discrete_gaussian``.
+        private: Settings of the ``discrete_gaussian`` noise, which is added to the sum first.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` when the aggregate overflows float32, and without noise for sums that are none of
+        GymError: ``UPDATE_REFUSED`` if the aggregate overflows float32 or, without noise, if the sums cannot be sums of
             votes.
     """
     coordinates = spec.num_parameters

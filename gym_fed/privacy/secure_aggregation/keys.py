@@ -1,8 +1,8 @@
 """Pairwise keys of contributors, unknown to the hub, and the masks made from them: X25519, HKDF, AES.
 
 A mask is an AES-256-CTR key stream that is added to votes modulo a power of two and cancels between a pair. Flower's
-``pseudo_rand_gen`` is not used: it folds the secret to 32 bits and draws from numpy's Mersenne Twister, so that an
-attacker who tries 2^32 seeds unmasks a vector.
+``pseudo_rand_gen`` is not used: it folds the secret to 32 bits and draws from numpy's Mersenne Twister, so an attacker
+can unmask a vector by trying 2^32 seeds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def new_secret() -> bytes:
 
 
 def public_of(private: bytes) -> bytes:
-    """Derive the X25519 public key of a private one, 32 bytes each."""
+    """Derive the X25519 public key of a private key, 32 bytes each."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
@@ -49,20 +49,20 @@ def commitment(seed: bytes) -> str:
 def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str:
     """A hex sha256 commitment of a dealer to the share of a secret that it gives to one holder.
 
-    It reveals nothing about the share: to a holder of fewer shares than the threshold it is as random as the secret.
+    It reveals nothing about the share, which is as random as the secret to a holder of fewer shares than the threshold.
 
     Args:
         share: The share.
         secret: ``seed`` or ``mask``.
-        dealer: Whose secret it is.
-        holder: For whom the share is.
+        dealer: Id of the contributor whose secret it is.
+        holder: Id of the contributor who gets the share.
     """
     whose = canonical_json(["gym-secagg-1 share", secret, dealer, holder])
     return hashlib.sha256(whose + b"\0" + share).hexdigest()
 
 
 def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) -> tuple[str, str]:
-    """The commitments to both shares that a dealer gives to a holder."""
+    """The commitments to the two shares that a dealer gives to a holder."""
     return (
         share_commitment(seed, "seed", dealer, holder),
         share_commitment(mask_key, "mask", dealer, holder),
@@ -73,7 +73,7 @@ def require_shareable(public: bytes) -> None:
     """Refuse a public key with which no secret can be shared.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1): with it nobody has one.
+        GymError: ``SIGNATURE_INVALID`` for a key of low order (RFC 7748, section 6.1), whose shared value is public.
     """
     _agreed(b"\x01" * SECRET_BYTES, public)
 
@@ -82,7 +82,7 @@ def shared_key(private: bytes, public: bytes, purpose: str, server: str, server_
     """Derive 32 bytes that only the holders of two private keys can compute, separate for each purpose and round.
 
     Raises:
-        GymError: ``SIGNATURE_INVALID`` for a public key of low order, with which there is no secret to share.
+        GymError: ``SIGNATURE_INVALID`` for a public key of low order, which gives no shared secret.
     """
     agreed = _agreed(private, public)
     info = canonical_json(["gym-secagg-1", purpose, server, server_round])
@@ -110,7 +110,7 @@ def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
     """The inverse of ``seal``.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` when it is not what the sender sealed for this receiver.
+        GymError: ``UPDATE_REFUSED`` if ``sealed`` was not sealed by the sender for this receiver.
     """
     try:
         nonce, data = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
@@ -124,7 +124,7 @@ def unseal(key: bytes, sealed: bytes, sender: str, receiver: str) -> bytes:
 
 
 Words: TypeAlias = NDArray[Any]
-"""``[n]`` uint8 or uint16: numbers modulo a power of two that the type's own wrapping does not disturb."""
+"""``[n]`` uint8 or uint16: numbers modulo a power of two that divides the type's own modulus."""
 
 MAX_BITS = 16
 
@@ -170,9 +170,9 @@ def word_type(bits: int) -> np.dtype[Any]:
 def pair_mask(
     own: str, other: str, private: bytes, other_public: bytes, server: str, server_round: int
 ) -> Mask:
-    """The mask of ``own`` against ``other``, from one's private and the other's public key.
+    """The mask of ``own`` against ``other``, from the private key of ``own`` and the public key of ``other``.
 
-    Of two contributors the one whose id comes first adds, the other takes away.
+    Of two contributors, the one whose id sorts first adds the mask and the other subtracts it.
     """
     key = shared_key(private, other_public, "mask", server, server_round)
     return Mask(key, negative=own > other)

@@ -20,7 +20,7 @@ STAGES = (ADVERTISE, SHARE, TRAIN, CONFIRM, UNMASK)
 RECORD = "secure"
 """Name of the config record, with one key ``json``, that carries these messages."""
 ACTIONS = {ADVERTISE: "advertise_keys", SHARE: "share_keys", CONFIRM: "confirm", UNMASK: "unmask"}
-"""Flower's query action of each stage but training, which is Flower's own ``train``."""
+"""Flower's query action of each stage except training, which is Flower's own ``train``."""
 
 MAX_CONTRIBUTORS = 400
 Signature = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
@@ -40,12 +40,13 @@ class Advert(StrictModel):
     server_round: int = Field(ge=1)
     threshold: int = Field(ge=2)
     public_key: Key
-    """The key that signs; its hash is the contributor's name within the round, so that no list of names is needed."""
+    """The signing key; its hash is the contributor's id in the round, so that no list of names is needed."""
     mask_key: Key
     cipher_key: Key
     seed_commitment: Key
     task: Key | None = None
-    """``task_digest`` of what its owner was given; None in ``gym-secagg-1``, of which rounds are only replayed."""
+    """``task_digest`` of the task that its owner received; None in ``gym-secagg-1``, whose rounds can only be
+    replayed."""
 
     @property
     def contributor(self) -> str:
@@ -63,8 +64,10 @@ class SignedAdvert(StrictModel):
         return cls(advert=advert, signature=key.sign(advert.model_dump(mode="json")).hex())
 
     def verify(self, server: str, server_round: int, threshold: int) -> None:
-        """Raises ``SIGNATURE_INVALID`` unless it is its owner's, for this hub, round and threshold, and of keys with
-        which everybody else can share a secret: one bad key would end the round for all who are given it."""
+        """Raise ``SIGNATURE_INVALID`` unless its owner signed it for this hub, round and threshold.
+
+        Its keys must also be able to share a secret: one bad key would end the round for everybody who receives it.
+        """
         advert = self.advert
         claimed = (advert.server, advert.server_round, advert.threshold)
         if claimed != (server, server_round, threshold):
@@ -88,7 +91,7 @@ class Participants(StrictModel):
 
     @property
     def digest(self) -> str:
-        """Digest of one run of a round, for which its keys were made."""
+        """Digest of one run of a round, for which the keys were generated."""
         return canonical_digest(self.model_dump(mode="json"))
 
     def of(self) -> dict[str, Advert]:
@@ -132,11 +135,12 @@ class SealedShares(StrictModel):
 
 
 class Masking(StrictModel):
-    """Hub to contributor, stage train: its sealed shares by sender. The senders and it take part in masking."""
+    """Hub to contributor, stage train: the receiver's sealed shares by sender. The senders and the receiver mask
+    votes."""
 
     sealed: dict[Id, Hex] = Field(max_length=MAX_CONTRIBUTORS)
     commitments: dict[Id, ShareCommitments] = Field(max_length=MAX_CONTRIBUTORS)
-    """Each sender's commitments, sent to the hub, to the pair in ``sealed``."""
+    """Each sender's commitments to its pair in ``sealed``, as sent to the hub."""
 
 
 class Survivors(StrictModel):
@@ -161,7 +165,7 @@ class Confirmation(StrictModel):
 
 
 class Unmasking(StrictModel):
-    """Hub to contributor, stage unmask: the list again, with its signers."""
+    """Hub to contributor, stage unmask: the list of survivors again, with its signatures."""
 
     survivors: list[Id] = Field(max_length=MAX_CONTRIBUTORS)
     confirmations: dict[Id, Confirmation] = Field(max_length=MAX_CONTRIBUTORS)
@@ -187,9 +191,9 @@ def check_confirmed(request: Unmasking, participants: Participants, threshold: i
     """Check that ``threshold`` contributors signed the same survivors for these participants.
 
     A contributor signs one list of survivors per run. While the threshold is more than half of the participants, no two
-    lists can collect that many signatures. Without this check a hub could name other survivors to each contributor. It
-    would learn the sum of fewer votes than the threshold, from shares that were never meant for one sum. The
-    participants' keys are made for one run, so that a signature from another run of the round does not count.
+    lists can collect that many signatures. Without this check a hub could name different survivors to each contributor,
+    and learn the sum of fewer votes than the threshold from shares that were not meant for the same sum. The
+    participants' keys are generated for one run, so a signature from a different run of the round does not count.
 
     Raises:
         GymError: ``SIGNATURE_INVALID``, ``UPDATE_REFUSED``.
@@ -211,7 +215,7 @@ def parse(kind: type[T], text: object) -> T:
     """Read a message strictly.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` naming the first field that is off.
+        GymError: ``UPDATE_REFUSED`` naming the first invalid field.
     """
     try:
         return kind.model_validate_json(text if isinstance(text, str) else "null")
@@ -223,7 +227,7 @@ def parse(kind: type[T], text: object) -> T:
 def check_majority(threshold: int, began: int) -> None:
     """Raise ``UPDATE_REFUSED`` for a round in which a hub could send two groups different lists of survivors.
 
-    To learn the votes of a contributor, a hub must list it as a survivor to ``threshold`` contributors and as gone to
+    To learn a contributor's votes, a hub must list it as a survivor to ``threshold`` contributors and as dropped out to
     ``threshold`` others. No two such groups exist as long as the threshold is more than half.
     """
     if began < threshold:
@@ -243,8 +247,8 @@ def check_majority(threshold: int, began: int) -> None:
 def task_digest(spec: TaskSpec) -> str:
     """Digest of the task of a secure round, without its deadline.
 
-    Bound are the hub, the round, base model, version and soups, the recipe with its seed, the codec, the size limit and
-    the threshold. ``deadline_seconds`` is left out: no vote depends on it, and a hub may move it.
+    It covers the hub, the round, base model, version and soups, the recipe with its seed, the codec, the size limit and
+    the threshold. It omits ``deadline_seconds``, since no vote depends on it and a hub may change it.
 
     Returns:
         Hex sha256 of the canonical JSON.
@@ -253,13 +257,13 @@ def task_digest(spec: TaskSpec) -> str:
 
 
 def check_tasks(participants: Sequence[SignedAdvert], task: str) -> None:
-    """Check that every participant signed the same task; the signatures are verified before.
+    """Check that every participant signed the same task; the caller has verified the signatures.
 
-    A hub that gives one participant another model, learning rate or data seed than the others learns from the sum what
-    that one alone contributed.
+    A hub that gives one participant a different model, learning rate or data seed could learn from the sum what this
+    one contributed.
 
     Raises:
-        GymError: ``TASKS_DIFFER`` naming the participants with another task.
+        GymError: ``TASKS_DIFFER`` naming the participants with a different task.
     """
     others = sorted(signed.advert.contributor for signed in participants if signed.advert.task != task)
     if others:

@@ -1,8 +1,8 @@
 """Shamir's secret sharing: any ``threshold`` shares restore a secret, fewer reveal nothing.
 
-The one place that takes a part of Flower's own secure aggregation (``crypto.shamir``, pycryptodome's sharing over
-GF(2^128)). The rest of it is not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, its keys are
-not signed, and its state lives in memory.
+This is the only module that uses a part of Flower's own secure aggregation (``crypto.shamir``, pycryptodome's sharing
+over GF(2^128)). The rest of it is not used: its masks come from numpy's Mersenne Twister seeded with 32 bits, its keys
+are not signed, and its state lives in memory.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
 def join_secret(
     shares: Sequence[bytes], threshold: int, is_right: Callable[[bytes], bool], dealer: str, what: str
 ) -> bytes:
-    """Restore the secret that ``is_right`` accepts, from shares known to be as dealt.
+    """Restore the secret that ``is_right`` accepts, from shares that match their commitments.
 
-    Nothing is tried but the first ``threshold`` of them: a share that its holder forged was found by the dealer's
-    commitment to it, so that where these do not give the secret back, it is the dealer who never split it.
+    Only the first ``threshold`` shares are tried: forged shares were already detected by the dealer's commitments, so
+    if these shares do not give the secret, the dealer did not split it correctly.
 
     Args:
-        shares: Each from another contributor, checked against its ``share_commitment``.
-        threshold: How many are needed.
-        is_right: Checks the secret against what the dealer published.
-        dealer: Whose secret it is, for errors.
-        what: Names the secret in errors.
+        shares: Shares from different contributors, each checked against its ``share_commitment``.
+        threshold: Number of shares needed.
+        is_right: Returns True if the secret matches the dealer's published value.
+        dealer: Id of the secret's owner, for error messages.
+        what: Name of the secret, for error messages.
 
     Raises:
-        GymError: ``ROUND_ABORTED`` when the shares are too few, or do not give it.
+        GymError: ``ROUND_ABORTED`` if the shares are too few, or do not give the secret.
     """
     if len(shares) < threshold:
         raise GymError(

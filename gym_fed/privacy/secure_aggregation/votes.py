@@ -1,8 +1,8 @@
 """Sign votes as a file of masked integers, and their sum modulo 2^k.
 
-A vote is the sign of a coordinate of what an update decodes to: 1, -1, or 0 (a tensor that the update leaves out, a
-dense zero), which abstains. Bits of ``bitdelta`` are votes as they are. With n voters a sum lies in [-n, n]; numbers
-modulo 2^k hold it with room for ``fold`` when 2^k is 4n or more.
+A vote is the sign of a coordinate of the decoded update: 1, -1, or 0, an abstention (a tensor that the update lacks, or
+a dense zero). Bits of ``bitdelta`` are votes without conversion. With n voters a sum lies in [-n, n]; numbers modulo
+2^k have room for it and for ``fold`` if 2^k is at least 4n.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 MAGIC = b"gymvotes"
 HEADER_BYTES = 24
 PIECE = 1 << 20
-"""Coordinates that are in memory at once; a multiple of eight."""
+"""Maximum coordinates in memory; a multiple of eight."""
 
 
 def bits_for(voters: int) -> int:
     """k, the number of bits per masked coordinate.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for more voters than 16 bits hold.
+        GymError: ``CONFIG_INVALID`` for too many voters for 16 bits.
     """
     bits = (4 * voters - 1).bit_length()
     if bits > MAX_BITS:
@@ -98,16 +98,16 @@ def sum_masked(
 ) -> Iterator[tuple[str, NDArray[np.int16]]]:
     """Sum the files and ``masks``, tensor by tensor in order of name.
 
-    It may be anything: what is under a mask nobody can check. ``require_votes`` or ``fold`` comes next.
+    The sum may have any value, since masked content cannot be checked: call ``require_votes`` or ``fold`` next.
 
     Args:
         paths: Files of masked votes.
         spec: The base.
         masks: Inverses of the masks that do not cancel.
-        bits: k.
+        bits: Number of bits per coordinate, k.
 
     Yields:
-        Name and ``[size]`` int16 sums modulo 2^k, those nearest to zero.
+        Name and ``[size]`` int16 sums modulo 2^k, as the representatives nearest to zero.
 
     Raises:
         GymError: ``UPDATE_REFUSED`` for a file that does not contain masked votes.
@@ -133,7 +133,7 @@ def sum_masked(
 def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
     """Raise ``UPDATE_REFUSED`` for a sum that votes cannot have.
 
-    For rounds without noise only: the answer is a look at the sum.
+    Use it only in rounds without noise, since the result reveals something about the exact sum.
     """
     most = int(np.abs(total.astype(np.int32)).max(initial=0))
     if most > voters:
@@ -147,10 +147,10 @@ def require_votes(name: str, total: NDArray[np.int16], voters: int) -> None:
 def fold(total: NDArray[np.int16], bits: int) -> NDArray[np.int64]:
     """Map ``[size]`` sums modulo 2^k to integers that one vote changes by one, for any input.
 
-    A triangular wave: s within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the step from 2^(k-1) - 1
-    to -2^(k-1) is one like any other. Sums of votes stay as they are, since n is at most 2^(k-2). Without it a
-    malicious client could put a coordinate next to where numbers wrap or where they are refused, and one honest
-    vote would change the outcome by more than the noise is made for.
+    The map is a triangular wave: the identity within [-2^(k-2), 2^(k-2)], and back towards zero beyond, so that the
+    step from 2^(k-1) - 1 to -2^(k-1) has size one too. Sums of votes are unchanged, since n is at most 2^(k-2). Without
+    it a malicious client could place a coordinate next to the wrap-around or the limit of valid sums, and one honest
+    vote would change the result by more than the noise covers.
     """
     wide = total.astype(np.int64)
     quarter = 1 << (bits - 2)

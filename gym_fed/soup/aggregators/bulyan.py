@@ -1,13 +1,13 @@
 """Bulyan: repeated Krum selection, then a mean around the median of each coordinate.
 
 El Mhamdi et al. 2018, "The Hidden Vulnerability of Distributed Learning in Byzantium", section 4 (Bulyan of Krum).
-First n - 2f updates are selected, each by Krum among those that are left. Then every coordinate is the mean of the
-n - 4f selected values nearest to their median (``mean_around_median``). It withstands f malicious clients of
-n >= 4f + 3, also ones that hide a large change of few coordinates in an update that is near the others.
+First, n - 2f updates are selected one at a time, each by Krum among the remaining ones. Then every coordinate is the
+mean of the n - 4f selected values nearest to their median (``mean_around_median``). It withstands f malicious clients
+of n >= 4f + 3, including those that hide a large change of few coordinates in an update close to the others.
 
 The last selections see fewer than f + 3 updates, for which Krum is not defined: they count one neighbour. Two updates
-that are each other's nearest then score the same, and the one nearer to all goes first. Flower 1.41 selects by one
-round of Multi-Krum in place of n - 2f rounds of Krum, which is another set of updates.
+that are each other's nearest then score the same, and the one nearer to all is selected first. Flower 1.41 uses one
+round of Multi-Krum instead of n - 2f rounds of Krum, which selects a different set.
 """
 
 from __future__ import annotations

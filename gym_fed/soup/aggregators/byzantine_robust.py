@@ -1,10 +1,11 @@
 """The default robust rule: equal norms, then the covariance-bound filter (CAF).
 
-``equal_norm`` takes the use of size, small or large, from malicious clients. ``caf`` then lowers the weight of what
-stretches the round most in one direction, until nothing stretches it by more than a lone contributor with unlike data
-would. Among the combinations of this package that were tried against the attacks of ``benchmarks/attacks.py`` this one
-had the best worst case, except against an attack made for it (docs/robustness.md has the table). Both rules see inner
-products only: the soup of sign deltas is one vote of whole numbers, and that of LoRA factors is exact.
+``equal_norm`` makes the size of an update, small or large, useless to malicious clients. ``caf`` then lowers the weight
+of the updates that stretch the round most in one direction, until no direction is stretched by more than a single
+contributor with unusual data would. Among the combinations of this package that were tried against the attacks of
+``benchmarks/attacks.py`` this one had the best worst case, except against an attack designed for it (table in
+docs/robustness.md). Both rules see inner products only: the soup of sign deltas is one vote of whole numbers, and that
+of LoRA factors is exact.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_STRETCH = 1.5
-"""In median squared norms. On digits, 1.5 kept a single outlier at no cost under attack; 2 let attacks pass."""
+"""Limit of CAF in median squared norms. On digits, 1.5 kept a single honest outlier and stopped the attacks; 2 did
+not."""
 
 
 class ByzantineRobust(WeightRule):
@@ -34,7 +36,7 @@ class ByzantineRobust(WeightRule):
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
-        """A fifth of the contributors, but one of three or four."""
+        """A fifth of the contributors; 1 for three or four contributors."""
         return max(contributors // 5, int(contributors >= 3))
 
     def weigh(self, gram: GramMatrix) -> Tensor:

@@ -8,12 +8,12 @@ Allouah et al. 2025, "Towards Trustworthy Federated Learning with Untrusted Part
     c_i <- c_i (1 - tau_i / tau_max)         while sum_i c_i > n - 2f
 
 The result is the mean whose covariance had the smallest largest eigenvalue. It withstands f malicious clients of
-n >= 2f + 1: their harm is bounded by the spectral norm of the honest covariance, with no need to know it.
+n >= 2f + 1: their effect is bounded by the spectral norm of the honest covariance, which need not be known.
 
 The covariance is never formed: with S the roots of the shares and G the inner products of the centred updates, S G S
-has the same largest eigenvalue. ``tau_max`` is taken over updates of positive weight. ByzFL 0.0.11 takes it over
-all of them, so that one distant update of weight zero stops the filter, and it finds the direction by a single power
-step from a random start. Here the eigenvalue search converges without a BLAS or LAPACK, so a replay has the same bits.
+has the same largest eigenvalue. ``tau_max`` is taken over updates of positive weight. ByzFL 0.0.11 takes it over all of
+them, so one distant update of weight zero stops the filter, and it estimates the direction by a single power step from
+a random start. Here the eigenvalue search converges and uses no BLAS or LAPACK, so a replay has the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _ROUNDING = 32.0 * float(np.finfo(np.float64).eps)
-"""Updates that differ by less, against their squared norms, are equal."""
+"""Updates whose squared distance is below this share of their squared norms count as equal."""
 
 
 class CAFConfig(AggregatorConfig):
@@ -63,9 +63,9 @@ def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array
 
     Args:
         products: ``[n, n]`` float64.
-        counts: ``[n]`` float64, what each counts at first; not all zero.
-        kept: Filter while the counts add up to more than this part of what they added up to at first.
-        limit: End as soon as no direction is stretched by more, in squared norms; 0 for the paper's algorithm.
+        counts: ``[n]`` float64 initial weights; not all zero.
+        kept: Filter while the counts sum to more than this share of their initial sum.
+        limit: Eigenvalue, in squared norms, at which to stop; 0 for the paper's algorithm.
 
     Returns:
         ``[n]`` float64 shares that add up to one.
@@ -112,11 +112,11 @@ _MAX_STEPS = 64
 
 
 def top_eigenvector(matrix: Array) -> tuple[float, Array]:
-    """By Lanczos' iteration with full reorthogonalisation (Golub and Van Loan 2013, "Matrix Computations", 10.3.4).
+    """Compute the largest eigenvalue and its eigenvector by Lanczos iteration with full reorthogonalisation.
 
-    Up to n = 64 the answer is exact but for rounding. Above, it stops at a residual of 1e-9 of the eigenvalue or after
-    64 steps: where the largest eigenvalues lie so close together that these do not part them, the direction found is
-    one among theirs, the same at every run.
+    See Golub and Van Loan 2013, "Matrix Computations", 10.3.4. Up to n = 64 the result is exact but for rounding.
+    Above, it stops at a residual of 1e-9 of the eigenvalue or after 64 steps; if the largest eigenvalues are too close
+    to separate, the vector lies in their common eigenspace and is the same in every run.
 
     Args:
         matrix: ``[n, n]`` float64, positive semi-definite.
@@ -157,8 +157,8 @@ def top_eigenvector(matrix: Array) -> tuple[float, Array]:
 def _top_of_tridiagonal(diagonal: list[float], off_diagonal: list[float]) -> tuple[float, list[float]]:
     """The largest eigenvalue of a tridiagonal matrix and its unit eigenvector.
 
-    Bisection comes near, Newton's steps on the characteristic polynomial come down to it from above, where they cannot
-    overshoot, inverse iteration from there finds the direction, and the value is the direction's.
+    Bisection comes near. Newton steps on the characteristic polynomial then approach from above, where they cannot
+    overshoot. Inverse iteration gives the eigenvector, whose Rayleigh quotient is the eigenvalue.
     """
     reach = max(
         abs(m)

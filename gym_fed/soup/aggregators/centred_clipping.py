@@ -5,10 +5,10 @@ Karimireddy et al. 2021, "Learning from History for Byzantine Robust Optimizatio
 
     v <- v + (1/n) sum_i (x_i - v) min(1, radius / |x_i - v|)
 
-The paper starts from the last round's result. Updates are deltas here, so the start is no change at all, and a round
-can be reproduced on its own. Without ``radius``, every step takes the median distance to v (of an even number, the
-lower of the middle two). Fewer than half of the contributors cannot move it beyond honest distances. The paper leaves
-the radius open; ByzFL takes 100.
+The paper starts from the last round's result. Updates are deltas here, so the start is zero change, and a round can be
+reproduced on its own. Without ``radius``, every step uses the median distance to v (the lower of the middle two for an
+even number). Fewer than half of the contributors cannot move it beyond honest distances. The paper leaves the radius
+open; ByzFL uses 100.
 
 With f malicious clients of n >= 2f + 1 the result stays bounded by honest norms. It is near the honest mean m for
 f < n / 4: ``|v - m| <= R n / (n - 4f)`` in the limit, for R the largest honest distance to m. (Each step brings v
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 class CentredClippingConfig(AggregatorConfig):
     radius: Annotated[float, Field(gt=0)] | None = None
-    """The distance from v up to which an update counts in full; the median distance when absent."""
+    """Distance from v up to which an update counts in full; the median distance if absent."""
 
     iterations: Annotated[int, Field(ge=1, le=1000)] = 10
-    """Steps."""
+    """Number of steps."""
 
 
 class CentredClipping(WeightRule):

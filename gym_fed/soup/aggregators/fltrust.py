@@ -1,12 +1,12 @@
 """FLTrust: weight updates by their cosine to the coordinator's own (root) update.
 
-Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. An update counts
-by the cosine between it and the root update, and not at all where that is below zero. Each is scaled to the root
-update's norm. It withstands any number of malicious clients below n as far as the root update, trained on clean data of
-the coordinator's, is right: the result is never longer than the root update.
+Cao et al. 2021, "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", algorithm 2. The weight of an
+update is its cosine to the root update, or zero if that is negative. Each is scaled to the root update's norm. The rule
+withstands any number of malicious clients below n if the root update, trained on the coordinator's clean data, is
+right: the result is never longer than the root update.
 
-Where no update has a positive cosine the paper divides by zero. Here the round is refused: a soup of zeros would look
-like progress. A zero update has no direction and counts as nothing.
+If no update has a positive cosine the paper divides by zero. Here the round is refused: a soup of zeros would look like
+progress. A zero update has no direction and gets weight zero.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def trusted(gram: GramMatrix, rule: str) -> tuple[Tensor, Tensor]:
 
     Args:
         gram: A round with a root update.
-        rule: Whose name an error gives.
+        rule: Name of the rule for error messages.
 
     Returns:
-        ``[n]`` float64 each.
+        Trust scores and factors, each ``[n]`` float64.
 
     Raises:
-        GymError: ``UPDATE_REFUSED`` where nobody is to be trusted.
+        GymError: ``UPDATE_REFUSED`` if no update is trusted.
     """
     assert gram.root is not None, "the round gives a root update to rules that need one"
     root_norm = math.sqrt(max(0.0, float(gram.root[-1])))

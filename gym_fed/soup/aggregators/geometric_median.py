@@ -9,17 +9,17 @@ It withstands malicious clients of less than half of the weight. For L of W the 
 mean than ``2 (W - L) / (W - 2L)`` times the honest updates' mean distance to it (by the triangle inequality).
 
 RFA stops after a few such steps on smoothed distances, ByzFL after three; how far that is from the median depends on
-the data. Here the search takes Newton's steps where they descend, and ends when the
-gradient of the mean distance is below ``tolerance``: the mean distance is then within ``tolerance`` times the remaining
-distance of the smallest possible. An update may itself be the median, where there is no gradient: that is decided first
-and exactly (Vardi and Zhang 2000, "The multivariate L1-median and associated data depth", equation 2.7). Distances are
-smoothed by the rounding error of a distance alone, 1e-7 of an update's norm or less. Where many points are medians (an
-even number of updates on one line), it is the middle of those updates that are.
+the data. Here the search takes Newton steps if they descend, and ends when the gradient of the mean distance is below
+``tolerance``: the mean distance then exceeds the minimum by at most ``tolerance`` times the distance to the median. An
+update may itself be the median, where no gradient exists: this is decided first and exactly (Vardi and Zhang 2000, "The
+multivariate L1-median and associated data depth", equation 2.7). Distances are smoothed by the rounding error of a
+distance alone, 1e-7 of an update's norm or less. If many points are medians (an even number of updates on one line),
+the result is the mean of the updates among them.
 
 The search uses inner products alone. A point is a linear combination of the updates, measured from the medoid (the
 update with the smallest sum of distances), so that a malicious client at 1e30, whose coefficient is about 1e-30, costs
-no digits of the others. Newton's systems are solved by conjugate gradients in the same coefficients; where a step does
-not descend, Weiszfeld's step does.
+the others no digits. The Newton systems are solved by conjugate gradients in the same coefficients; if a step does not
+descend, Weiszfeld's step is taken.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GeometricMedianConfig(AggregatorConfig):
     """Largest gradient of the mean distance, which is 1 far from all updates and 0 at the median."""
 
     max_iterations: Annotated[int, Field(ge=1)] = 500
-    """Steps after which the search is given up with an error; a few dozen is usual."""
+    """Maximum steps before the search fails with an error; a few dozen are usual."""
 
 
 class GeometricMedian(WeightRule):
@@ -75,13 +75,13 @@ def spatial_median(products: Array, weights: Array, tolerance: float, max_iterat
         products: ``[n, n]`` float64 inner products.
         weights: ``[n]`` float64, positive.
         tolerance: Largest gradient of the weighted mean of distances.
-        max_iterations: Steps at most.
+        max_iterations: Maximum number of steps.
 
     Returns:
         ``[n]`` float64 that add up to one.
 
     Raises:
-        GymError: ``INTERNAL`` when the steps do not suffice.
+        GymError: ``INTERNAL`` if ``max_iterations`` steps do not suffice.
     """
     shares = weights / math.fsum(weights.tolist())
     squares = products.diagonal()

@@ -4,8 +4,8 @@ Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gr
 
     score(i) = sum of |x_i - x_j|^2 over the n - f - 2 updates j nearest to x_i;   the lowest score wins
 
-Of equal scores the first in the order of contributors wins. Krum withstands f malicious clients of n >= 2f + 3. It
-follows one contributor only: where data differ much, the others have no effect.
+Ties go to the first in the order of contributors. Krum withstands f malicious clients of n >= 2f + 3. The result is one
+contributor's update; the others have no effect.
 
 Flower counts n - f - 2 others too; ByzFL 0.0.11 counts n - f - 1.
 """
@@ -46,7 +46,7 @@ def krum_scores(squared_distances: Tensor, malicious: int) -> list[float]:
 
     Args:
         squared_distances: ``[n, n]`` float64, symmetric.
-        malicious: Malicious clients among the n. In rounds of fewer than f + 3, one neighbour is counted.
+        malicious: Number of malicious clients, f. In rounds of fewer than f + 3, one neighbour is counted.
 
     Returns:
         n scores, each a sum that is rounded once.

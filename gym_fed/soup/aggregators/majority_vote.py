@@ -1,17 +1,17 @@
 """Majority vote on signs, scaled by the median magnitude.
 
-Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", algorithm 1, by
-weight, at the weighted median of the coordinate's magnitudes::
+Bernstein et al. 2019, "signSGD with Majority Vote is Communication Efficient and Fault Tolerant", algorithm 1, with
+weighted votes, times the weighted median of the coordinate's magnitudes::
 
     sign(sum_i w_i sign(x_i)) * median_i |x_i|
 
 A vote alone has no scale (the paper's is its learning rate); no minority can move this one beyond the honest ones. Sign
 deltas of one scale give a sign delta of that scale.
 
-An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. From a sum of
-votes without noise a tie moves nothing (``of_votes``). The rule withstands malicious clients of less than half of the
-weight: they may turn the sign of a coordinate on which honest updates disagree, never its size beyond the largest
-honest one.
+An exact tie counts as plus, as in the sign codec, whose bits have no zero; a zero votes for neither sign. In a sum of
+votes without noise a tie gives zero (``of_votes``). The rule withstands malicious clients with less than half of the
+weight: they can flip the sign of a coordinate on which honest updates disagree, but never raise its size above the
+largest honest one.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class MajorityVote(CoordinateRule):
         return np.sign(totals).astype(np.float64) * vote
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
-        """Count whole weights, if every combined vector is one update; the magnitude is one number."""
+        """Count weighted votes if every combined vector is a single update; the median magnitude is the same
+        everywhere."""
         count = len(weights)
         if strengths.shape != (count, count) or torch.count_nonzero(strengths - strengths.diag().diag()):
             return False

@@ -1,8 +1,8 @@
 """Weighted coordinate-wise median.
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 1. The weighted
-median is the value with half of the weight on either side, or the mean of the two middle values where half of the
-weight is reached between them. With equal weights it is the ordinary median.
+median is the value with half of the weight on either side, or the mean of the two middle values if half of the weight
+is reached exactly between them. With equal weights it is the ordinary median.
 """
 
 from __future__ import annotations

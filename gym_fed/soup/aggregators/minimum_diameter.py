@@ -7,9 +7,9 @@ Learning Made Easy by Resilient Averaging of Momentums", table 1).
 
 The search is exact. n - f updates have a diameter below t exactly when f updates cover every pair farther apart than t.
 A vertex cover of at most f is found in about 1.47^f steps (Chen et al. 2001, "Vertex Cover: Further Observations and
-Further Improvements", whose first reductions are used). Trying the subsets, as ByzFL does, takes n over f. Where
-several subsets have the smallest diameter, the next largest distance decides, and so on down: the result does not
-depend on the order of contributors unless distances are equal.
+Further Improvements", whose first reductions are used). Trying all subsets, as ByzFL does, takes C(n, f) steps. If
+several subsets have the smallest diameter, the next largest distance decides, and so on: the result does not depend on
+the order of contributors unless distances are equal.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_MALICIOUS = 20
-"""The search grows exponentially with f; above this it is refused."""
+"""Maximum f; the search grows exponentially with f."""
 
 
 class MinimumDiameter(WeightRule):
@@ -51,11 +51,7 @@ class MinimumDiameter(WeightRule):
 
 
 def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
-    """Select the n - f updates, as ascending indices.
-
-    Pairs are taken from the farthest down. A pair must be parted, one of it left out, wherever f omissions can still
-    part all the pairs so far; where they cannot, both stay for good.
-    """
+    """Return the ascending indices of the n - f updates with the smallest diameter."""
     count = len(squared_distances)
     conflicts = Conflicts(malicious)
     if malicious:
@@ -69,20 +65,20 @@ def _closest_together(squared_distances: Tensor, malicious: int) -> list[int]:
 
 
 class Conflicts:
-    """A growing conflict graph of which at most ``limit`` vertices may be left out (vertex cover by bounded search).
+    """A growing conflict graph from which at most ``limit`` vertices may be omitted (vertex cover by bounded search).
 
     Args:
-        limit: Omissions allowed; the work grows like 1.47^limit at worst.
+        limit: Maximum number of omissions; the work grows at most like 1.47^limit.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._edges: dict[int, int] = {}  # from a vertex to the bit mask of its neighbours
         self._stays = 0
-        self._cover = 0  # some omissions that resolve all conflicts so far
+        self._cover = 0  # one set of omissions that resolves all conflicts so far
 
     def part(self, first: int, second: int) -> bool:
-        """Add a conflict if the graph stays resolvable; otherwise drop it, and both vertices stay for good."""
+        """Add a conflict and return True if the graph stays resolvable; otherwise ignore it: both vertices are kept."""
         pair = 1 << first | 1 << second
         if pair & self._stays == pair:
             return False
@@ -136,7 +132,7 @@ def _cover(edges: dict[int, int], stays: int, limit: int) -> int | None:
 
 
 def _certain(edges: dict[int, int], stays: int, room: int) -> int | None:
-    """Vertices that belong to some smallest cover, if a cover of size ``room`` exists; None if that is undecided."""
+    """Vertices that belong to a smallest cover if a cover of size ``room`` exists; None if that is undecided."""
     for vertex, neighbours in edges.items():
         if stays >> vertex & 1:
             return neighbours

@@ -1,8 +1,8 @@
 """Multi-Krum: the mean of the updates with the lowest Krum scores.
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. Scores are
-computed once, as in Flower and ByzFL; Bulyan computes them again after each selection. Of equal scores the first in the
-order of contributors wins. It withstands f malicious clients of n >= 2f + 3.
+computed once, as in Flower and ByzFL; Bulyan computes them again after each selection. Ties go to the first in the
+order of contributors. It withstands f malicious clients of n >= 2f + 3.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 class MultiKrumConfig(AggregatorConfig):
     num_selected: Annotated[int, Field(ge=1)] | None = None
-    """Updates that are averaged; all but ``num_malicious_nodes`` when absent, and never more."""
+    """Number of updates to average; default and maximum: all but ``num_malicious_nodes``."""
 
 
 class MultiKrum(WeightRule):

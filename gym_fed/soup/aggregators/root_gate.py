@@ -1,15 +1,15 @@
 r"""The mean of the updates with a positive cosine to the root update: robust, with bounded sensitivity.
 
-Every update is judged by the coordinator's own (root) update alone, never by the others::
+Every update is compared with the coordinator's own (root) update only, never with the others::
 
     c_i = 1 if <g_i, g_0> > 0 else 0             FLTrust's ReLU of the cosine as a gate (Cao et al. 2021, equation 2)
     soup = 1/n sum_i c_i |g_0| / |g_i| g_i       every update at the root update's norm (equation 3)
 
-What one contributor sends changes its own term and nothing else, and no term is longer than the root update. With
-differential privacy the clip bounds ``|g_0|`` and so the sensitivity, and the ``gaussian`` mechanism accounts for the
-rule as for a mean; the noise falls with ``|g_0|`` (this project; docs/privacy.md has the figures). FLTrust divides by
-the sum of the cosines, which is a function of all updates; here the divisor is n. A malicious update that points to the
-wrong side counts as zero, and one that hides on the right side counts once.
+An update changes its own term only, and no term is longer than the root update. With differential privacy the clip
+bounds ``|g_0|`` and therefore the sensitivity, and the ``gaussian`` mechanism accounts for the rule as for a mean; the
+noise decreases with ``|g_0|`` (this project; figures in docs/privacy.md). FLTrust divides by the sum of the cosines,
+which depends on all updates; here the divisor is n. A malicious update with a negative cosine counts as zero, and one
+with a positive cosine counts once.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Yin et al. 2018, "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", definition 2. The ``trim``
 largest and the ``trim`` smallest values of each coordinate are dropped, and the others averaged. Trimming counts
-contributors, not weights: with ``trim >= f``, every value that is kept lies between two honest ones, whatever weight a
+contributors, not weights: with ``trim >= f``, every remaining value lies between two honest ones, whatever weight a
 malicious client claims.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 class TrimmedMeanConfig(AggregatorConfig):
     trim: Annotated[int, Field(ge=0)] | None = None
-    """Values dropped on each side; at least ``num_malicious_nodes``, which is the default."""
+    """Number of values dropped on each side; at least ``num_malicious_nodes``, the default."""
 
     @model_validator(mode="after")
     def _enough(self) -> TrimmedMeanConfig:

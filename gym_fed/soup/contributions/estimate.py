@@ -15,18 +15,19 @@ class EstimateConfig(StrictModel):
     """Settings of ``estimate``."""
 
     points: int = Field(default=1, ge=1, le=5)
-    """Gradients taken along the step, three evaluations each; for a loss far from quadratic and many small updates."""
+    """Number of gradients along the step, three evaluations each; raise it for a loss far from quadratic and many small
+    updates."""
 
 
 class Estimate(ContributionMethod):
     """The slope of each update's share, averaged along the path from the base to the round's soup.
 
-    Of a quadratic loss with gradient g at the base and any Hessian H, with m the whole step,
+    For a quadratic loss with gradient g at the base and any Hessian H, with m the full step,
     ``v(S) = -<g, m_S> - m_S' H m_S / 2`` shares every interaction equally between its two players, so the Shapley value
-    is ``-<g + H m / 2, c_i u_i>``: the inner product with the gradient at ``base + m / 2``. No curvature has to be
-    fitted, and n does not matter. With more points the path integral of Aumann and Shapley 1974, "Values of Non-Atomic
-    Games", is taken by Gauss and Legendre's rule; it is the Shapley value where no single update is most of the step.
-    Scores are then moved to add up to the value of all, each by its own magnitude.
+    is ``-<g + H m / 2, c_i u_i>``: the inner product with the gradient at ``base + m / 2``. No curvature is fitted, and
+    the cost does not depend on n. With more points, Gauss-Legendre quadrature gives the path integral of Aumann and
+    Shapley 1974, "Values of Non-Atomic Games", which is the Shapley value if no single update makes up most of the
+    step. Scores are then adjusted, in proportion to their magnitudes, to sum to the value of the full coalition.
     """
 
     name: ClassVar[str] = "estimate"

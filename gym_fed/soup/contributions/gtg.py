@@ -16,16 +16,16 @@ class GtgConfig(StrictModel):
     """Settings of ``gtg``."""
 
     budget: int = Field(default=200, ge=1)
-    """Evaluations after which no further turn of n orders begins."""
+    """Number of evaluations after which no further turn of n orders begins."""
 
     round_truncation: float = Field(default=0.0001, ge=0)
-    """Nats: a round that changed the loss by no more than this gives nobody anything (between-round truncation)."""
+    """Loss change in nats up to which every score of the round is zero (between-round truncation)."""
 
     truncation: float = Field(default=0.01, ge=0)
-    """An order is cut off when what it has collected is within this part of the value of all; 0 never cuts."""
+    """An order is truncated when its value is within this share of the full coalition's value; 0 never truncates."""
 
     tolerance: float = Field(default=0.05, ge=0)
-    """Sampling ends when a turn changes the scores by no more than this part of their mean magnitude, on average."""
+    """Sampling ends when a turn changes the scores by at most this share of their mean magnitude, on average."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the permutations."""
@@ -35,8 +35,8 @@ class Gtg(ContributionMethod):
     """Liu et al. 2022, "GTG-Shapley: Efficient and Accurate Participant Contribution Evaluation in Federated Learning",
     alg. 1; arXiv:2109.02053.
 
-    Orders come in turns of n, each led by another player. Convergence is judged after whole turns, so that nobody's
-    place in the orders counts for more than another's.
+    Orders come in turns of n, each led by a different player. Convergence is checked after complete turns, so that
+    every player has led equally often.
     """
 
     name: ClassVar[str] = "gtg"

@@ -12,7 +12,7 @@ from gym_fed.soup.contribution import ContributionMethod, CountedGame, Game, Sco
 class LeaveOneOut(ContributionMethod):
     """``v(N) - v(N \\ i)``: n + 1 evaluations.
 
-    Two updates that say the same get little each, since either would do; where the step overshoots, all look bad.
+    Two redundant updates get little each, since either one suffices; if the step overshoots, all scores are low.
     """
 
     name: ClassVar[str] = "leave_one_out"

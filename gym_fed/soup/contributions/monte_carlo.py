@@ -15,13 +15,14 @@ class MonteCarloConfig(StrictModel):
     """Settings of ``monte_carlo``."""
 
     budget: int = Field(default=200, ge=1)
-    """Evaluations after which no further order begins. The first pair of orders, 2n - 1 of them, is always finished."""
+    """Number of evaluations after which no further order begins. The first pair of orders (2n - 1 evaluations) always
+    finishes."""
 
     tolerance: float = Field(default=0.02, ge=0)
-    """Sampling ends when the largest standard error is below this part of the largest score's magnitude."""
+    """Sampling ends when the largest standard error is below this share of the largest score's magnitude."""
 
     truncation: float = Field(default=0.0, ge=0)
-    """An order is cut off when what it has collected is within this part of the value of all; 0 never cuts."""
+    """An order is truncated when its value is within this share of the full coalition's value; 0 never truncates."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the permutations."""
@@ -32,7 +33,7 @@ class MonteCarlo(ContributionMethod):
 
     Orders come in pairs, each followed by its reverse (Mitchell et al. 2022, "Sampling Permutations for Shapley Value
     Estimation", sec. 4.1): of any two updates each comes first once, so one pair gives a quadratic game's scores
-    exactly. Standard errors are those of the pairs' means; of a single pair there is none, and infinity is reported.
+    exactly. Standard errors are those of the pairs' means; for a single pair they are infinite.
     """
 
     name: ClassVar[str] = "monte_carlo"

@@ -21,7 +21,7 @@ class ShapleyConfig(StrictModel):
 
 
 class Shapley(ContributionMethod):
-    """Shapley 1953, "A Value for n-Person Games", with every coalition evaluated."""
+    """Exact Shapley values (Shapley 1953, "A Value for n-Person Games"); evaluates every coalition."""
 
     name: ClassVar[str] = "shapley"
     Config: ClassVar[type[StrictModel]] = ShapleyConfig

@@ -1,7 +1,7 @@
 """Building blocks of merge methods: sums of deltas, sign consensus, inner products, and sparsification.
 
-All sums run over the models in their order, element by element in float64 and on one thread, so that no bit depends on
-the number of threads; a block of ``BLOCK`` elements is held in float64 at a time. Random drops follow from a seed and
+All sums run over the models in order, element by element in float64 and on one thread, so that no bit depends on the
+number of threads; only a block of ``BLOCK`` elements is in float64 at a time. Random drops are determined by a seed and
 are the same on every machine.
 """
 
@@ -42,13 +42,13 @@ def combination(deltas: Sequence[Tensor] | Tensor, coefficients: Tensor) -> Tens
 def sign_consensus(deltas: Sequence[Tensor] | Tensor, weights: Tensor, votes: Tensor) -> Tensor:
     """Elect a sign for each element and average the deltas that agree with it (Yadav et al. 2023, sec. 3).
 
-    Elected is the sign of ``sum_i votes[i] * deltas[i]``. Zeros have no sign and do not count in the mean; where the
+    The elected sign is that of ``sum_i votes[i] * deltas[i]``. Zeros have no sign and do not count in the mean; if the
     votes cancel out exactly, sign and result are zero, as in the paper's formula (mergekit elects plus).
 
     Args:
         deltas: n tensors of one shape, float32.
-        weights: ``[n]`` float64, of the mean; not negative.
-        votes: ``[n]`` float64, of the election.
+        weights: ``[n]`` float64 weights of the mean; not negative.
+        votes: ``[n]`` float64 weights of the election.
 
     Returns:
         Of the deltas' shape, float32.
@@ -117,7 +117,7 @@ def trimmed(delta: Tensor, density: float) -> Tensor:
 
 
 def draws(seed: int, name: str, index: int, shape: torch.Size) -> Tensor:
-    """Uniform float32 numbers in [0, 1) that depend on seed, tensor and model number alone."""
+    """Uniform float32 numbers in [0, 1) that depend only on the seed, the tensor's name and the model's index."""
     text = f"{seed}/{index}/{name}"
     digest = hashlib.sha256(text.encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 class BreadcrumbsConfig(MethodConfig):
     smallest: Annotated[float, Field(ge=0, lt=1)] = 0.85
-    """Share of every tensor that is dropped from below, the paper's beta; rounded down to whole elements."""
+    """Share of each tensor's smallest elements to drop, the paper's beta; rounded down to whole elements."""
 
     largest: Annotated[float, Field(ge=0, lt=1)] = 0.007
-    """Share that is dropped from above, 1 - gamma of the paper; rounded down."""
+    """Share of each tensor's largest elements to drop, the paper's 1 - gamma; rounded down."""
 
     @model_validator(mode="after")
     def _something_left(self) -> BreadcrumbsConfig:
@@ -34,8 +34,8 @@ class BreadcrumbsConfig(MethodConfig):
 class Breadcrumbs(MergeMethod):
     """``scale * sum_i w_i m_i delta_i``, where mask ``m_i`` keeps the middle magnitudes of a tensor.
 
-    ``scale`` is the paper's alpha, 0.3 in its experiments. Weights count as they are, as in ``task_arithmetic``.
-    mergekit takes a density instead of the lower share and drops fewer outliers where both do not fit.
+    ``scale`` is the paper's alpha, 0.3 in its experiments. Weights are not normalised, as in ``task_arithmetic``.
+    mergekit has a density instead of the lower share, and drops fewer outliers if density and upper share conflict.
     """
 
     name = "breadcrumbs"

@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 class DareConfig(MethodConfig):
     density: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Probability 1 - p that an element stays; the paper's p is 0.9 and above."""
+    """Probability 1 - p that an element is kept; the paper's p is 0.9 and above."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the draws, together with the tensor's name and the place of the model in the list."""
+    """Seed of the draws, combined with the tensor's name and the model's position in the list."""
 
 
 class DareLinear(MergeMethod):
     """Drop every element with probability ``1 - density``, divide the others by ``density``, and average.
 
-    The draws belong to places: the same models in another order give another soup, of the same expectation. PEFT and
-    mergekit add up where this takes the mean; give ``scale`` the sum of the weights for theirs. They draw from the
-    process's own random numbers, this from the seed alone.
+    The draws depend on positions: the same models in a different order give a different soup with the same expectation.
+    PEFT and mergekit use the sum, not the mean; set ``scale`` to the sum of the weights for their result. They use the
+    process's random generator; this method uses only the seed.
     """
 
     name = "dare_linear"

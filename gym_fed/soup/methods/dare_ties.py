@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class DareTies(MergeMethod):
     """TIES with random drops instead of its trim, as in mergekit and PEFT.
 
-    The paper's experiments drop first and trim then. Where one model alone kept an element, the mean over those that
+    The paper's experiments drop first and then trim. If only one model kept an element, the mean over the models that
     agree leaves it rescaled by ``1 / density``: unlike ``dare_linear`` the result is larger than the deltas' mean.
     """
 

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 class DellaConfig(MethodConfig):
     density: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Probability 1 - p that an element of middling magnitude stays."""
+    """Probability 1 - p that an element of median magnitude is kept."""
 
     epsilon: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Difference between the drop probabilities of a row's smallest and largest elements."""
 
     elect_signs: bool = True
-    """Merge only what agrees in sign, as TIES does; else take the weighted mean (mergekit's ``della_linear``)."""
+    """True to merge only elements that agree in sign, like TIES; False for the weighted mean (mergekit's
+    ``della_linear``)."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the draws, together with the tensor's name and the place of the model in the list."""
+    """Seed of the draws, combined with the tensor's name and the model's position in the list."""
 
     @model_validator(mode="after")
     def _probabilities(self) -> DellaConfig:
@@ -44,8 +45,9 @@ class Della(MergeMethod):
     """MAGPRUNE, elect, fuse (sec. 3 of the paper).
 
     The n elements of a row (the weights into one neuron) are ranked by magnitude, the largest first: rank r is dropped
-    with probability ``p_r = p - epsilon/2 + epsilon * r / n`` and else divided by ``1 - p_r``. mergekit's epsilon is
-    half of the paper's, its ranks run to 1 exactly, and it rescales to keep a norm instead. Ties go to the lower index.
+    with probability ``p_r = p - epsilon/2 + epsilon * r / n`` and otherwise divided by ``1 - p_r``. mergekit's epsilon
+    is half of the paper's, its ranks run to 1 exactly, and it rescales to keep a norm instead. Ties go to the lower
+    index.
     """
 
     name = "della"

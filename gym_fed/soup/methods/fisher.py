@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 class FisherConfig(MethodConfig):
     floor: Annotated[float, Field(gt=0)] = 1e-6
-    """Least Fisher information a weight counts with; where all models have less, the result is their weighted mean."""
+    """Minimum Fisher information of a weight; if all models have less, the result is their weighted mean."""
 
 
 class Fisher(MergeMethod):
     """``sum_i w_i F_i delta_i / sum_i w_i F_i`` elementwise (eq. 4 of the paper).
 
-    The paper writes it for weights; the base being one, it is the same for deltas. ``F_i`` are diagonals of the Fisher
-    information, mean squared gradients of the log-likelihood. ``floor`` is the ``fisher_floor`` of the authors' code.
-    mergekit has no such method.
+    The paper states it for weights; since all models share a base, it holds for deltas too. ``F_i`` are diagonals of
+    the Fisher information, mean squared gradients of the log-likelihood. ``floor`` is the ``fisher_floor`` of the
+    authors' code. mergekit has no such method.
     """
 
     name = "fisher"

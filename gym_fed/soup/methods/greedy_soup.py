@@ -23,8 +23,8 @@ class GreedySoup(MergeMethod):
     """The uniform mean of the models that improve the score on held-out data.
 
     In order of their own scores (ties: in the order given) each model joins if the mean with it scores at least as well
-    as the soup so far. Beyond the paper a gate may forbid a soup whatever its score, and scores that are NaN count as
-    worse than any other. mergekit has no such method, since it takes no data.
+    as the soup so far. Unlike in the paper, a gate may forbid a soup whatever its score, and NaN scores count as worse
+    than any other. mergekit has no such method, since it uses no data.
     """
 
     name = "greedy_soup"
@@ -73,7 +73,8 @@ class GreedySoup(MergeMethod):
         return combination(task.deltas, self._coefficients)
 
     def report(self) -> Mapping[str, Any]:
-        """``steps``: the models in the order tried, their scores, the soup's score with them, and why one was refused.
+        """``steps``: the models in the order tried, their scores, the soup's score with each, and the reason for a
+        refusal.
 
         Scores that are not finite are None.
         """

@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _NOWHERE = 1e-9
-"""Length of the mean of unit vectors below which they have no direction in common."""
+"""Length of the mean of unit vectors below which they have no common direction."""
 
 
 class KarcherConfig(MethodConfig):
     tolerance: Annotated[float, Field(gt=0, lt=1)] = 1e-10
-    """Gradient of the mean squared angle, in radians, at which the mean is found."""
+    """Gradient of the mean squared angle, in radians, at which the iteration stops."""
 
     max_iterations: Annotated[int, Field(ge=1)] = 1000
-    """Steps of gradient descent before the method gives up, with an error."""
+    """Maximum steps of gradient descent before the method fails with an error."""
 
 
 class Karcher(MergeMethod):
     """Average directions along the sphere, so that nearly orthogonal deltas do not shrink each other.
 
     The mean ``m`` minimises ``sum_i w_i angle(m, u_i)**2`` over unit vectors, by steps of ``sum_i w_i log_m(u_i)``
-    starting at their normalised arithmetic mean. It is always a linear combination of the ``u_i``, so that their inner
-    products are enough and the tensors are read twice. It is multiplied by ``sum_i w_i |delta_i|`` as in mergekit,
-    zeros included; a zero delta has no direction. Opposite directions of equal weight have no mean: the result is
-    zero. A direction exactly opposite to ``m`` pulls nowhere (mergekit divides by zero there).
+    starting at their normalised arithmetic mean. It is always a linear combination of the ``u_i``, so their inner
+    products are enough and the tensors are read only twice. It is multiplied by ``sum_i w_i |delta_i|`` as in mergekit,
+    zeros included; a zero delta has no direction. Opposite directions of equal weight have no mean: the result is zero.
+    A direction exactly opposite to ``m`` has no effect (mergekit divides by zero there).
     """
 
     name = "karcher"
@@ -85,7 +85,7 @@ class Karcher(MergeMethod):
 def _coordinates(cosines: np.ndarray) -> np.ndarray:
     """Unit vectors ``[k, k]``, one per row, with these inner products: a Cholesky factor, zero if dependent.
 
-    In coordinates, vectors that cancel out do so exactly enough; lengths taken from inner products would stop at 1e-8.
+    In coordinates, the length of a sum that cancels is accurate; from inner products its error would be 1e-8.
     """
     units = np.zeros_like(cosines)
     for j in range(len(cosines)):

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class ModelStock(MergeMethod):
     """``t * mean(delta)`` with ``t = n cos / (1 + (n - 1) cos)`` per tensor.
 
-    Under the paper's model (fine-tunes on a sphere about a centre, at equal angles seen from the base) that is the
+    Under the paper's model (fine-tunes on a sphere about a centre, at equal angles seen from the base) this is the
     point nearest to the centre. ``cos`` is the mean over all pairs, as in mergekit; the paper's angles are equal. A
-    pair with a tensor that did not change counts as at right angles. Where ``cos`` is not positive the model says
-    nothing, and t is 0, the base; mergekit's t leaves [0, 1] there.
+    pair with an unchanged tensor counts as orthogonal. If ``cos`` is not positive the model does not apply, and t is 0,
+    which gives the base; mergekit's t leaves [0, 1] there.
     """
 
     name = "model_stock"

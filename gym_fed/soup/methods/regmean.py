@@ -25,20 +25,21 @@ class RegmeanConfig(MethodConfig):
     """Factor of the off-diagonal elements of the second moments."""
 
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-6
-    """Added to every diagonal, as a share of the mean of all diagonals: what no text reached is merged by the mean."""
+    """Ridge added to every diagonal, as a share of the mean diagonal: inputs that no text reached are merged by the
+    mean."""
 
 
 class Regmean(MergeMethod):
     """The merged layer minimises ``sum_i w_i |X_i W - X_i W_i|**2`` over the models' inputs ``X_i`` (eq. 1 and 2).
 
     With weights as ``[out, in]`` and ``G_i = X_i^T X_i`` that is ``W = (sum_i w_i W_i G_i) (sum_i w_i G_i)^-1``. Every
-    ``W_i`` being the same base plus ``delta_i``, the base comes out whole, and the formula holds for deltas as it
-    stands: no weights of the base are needed. ``G_i`` are means over tokens (`gym soup statistics --kind moments`);
-    numbers of tokens as weights give the paper's sums, equal weights count every model's inputs alike. ``alpha`` is
-    the paper's (sec. 4.3). Tensors without moments (embeddings, norms, biases) get the weighted mean, as in the
-    paper, and are named in the report.
+    ``W_i`` is the same base plus ``delta_i``, so the base cancels out and the formula holds for deltas: no weights of
+    the base are needed. ``G_i`` are means over tokens (`gym soup statistics --kind moments`); token counts as weights
+    give the paper's sums, and equal weights count every model's inputs equally. ``alpha`` is the paper's (sec. 4.3).
+    Tensors without moments (embeddings, norms, biases) get the weighted mean, as in the paper, and are named in the
+    report.
 
-    Solved on one thread, since the last bits of a factorisation depend on their number.
+    Solved on one thread, since the last bits of a factorisation depend on the number of threads.
     """
 
     name = "regmean"

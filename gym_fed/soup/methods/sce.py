@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 class SceConfig(MethodConfig):
     select: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share tau of every tensor that is merged: where the models differ most; rounded up to whole elements."""
+    """Share tau of each tensor to merge: the elements in which the models differ most; rounded up to whole elements."""
 
 
 class Sce(MergeMethod):
     """Merge each tensor in three steps.
 
-    1. Select the elements in which the deltas' variance over the models is largest; where it is zero none is selected,
-       unless ``select`` is 1, which takes all.
+    1. Select the elements with the largest variance of the deltas over the models; elements with zero variance are
+       selected only if ``select`` is 1.
     2. Calculate a coefficient for every model: the sum of its squared selected elements, as a share of all models'.
-    3. Erase what has not the sign of the sum of the deltas, and divide by the coefficients of what is left.
+    3. Erase elements whose sign differs from that of the sum of the deltas, and divide by the coefficients of the rest.
 
-    That is the authors' own code in mergekit, but for sums of exactly zero (it elects plus; here they erase all) and
-    for ``select``, which there is a share of the elements whose variance is not zero. The coefficients come from the
-    deltas alone, so that models have no weights of their own.
+    This matches the authors' code in mergekit, except for sums of exactly zero (it elects plus; here all are erased)
+    and for ``select``, which there is a share of the elements with nonzero variance. The coefficients depend only on
+    the deltas, so models have no weights.
     """
 
     name = "sce"

@@ -1,7 +1,7 @@
 """Task arithmetic: a weighted sum of task vectors.
 
-Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2. ``scale`` is the paper's lambda, found on held-out
-data there, 0.3 to 0.5 for several tasks. The plain sum overshoots where tasks share a direction.
+Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2. ``scale`` is the paper's lambda, which it tunes on
+held-out data (0.3 to 0.5 for several tasks). The plain sum overshoots where tasks share a direction.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class TaskArithmetic(MergeMethod):
     """``scale * sum_i w_i delta_i``. Weights are not normalised: 1 adds the whole task vector.
 
-    The paper's weights are all 1; mergekit multiplies by weights as here, unless set to normalise them. A negative
-    weight takes a task away from the base (sec. 3, forgetting by negation).
+    The paper's weights are all 1; mergekit also multiplies by weights, unless set to normalise them. A negative weight
+    subtracts a task from the base (sec. 3, forgetting by negation).
     """
 
     name = "task_arithmetic"

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 class TiesConfig(MethodConfig):
     density: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of every tensor that is kept, the largest magnitudes; rounded up to whole elements."""
+    """Share of each tensor's elements to keep, the largest magnitudes first; rounded up to whole elements."""
 
 
 class Ties(MergeMethod):
     """Drop small changes as noise; where signs conflict, keep those of the heavier side.
 
-    The paper takes the top 20% of the whole task vector; here, as in mergekit and PEFT, of every tensor, so that one
-    tensor is held at a time. Weights, all 1 in the paper, multiply the mass of a sign and weigh the mean. Ties in
-    magnitude go to the lower index; the paper's code keeps all of them.
+    The paper keeps the top 20% of the entire task vector; here, as in mergekit and PEFT, the share is per tensor, so
+    that only one tensor is in memory. Weights, all 1 in the paper, multiply the votes for a sign and the terms of the
+    mean. Ties in magnitude go to the lower index; the paper's code keeps all of them.
     """
 
     name = "ties"

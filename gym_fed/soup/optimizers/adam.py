@@ -2,7 +2,7 @@
 
 Reddi et al. 2021, "Adaptive Federated Optimization", alg. 2: ``m <- b1 m + (1 - b1) d``, ``v <- b2 v + (1 - b2) d^2``,
 and the step is ``m / (sqrt(v) + tau)``. Flower adds Adam's bias correction of both moments
-(``sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))`` in round t), and so does this.
+(``sqrt(1 - b2^(t+1)) / (1 - b1^(t+1))`` in round t), and so does this optimiser.
 """
 
 from __future__ import annotations

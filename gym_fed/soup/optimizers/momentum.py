@@ -1,7 +1,7 @@
 """Server momentum: ``m <- beta * m + aggregate``, and the step is ``m``.
 
 Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification",
-sec. 4.3 (FedAvgM), as torch's SGD counts momentum.
+sec. 4.3 (FedAvgM), with momentum as in torch's SGD.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class MomentumConfig(RuleConfig):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """beta."""
+    """The momentum factor, beta."""
 
 
 class Momentum(ServerOptimizer):

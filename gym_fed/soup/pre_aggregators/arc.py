@@ -2,9 +2,9 @@
 
 Allouah et al. 2024, "The Vital Role of Gradient Clipping in Byzantine-Resilient Distributed Learning" (arXiv
 2405.14432), algorithm 2: the k = floor(2 (f / n) (n - f)) updates of largest norm are scaled to the (k + 1)-th
-largest. It keeps an aggregator's robustness and, unlike a fixed bound, clips no more as updates shrink. k is at least
-f, and below n / 2 for n >= 2f + 1, so the norm that remains is at most the largest honest one. k is found in whole
-numbers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
+largest. It preserves an aggregator's robustness and, unlike a fixed bound, adapts as updates shrink. k is at least
+f, and below n / 2 for n >= 2f + 1, so the largest remaining norm is at most the largest honest one. k is computed in
+integers; ByzFL 0.0.11 rounds a float down, which may clip one fewer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Bucketing: average updates in small random buckets.
 
 Karimireddy et al. 2022, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", algorithm 1 (as in its
-published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates do. The
-price is that a malicious client spoils a bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the weighted mean
-of its updates, and weighs as much as they do together; the last may be smaller.
+published form: a permutation cut into buckets of s, without resampling). Averages differ less than updates. The price
+is that a malicious client affects an entire bucket: f of them need ceil(n / s) >= 2f + 1. A bucket is the weighted mean
+of its updates, with the sum of their weights; the last bucket may be smaller.
 
-The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"). So any
-library in any language can replay a round from its recipe. Each round needs its own seed (``SoupRecipe.for_round`` adds
-the round's number), or the same positions share a bucket every time. A hub orders updates by their digests: a
-contributor can choose its own, but knows no other's before the round is closed.
+The permutation is a function of ``seed`` and n alone: contributors in the order of sha256("seed:n:index"). So a round
+can be replayed from its recipe in any language. Each round needs its own seed (``SoupRecipe.for_round`` adds the
+round's number), since otherwise the same positions would share a bucket every time. A hub orders updates by their
+digests: a contributor can choose its own digest, but knows no others before the round is closed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from gym_fed.soup.rule import RuleConfig
 
 class BucketingConfig(RuleConfig):
     bucket_size: Annotated[int, Field(ge=1)] = 2
-    """Updates in a bucket, s."""
+    """Number of updates per bucket, s."""
 
     seed: int = 0
-    """Decides who shares a bucket with whom."""
+    """Seed of the permutation."""
 
 
 class Bucketing(PreAggregator):

@@ -2,9 +2,9 @@
 
 Allouah et al. 2023, "Fixing by Mixing: A Recipe for Optimal Byzantine ML under Heterogeneity", algorithm 2. The nearest
 are the n - f updates with the smallest distances, including the update itself; ties go to the first in the order of
-contributors. NNM reduces the spread of honest updates, which causes the error of every robust rule. With it, trimmed
-mean, median, Krum and geometric median have order-optimal error. Here the mean is weighted, and each combination keeps
-the weight of its own update; the paper and ByzFL have no weights.
+contributors. NNM reduces the spread of honest updates, on which the error of every robust rule depends. With it,
+trimmed mean, median, Krum and geometric median have order-optimal error. Here the mean is weighted, and each
+combination has the weight of its own update; the paper and ByzFL have no weights.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gym_fed.soup.rule import RuleConfig
 
 class NNMConfig(RuleConfig):
     num_neighbours: Annotated[int, Field(ge=1)] | None = None
-    """Updates in each mean, including the update itself; default and maximum: all but ``num_malicious_nodes``."""
+    """Number of updates per mean, including the update itself; default and maximum: all but ``num_malicious_nodes``."""
 
 
 class NNM(PreAggregator):

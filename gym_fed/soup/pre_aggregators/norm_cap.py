@@ -1,10 +1,10 @@
 """Norm cap: scale down an update whose norm exceeds the cap.
 
 Clipping to a quantile of the round's own norms (Sun et al. 2019, "Can You Really Backdoor Federated Learning?", for a
-fixed bound; the median as in Karimireddy et al. 2022). It takes the use of sheer size from malicious clients, and only
-that: an aggregator must still outvote them. The quantile is a norm that occurs, the lower one where it lies between
-two: with f malicious clients of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta the scale is the
-norm: exact.
+fixed bound; the median as in Karimireddy et al. 2022). It makes sheer size useless to malicious clients, but an
+aggregator must still outvote them. The quantile is always one of the norms, the lower one if it lies between two: with
+f malicious clients of n >= 2f + 1 the median never exceeds an honest norm. For a sign delta only the scale changes,
+exactly.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 class NormCapConfig(RuleConfig):
     quantile: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The cap is this quantile of the round's norms; 0.5, the median, when ``max_norm`` is absent too."""
+    """Quantile of the round's norms that is the cap; 0.5, the median, if ``max_norm`` is absent too."""
 
     max_norm: Annotated[float, Field(gt=0)] | None = None
-    """The cap itself, in place of a quantile."""
+    """Fixed cap, instead of a quantile."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> NormCapConfig:
