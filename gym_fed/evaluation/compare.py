@@ -1,7 +1,7 @@
 """Row-by-row comparison of two runs: differences with confidence intervals and p-values, and McNemar's test.
 
-Rows are paired by their digest. Two models answer the same rows, so their scores rise and fall together; the paired
-difference is known far better than the two means are. With 200 rows even that cannot show 2 points.
+Rows are paired by their digest. The scores of two models on the same rows are correlated, so the paired difference has
+a smaller standard error than the two means. Even so, 200 rows are too few to detect a difference of 2 points.
 
 Sources: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 13 (percentile interval) and 16
 (resampling under the hypothesis of no difference); McNemar 1947, in its exact form; Koehn 2004 for paired resampling.
@@ -35,9 +35,9 @@ class PairedDifference:
         upper: Upper bound of the confidence interval.
         p_value: Two-sided p-value of the difference.
         num_samples: The number of rows.
-        mcnemar_p: Exact, two-sided; None unless all values are 0 or 1.
-        first_only: Rows that only the first has right; None as above.
-        second_only: Rows that only the second has right.
+        mcnemar_p: Two-sided p-value of McNemar's exact test; None unless all values are 0 or 1.
+        first_only: The number of rows that only the first run has right; None as for ``mcnemar_p``.
+        second_only: The number of rows that only the second run has right; None as for ``mcnemar_p``.
     """
 
     difference: float
@@ -59,7 +59,7 @@ class TaskComparison:
         task: Name.
         metrics: Differences by metric, over common rows.
         first: Means of the first run over these rows.
-        second: Means of the second.
+        second: Means of the second run over these rows.
         higher_is_better: True if a higher value is better, by metric.
         only_first: The number of rows missing in the second run.
         only_second: The number of rows missing in the first run.
@@ -85,7 +85,7 @@ class RunComparison:
         second: Name of the second.
         confidence: Confidence of the intervals.
         tasks: Comparisons by task, for common tasks.
-        missing: Tasks that only one of them has.
+        missing: Tasks that only one of the runs has.
     """
 
     first: str
@@ -108,7 +108,7 @@ def compare_results(
 
     Args:
         first: The first run.
-        second: The other results; a positive difference means that ``first`` is higher.
+        second: The second run; a positive difference means that ``first`` is higher.
         confidence: Confidence of the intervals, between 0 and 1.
         resamples: Number of bootstrap resamples.
         seed: Seed of the resampling.
@@ -142,8 +142,8 @@ def paired_difference(
 ) -> PairedDifference:
     """Compute the mean difference of two runs' values over the same rows, in the same order.
 
-    The interval is the percentile interval of the bootstrap over rows. ``p_value`` resamples the differences moved to a
-    mean of 0 and counts those at least as far from it as the one that was seen, itself included.
+    The interval is the percentile interval of the bootstrap over rows. For ``p_value``, the differences are shifted to
+    a mean of 0 and resampled; it is the share of means at least as far from 0 as the observed one, which is included.
 
     Args:
         first: One value a row.
@@ -189,12 +189,12 @@ def paired_difference(
 
 
 def exact_mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: a row that only one run has right is equally likely to be
-    either's.
+    """Return the two-sided p-value of McNemar's exact test: under the null hypothesis, a row that only one run has
+    right is equally likely to be right in either run.
 
     Args:
-        only_first: Rows that only the first has right.
-        only_second: Rows that only the second has right.
+        only_first: The number of rows that only the first run has right.
+        only_second: The number of rows that only the second run has right.
     """
     total = only_first + only_second
     term = ways = 1  # C(total, 0), and the sum up to the smaller count
@@ -232,7 +232,7 @@ def _compared(
     found, means, others = {}, {}, {}
     for metric in first.figures:
         if metric not in second.figures or not all(metric in a and metric in b for a, b in pairs):
-            continue  # a metric of the whole set, without values per row
+            continue  # a metric of the full set, without values per row
         ones, twos = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
         found[metric] = paired_difference(ones, twos, confidence=confidence, resamples=resamples, seed=seed)
         means[metric], others[metric] = float(np.mean(ones)), float(np.mean(twos))
@@ -249,7 +249,7 @@ def _compared(
 
 
 def _by_row(task: TaskResult) -> dict[tuple[str, int], SampleResult]:
-    """Return samples by row; repeated rows also have a number."""
+    """Return samples by row digest and repetition number, so that duplicate rows have different keys."""
     seen: Counter[str] = Counter()
     by_row = {}
     for sample in task.samples:

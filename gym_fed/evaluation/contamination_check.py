@@ -32,7 +32,7 @@ _WORD = re.compile("[぀-ヿ㐀-鿿가-힣]|[^\\W_]+")
 
 
 def words_of(text: str) -> list[str]:
-    """Split a text into words, ignoring case, punctuation and white space."""
+    """Split a text into lower-case words without punctuation and white space."""
     return _WORD.findall(folded(text))
 
 
@@ -68,8 +68,8 @@ class BloomFilter:
     """A Bloom filter of 64-bit hashes.
 
     Args:
-        bits: The filter, ``len(bits) * 8`` places.
-        places: Bits per hash, from 1 to 30.
+        bits: The bit array, 8 bits per byte.
+        places: Number of bits set per hash, from 1 to 30.
     """
 
     def __init__(self, bits: bytes | bytearray, places: int) -> None:
@@ -120,7 +120,7 @@ RATE = 1e-6
 """False positive rate of a run of words."""
 GRAMS_PER_ROW = 8
 BOILERPLATE_ROWS = 10
-"""Maximum rows that share a run of words; a more common one identifies none of them."""
+"""Maximum rows that share a run of words; a more common run is ignored as boilerplate."""
 _MAX_FILE_BYTES = 4 << 20
 
 
@@ -142,12 +142,13 @@ class SuiteFilter:
     """Finds the rows of a suite in other texts.
 
     Attributes:
-        suite: Name.
+        suite: Name of the suite.
         locks: Digest of each task's definition and rows.
-        num_rows: Rows that can be found.
-        short_rows: Rows whose texts are all shorter than 8 words, or boilerplate; they cannot be found.
-        num_grams: Runs of words that were added.
-        grams_per_row: Maximum runs of one row.
+        num_rows: The number of rows that can be found.
+        short_rows: The number of rows that cannot be found, since all their texts are boilerplate or shorter than 8
+            words.
+        num_grams: The number of runs of words in the filter.
+        grams_per_row: Maximum runs of words added per row.
         lengths: Lengths of the runs in words.
         bloom: The hashes of the runs.
     """
@@ -235,12 +236,12 @@ class SuiteFilter:
 def build_filter(suite: str, rows: Iterable[Any], locks: dict[str, str]) -> SuiteFilter:
     """Build the filter of evaluation rows.
 
-    The runs with the smallest hashes of each row are added, as many as fit: a text with the whole row contains all of
-    them, and one with half of it very likely some.
+    For each row, the runs with the smallest hashes are added, as many as fit. A text that contains the full row
+    contains all of them; a text with half of the row very likely contains some.
 
     Args:
         suite: The suite's name.
-        rows: The rows; all texts in them count.
+        rows: The evaluation rows; all texts in a row are used.
         locks: Digests that identify the rows.
     """
     row_grams: list[dict[int, int]] = [_row_grams(row) for row in rows]
@@ -291,9 +292,9 @@ class ContaminatedRow:
     """A training row that contains a run of words from an evaluation row.
 
     Attributes:
-        place: The place of the training row.
+        place: Location of the training row.
         suite: The suite whose row it contains.
-        words: The run that was found.
+        words: The run of words that both rows contain.
     """
 
     place: str
@@ -310,7 +311,7 @@ class ContaminationReport:
         rates: The false positive rate of a run of words, by suite.
         rows: The number of checked rows.
         contaminated: The number of contaminated rows.
-        first: The first of them.
+        first: The first contaminated rows.
     """
 
     suites: dict[str, str] = field(default_factory=dict)
@@ -357,10 +358,10 @@ class ContaminationCheck:
 
 
 def filters_here(names: Iterable[str] | None = None, data: Path | None = None) -> list[SuiteFilter]:
-    """Load the filters of suites whose rows are on this machine, building each once.
+    """Load the filters of suites whose rows are on this machine; missing filters are built and stored.
 
     Args:
-        names: Suites or tasks; one that is not here is refused. None takes all suites, without those that are not here.
+        names: Suites or tasks; an error if one is not on this machine. None: all suites that are on this machine.
         data: A folder of evaluation sets.
 
     Raises:

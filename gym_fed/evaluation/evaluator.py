@@ -1,10 +1,10 @@
-"""The ``Evaluator``: measures models on suites, own files and generated tasks.
+"""The ``Evaluator``, which measures models on suites, the user's files and generated tasks.
 
     results = Evaluator(benchmarks=["tiny"], model="gym-nano").run()
     results["tiny_arithmetic"]["exact_match"]
 
-Every outcome is written before the next is computed, so that the same call resumes after a kill. Existing results are
-read from their records.
+Every outcome is written before the next is computed, so that the same call resumes an interrupted run. Existing results
+are read from their records.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 Written = tuple[EvalResults, Path | None]
-"""A result with its record."""
+"""A result with the path of its record; None if none was written."""
 
 
 class Evaluator:
@@ -148,7 +148,8 @@ class Evaluator:
         """Evaluate the model; with several models, return the first one's results.
 
         Raises:
-            GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same.
+            GymError: As ``open_models``, ``Preparation`` and the scorer; ``BUSY`` while another process runs the same
+                evaluation.
             KeyboardInterrupt: On Ctrl-C; the same call resumes.
         """
         return next(iter(self.run_all().values()))
@@ -189,7 +190,7 @@ class Evaluator:
 
     @property
     def _locked_folder(self) -> Path | None:
-        """The folder where other processes see a running evaluation; None for a model in memory."""
+        """The folder with the lock of a running evaluation; None for a model in memory."""
         return self._out if isinstance(self.model.source, str | Path) else None
 
     def _options_for_lock(self) -> dict[str, Any]:
@@ -241,7 +242,7 @@ class Evaluator:
     def _computed(
         self, models: OpenModels, sources: Sequence[TaskSource], identities: Mapping[str, Mapping[str, str]]
     ) -> Iterator[tuple[str, Written]]:
-        """Compute and write the results of these models, by the id of their records."""
+        """Compute and write the results of these models; return them by record id."""
         began = time.monotonic()
         scorer = models.scorer
         preparation = Preparation(sources, scorer.tokenizer, scorer.max_length, self.options)

@@ -116,7 +116,7 @@ def greedy_ids(
     """Continue prompts greedily in one batch.
 
     Args:
-        model: A causal LM; it is in its own mode again afterwards.
+        model: A causal LM; its training mode is restored afterwards.
         prompts: Token ids, at least one each.
         max_new_tokens: Maximum tokens of an answer.
     """

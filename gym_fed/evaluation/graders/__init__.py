@@ -1,1 +1,2 @@
-"""Graders, which score answers. One file each; file name = registry name = value of ``graders[].grader``."""
+"""Graders, which score answers. Each has its own file, whose name is the registry name and the value of
+``graders[].grader``."""

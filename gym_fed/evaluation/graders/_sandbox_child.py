@@ -1,6 +1,7 @@
 """Sandbox script, standard library only: drops privileges, then runs the program.
 
-It reads one line of JSON from its input, the rest of which is the program's. With ``namespaces`` it enters its own
+It reads one line of JSON from its standard input; the rest is the program's input. With ``namespaces`` it enters its
+own
 user, mount, network, process and IPC namespaces and a root folder with Python, shared libraries and an empty
 ``/tmp``; root becomes nobody. Failures are written to the verdict's pipe, and nothing is run.
 """
@@ -62,14 +63,14 @@ def read_line(descriptor: int) -> bytes:
 
 
 def check(result: int, call: str) -> None:
-    """Raise the C library's error."""
+    """Raise the C library's error if a call failed."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{call}: {os.strerror(number)}")
 
 
 def leave_keyring() -> None:
-    """Join a new session keyring: kernel keys (of file systems, of Kerberos) are inherited and have no namespace.
+    """Join a new session keyring, since kernel keys (of file systems, of Kerberos) are inherited and have no namespace.
 
     A kernel without keyrings has nothing to leave.
     """
@@ -119,7 +120,7 @@ def enter_namespaces(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def from_outside(ids: str) -> Iterator[None]:
-    """Map several users into the namespace that the block enters; only a process outside of it is allowed to."""
+    """Map several users into the namespace that the block enters; only a process outside the namespace may do so."""
     parent = os.getpid()
     reader, writer = os.pipe()
     child = os.fork()

@@ -40,7 +40,7 @@ def load_value_head_model(name: str, folder: Path, dtype: str) -> ValueHeadModel
     """Load the model of ``folder`` with its value head in float32.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a head without its tensors, of another width, or that is not finite.
+        GymError: ``MODEL_INVALID`` for a head with missing tensors, the wrong width, or values that are not finite.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,4 +1,4 @@
-"""The base class of graders, their construction from a config or ``--grader``, and their weighted sum."""
+"""The base class of graders, functions that build them from a config or ``--grader``, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Sample:
         return "\n\n".join(str(message.get("content") or "") for message in self.prompt)
 
     def column(self, name: str, grader: str) -> Any:
-        """Return the row's value of ``name``.
+        """Return the row's value in the column ``name``.
 
         Raises:
-            GymError: ``DATA_INVALID`` when the row has none, naming the grader.
+            GymError: ``DATA_INVALID`` naming the grader, if the row lacks the column.
         """
         value = self.row.get(name)
         if value is None:
@@ -57,7 +57,7 @@ class Sample:
 
 
 class Grader(ABC):
-    """Scores samples, higher is better, for reinforcement learning and evaluation.
+    """Scores samples for reinforcement learning and evaluation; higher is better.
 
     Args:
         config: The grader's entry in ``graders``, of type ``Settings``; None for a grader built in Python.
@@ -123,10 +123,10 @@ class CombinedGrader(Grader):
     """Calls every grader and returns the sum of ``weight * value``.
 
     Args:
-        graders: Each with its weight.
+        graders: The graders with their weights.
         name: Name of the sum in metrics.
-        clips: Lowest and highest value of each grader before its weight; None leaves it as it is.
-        clip: Lowest and highest sum.
+        clips: Lowest and highest value of each grader before weighting; None for no limits.
+        clip: Lowest and highest sum; None for no limits.
 
     Attributes:
         values: The last values of each grader by name, before weights and clips.
@@ -197,7 +197,7 @@ def checked_values(name: str, values: Sequence[float], count: int) -> list[float
     """Return the values as floats, one per sample.
 
     Raises:
-        GymError: ``DATA_INVALID`` for another number of values, or one that is not finite.
+        GymError: ``DATA_INVALID`` for a wrong number of values, or a value that is not finite.
     """
     if len(values) != count:
         raise GymError(
@@ -221,8 +221,8 @@ def graders_named(texts: Sequence[str]) -> list[GraderConfig]:
         texts: Each a grader's name, or ``NAME:{key: value}`` with the keys of a config's ``graders`` entry.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an unknown grader or wrong settings; ``USAGE`` for text that is neither form,
-            and for two graders of one name.
+        GymError: ``CONFIG_INVALID`` for an unknown grader or wrong settings; ``USAGE`` for text in neither form, and
+            for two graders with the same name.
     """
     graders = [_parsed(text) for text in texts]
     names = [entry.name or entry.grader for entry in graders]

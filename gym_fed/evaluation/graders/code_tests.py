@@ -28,7 +28,7 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 _GRACE_SECONDS = 5.0
 _VERDICT_BYTES = 4096
 
-# The program's text comes through a pipe and leaves no file. The token is written when the tests' last line has run,
+# The program's text is sent through a pipe and leaves no file. The token is written when the tests' last line has run,
 # so that a program which ends before, with whatever status, has not passed.
 _DRIVER = """
 import json, os, sys
@@ -185,37 +185,37 @@ _FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 
 
 class CodeTestsConfig(GraderConfig):
-    """1 where the answer's Python code passes the row's tests in a sandbox, else 0."""
+    """1 if the answer's Python code passes the row's tests in a sandbox, else 0."""
 
     column: str = "tests"
     """The row's column with the tests: Python source, or a list of sources. A HumanEval row's ``entry_point`` is
-    called as ``check(entry_point)`` behind them."""
+    called as ``check(entry_point)`` after them."""
 
     continues_prompt: bool = False
-    """The answer continues where the prompt's code ends, as in HumanEval; else it stands alone."""
+    """True if the answer continues the prompt's code, as in HumanEval; False if it is a complete program."""
 
     partial: bool = False
-    """Reward the share of a list of tests that pass, each in its own process; otherwise all must pass."""
+    """True to reward the share of tests that pass, each run in its own process; otherwise all must pass."""
 
     isolation: Literal["namespaces", "process"] = "namespaces"
-    """``namespaces`` (Linux) cuts off the network and all files but Python's; ``process`` has resource limits only,
-    for machines that forbid namespaces and have no files to protect."""
+    """``namespaces`` (Linux) denies access to the network and to all files except Python's. ``process`` only limits
+    resources, for machines that forbid namespaces and have no files to protect."""
 
     timeout_seconds: float = Field(default=5.0, gt=0, le=600)
     """Wall time for each program; CPU time is limited to the same, rounded up."""
 
     memory_bytes: int = Field(default=512 * 2**20, ge=64 * 2**20)
-    """Address space of each process."""
+    """Maximum bytes of each process's address space."""
 
     max_file_bytes: int = Field(default=16 * 2**20, ge=1)
-    """Largest file; under ``namespaces`` all files together."""
+    """Maximum bytes of a file; under ``namespaces``, of all files together."""
 
     max_processes: int = Field(default=16, ge=1)
-    """Processes and threads a program may have. Under ``process`` all of the user's count, so there it is often
-    the machine's other work that reaches it, and root is not bound by it."""
+    """Maximum processes and threads of a program. Under ``process``, all processes of the user count, so other work on
+    the machine may exhaust the limit, and root is not limited."""
 
     workers: int = Field(default=2, ge=1, le=256)
-    """Programs that run at once."""
+    """Number of programs that run at the same time."""
 
 
 class CodeTests(Grader):

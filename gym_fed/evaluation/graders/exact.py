@@ -10,18 +10,18 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class ExactConfig(GraderConfig):
-    """1 where the answer is the reference, else 0."""
+    """1 if the answer equals the reference, else 0."""
 
     column: str = "answer"
-    """The column with the reference, or with a list of references, any of which is right."""
+    """The column with the reference, or with a list of accepted references."""
 
     ignore_case: bool = False
     whitespace: Literal["exact", "strip", "collapse"] = "strip"
-    """``strip`` ignores it at both ends, ``collapse`` also makes every run of it one space."""
+    """``strip`` ignores white space at both ends; ``collapse`` also replaces every run of it by one space."""
 
 
 class Exact(Grader):
-    """1 if the answer is the reference or one of several, else 0."""
+    """1 if the answer equals the reference or one of several references, else 0."""
 
     Settings = ExactConfig
     config: ExactConfig

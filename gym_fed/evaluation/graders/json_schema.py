@@ -20,16 +20,16 @@ _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 class JsonSchemaConfig(GraderConfig):
-    """1 where the answer is JSON that a schema allows, else 0."""
+    """1 if the answer is JSON that matches a schema, else 0."""
 
     json_schema: dict[str, Any] | None = None
-    """The schema of every answer. Either this or ``column``. References outside it are not fetched."""
+    """The schema of all answers; set either this or ``column``. External references are not fetched."""
 
     column: str | None = None
-    """The column with the schema, as a mapping or as text."""
+    """The column with the row's schema, as a mapping or as text."""
 
     parsed_reward: float = Field(default=0.0, ge=0, le=1)
-    """For JSON that the schema refuses."""
+    """The reward for JSON that does not match the schema."""
 
     @model_validator(mode="after")
     def _one_schema(self) -> JsonSchemaConfig:
@@ -118,7 +118,8 @@ class JsonSchemaGrader(Grader):
 
 
 def is_valid_in_child(schema: Mapping[str, Any], value: Any) -> bool | str:
-    """Return True if the schema allows the value, or an unresolvable reference; called in the child process."""
+    """Return True if the schema allows the value, or the name of a reference that cannot be resolved; called in the
+    child process."""
     from jsonschema.validators import Draft202012Validator, validator_for
     from referencing import Registry
     from referencing.exceptions import Unresolvable
@@ -134,7 +135,7 @@ def _read(text: str) -> Any:
     """Parse a text, or its only fenced block, as JSON.
 
     Raises:
-        ValueError: When it has none; ``NaN`` and ``Infinity`` are not JSON.
+        ValueError: The text has no valid JSON; ``NaN`` and ``Infinity`` are not JSON.
     """
     blocks = _FENCED.findall(text)
     return json.loads(blocks[0] if len(blocks) == 1 else text, parse_constant=no_constant)

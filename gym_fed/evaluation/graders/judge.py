@@ -42,19 +42,20 @@ class JudgeConfig(GraderConfig):
 
     model: str
     base_url: str = Field(pattern=r"^https?://")
-    """Such as ``http://localhost:8000/v1``."""
+    """URL of the endpoint, such as ``http://localhost:8000/v1``."""
 
     api_key_env: str | None = None
     """The environment variable with the API key; the key itself is never in a config."""
 
     prompt: str = _JUDGE_PROMPT
-    """The judge's prompt; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or nothing) are replaced."""
+    """The judge's prompt; ``{prompt}``, ``{completion}`` and ``{answer}`` (the row's, or an empty text) are replaced.
+    """
 
     score_pattern: str = r"[Ss]core:\s*(-?\d+(?:\.\d+)?)"
     """Pattern of the score in the judge's reply: the first group of the last match."""
 
     score_range: tuple[float, float] = (0.0, 10.0)
-    """Scores become 0 to 1; one outside the range counts as none."""
+    """Lowest and highest score, which are scaled to 0 and 1. A score outside the range counts as missing."""
 
     unscored_reward: float | None = None
     """The value of answers without a score; by default a missing score is an error."""
@@ -62,11 +63,12 @@ class JudgeConfig(GraderConfig):
     temperature: float = Field(default=0.0, ge=0)
     max_tokens: int = Field(default=512, ge=1)
     retries: int = Field(default=4, ge=0)
-    """After time-outs, lost connections, and statuses 408, 409, 429 and 5xx, waiting longer each time."""
+    """Maximum retries after time-outs, lost connections, and statuses 408, 409, 429 and 5xx, with exponential backoff.
+    """
 
     timeout_seconds: float = Field(default=60.0, gt=0)
     workers: int = Field(default=8, ge=1, le=256)
-    """Questions at once."""
+    """Maximum concurrent requests."""
 
     cache: Path | None = None
     """A cache file for the judge's replies; by default they are cached in memory only."""
@@ -219,7 +221,7 @@ class ReplyCache:
     """A cache of replies by request in SQLite. Safe for threads and for processes that share the file.
 
     Args:
-        path: The file, made with its folders if need be; None keeps the answers in memory.
+        path: The file, created with its folders if needed; None keeps replies in memory only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -243,7 +245,7 @@ class ReplyCache:
             ) from error
 
     def get(self, request: dict[str, Any]) -> str | None:
-        """Return the earlier reply to the same request, if any."""
+        """Return the cached reply to the same request; None if there is none."""
         with self._lock:
             row = self._store.execute("SELECT answer FROM answers WHERE key = ?", (key(request),)).fetchone()
         return None if row is None else str(row[0])

@@ -1,4 +1,4 @@
-"""The grader of the length of answers in characters, words or tokens."""
+"""A grader of the length of answers in characters, words or tokens."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class LengthConfig(GraderConfig):
-    """1 where the answer's length is in a range; outside it falls in a straight line to 0."""
+    """1 if the answer's length is in a range; outside it, the reward falls linearly to 0."""
 
     unit: Literal["characters", "words", "tokens"] = "words"
     min: int = Field(default=0, ge=0)
     max: int | None = Field(default=None, ge=0)
     soft: int = Field(default=0, ge=0)
-    """Distance outside the range at which the reward reaches 0; with 0 the edges are hard."""
+    """Distance outside the range at which the reward reaches 0; 0 gives no reward outside the range."""
 
     tokenizer: str | None = None
-    """For tokens: the model whose tokenizer counts."""
+    """The model whose tokenizer counts tokens."""
 
     @model_validator(mode="after")
     def _range(self) -> LengthConfig:

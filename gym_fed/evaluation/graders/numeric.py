@@ -1,8 +1,8 @@
 r"""The final number of an answer, compared exactly or within a tolerance.
 
 Numbers are read as fractions, so that ``0.1``, ``1/10`` and ``\frac{1}{10}`` are the same. ``1,234`` has a thousands
-separator, ``1 1/2`` is one and a half; digits with other commas or points between them, such as ``1.234.567``, are no
-number. Signs of currency and percent are not part of one. ``#### 42`` is GSM8K's mark (Cobbe et al. 2021),
+separator, ``1 1/2`` is one and a half; digits with other commas or points between them, such as ``1.234.567``, are not
+a number. Currency and percent signs are ignored. ``#### 42`` is GSM8K's mark (Cobbe et al. 2021),
 ``\boxed{42}`` that of MATH (Hendrycks et al. 2021).
 """
 
@@ -32,20 +32,20 @@ _NUMBER = re.compile(
 
 
 class NumericConfig(GraderConfig):
-    """1 where the answer's number is the reference's, else 0."""
+    """1 if the answer's number equals the reference's, else 0."""
 
     column: str = "answer"
     where: Literal["auto", "last", "hashes", "boxed"] = "auto"
-    r"""Which number counts: the last one, the one behind ``####`` (GSM8K), or in the last ``\boxed{}``; ``auto`` takes
-    ``####`` if there is one, else ``\boxed{}``, else the last."""
+    r"""The number that counts: the last one, the one after ``####`` (GSM8K), or the one in the last ``\boxed{}``.
+    ``auto`` prefers ``####``, then ``\boxed{}``, then the last number."""
 
     absolute_tolerance: float = Field(default=0.0, ge=0)
     relative_tolerance: float = Field(default=0.0, ge=0)
-    """Share of the reference; a number is right when either tolerance allows it."""
+    """Tolerance as a share of the reference; a number is right if either tolerance allows it."""
 
 
 class Numeric(Grader):
-    """1 if the answer's number is the reference's, else 0."""
+    """1 if the answer's number equals the reference's, else 0."""
 
     Settings = NumericConfig
     config: NumericConfig

@@ -1,4 +1,4 @@
-"""A regular expression that must match in the answer; optionally the match must equal the reference.
+"""A grader that searches the answer with a regular expression; optionally the match must equal the reference.
 
 The package ``regex`` is used because its searches can have a time limit: a pattern such as ``(a+)+b`` takes
 exponential time on some texts, and models write arbitrary texts.
@@ -19,24 +19,25 @@ from gym_fed.evaluation.graders.base import Grader, Sample
 
 
 class RegexConfig(GraderConfig):
-    """1 where a pattern is found, and equals the reference if ``column`` is given, else 0."""
+    """1 if the pattern matches in the answer and, if ``column`` is given, the match equals the reference; else 0."""
 
     pattern: str
-    """Searched anywhere in the answer. With ``column`` its group ``answer``, else its first group, is compared."""
+    """Pattern that is searched for anywhere in the answer. With ``column``, its group ``answer`` is compared, or its
+    first group if it has none of that name."""
 
     column: str | None = None
-    """The row's column that the group must equal, white space at the ends aside."""
+    """The column with the value that the group must equal, ignoring white space at both ends."""
 
     occurrence: Literal["first", "last"] = "first"
     """The match that is compared."""
 
     ignore_case: bool = False
     timeout_seconds: float = Field(default=1.0, gt=0)
-    """A search that takes longer, as some patterns do on some texts, counts as not found."""
+    """Time limit of a search; a search that exceeds it counts as not found."""
 
 
 class Regex(Grader):
-    """1 where the pattern is found; with a column, where its group is the reference."""
+    """1 if the pattern is found and, with a column, its group equals the reference; else 0."""
 
     Settings = RegexConfig
     config: RegexConfig

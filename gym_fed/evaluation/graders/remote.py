@@ -22,7 +22,7 @@ _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 0.5, 30.0
 
 
 class RemoteConfig(GraderConfig):
-    """Use the rewards that a server returns."""
+    """The rewards that a server returns."""
 
     url: str = Field(pattern=r"^https?://")
     """The URL to which samples are posted."""
@@ -31,10 +31,10 @@ class RemoteConfig(GraderConfig):
     """The environment variable whose value is sent as a bearer token."""
 
     batch_size: int = Field(default=64, ge=1)
-    """Samples in one request."""
+    """Maximum samples per request."""
 
     retries: int = Field(default=4, ge=0)
-    """Retries after lost connections and statuses 429 and 5xx, with exponential backoff."""
+    """Maximum retries after lost connections and statuses 429 and 5xx, with exponential backoff."""
 
     timeout_seconds: float = Field(default=60.0, gt=0)
     max_request_bytes: int = Field(default=16 * 2**20, ge=1)
@@ -172,9 +172,9 @@ def reward_server(
     """Serve graders while the block runs; the reward is the sum of their values.
 
     Args:
-        graders: Set up here and torn down at the end. They grade one request at a time.
-        host: The address to listen at. There is neither TLS nor a password: keep loopback, or use a proxy.
-        port: 0 takes a free one; ``server.server_port`` is its number.
+        graders: The graders, which are set up here and torn down at the end. They grade one request at a time.
+        host: The address to listen on. There is neither TLS nor a password: use loopback, or a proxy.
+        port: The port to listen on; 0 selects a free one, given by ``server.server_port``.
     """
     lock = threading.Lock()
 

@@ -51,7 +51,7 @@ class RewardModelGrader(Grader):
 
     def setup(self) -> None:
         model = self._with_value_head() if self._value_head else self._classifier()
-        if model.config.pad_token_id is None:  # the model finds the last token by it
+        if model.config.pad_token_id is None:  # the model locates the last token with it
             model.config.pad_token_id = self._tokenizer.pad_token_id
         self._tokenizer.padding_side, self._tokenizer.truncation_side = "right", "left"
         self._model = model.to(self._device).eval()
@@ -154,7 +154,7 @@ def _has_value_head(folder: Path) -> bool:
     """Return True if ``folder`` contains a reward model with a value head.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a head that is pickled.
+        GymError: ``MODEL_INVALID`` for a pickled head.
     """
     if not (folder / _HEAD).is_file() and (folder / _PICKLED).is_file():
         raise GymError(
