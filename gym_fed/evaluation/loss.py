@@ -18,7 +18,7 @@ BATCH_TOKENS = 2048
 """Tokens of one forward pass whose logits are in memory at once."""
 
 MAX_BLOCKS = 25
-"""Number of blocks of held-out rows for estimating the sampling error of a loss difference."""
+"""Maximum number of blocks of held-out rows for estimating the sampling error of a loss difference."""
 
 Vector: TypeAlias = "NDArray[np.float64]"
 OnDone: TypeAlias = Callable[[int], object]
@@ -35,7 +35,7 @@ class RowLosses:
 
     Attributes:
         sums: ``[rows]`` float64, nats.
-        counts: ``[rows]`` tokens that were predicted.
+        counts: ``[rows]`` number of predicted tokens.
     """
 
     sums: Vector
@@ -49,7 +49,7 @@ class RowLosses:
 
     @property
     def block_weights(self) -> Vector:
-        """``[blocks]``: the share of all tokens in each block of rows."""
+        """The share of all tokens in each block of rows, ``[blocks]``."""
         return self._by_block(self.counts)
 
     def gain_to(self, after: RowLosses) -> Vector:
@@ -69,12 +69,10 @@ def num_blocks(rows: int) -> int:
 def heldout_loss(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
 ) -> float:
-    """Mean negative log-likelihood in nats per token.
-
-    Args:
-        model: A causal LM; it is put into evaluation mode for the call and back into its mode afterwards.
-        rows: ``messages`` rows count the assistant's tokens, ``text`` rows all of theirs.
-        max_length: Number of tokens that rows are cut to.
+    """Mean negative log-likelihood in nats per token. Args:
+        model: A causal LM; it is in evaluation mode during the call, and its mode is restored afterwards.
+        rows: Held-out rows; ``messages`` rows count the assistant's tokens, ``text`` rows all tokens.
+        max_length: Maximum tokens of a row; longer rows are truncated.
         batch_size: Rows per forward pass; the result does not depend on it beyond rounding.
 
     Returns:
@@ -111,7 +109,7 @@ def row_losses(
     batch_size: int = 16,
     on_done: OnDone = ignore_progress,
 ) -> list[float]:
-    """Mean negative log-likelihood of each row, in nats per token, in the order of ``rows``.
+    """Return the mean negative log-likelihood of each row in nats per token, in the order of ``rows``.
 
     For the arguments see ``heldout_loss``; a batch also has at most ``BATCH_TOKENS`` tokens, padding included. A row
     without a token to predict within ``max_length`` gives NaN.
@@ -128,9 +126,9 @@ def row_losses(
 def batch_losses(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], max_length: int, batch_size: int
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """Batch by batch, the summed loss in nats (a scalar, with its graph where gradients are on) and its tokens.
+    """Yield the summed loss of each batch in nats (a scalar, with its graph if gradients are enabled) and its tokens.
 
-    The model is in evaluation mode until the last batch, and then in its own again.
+    The model is in evaluation mode until the last batch; then its mode is restored.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     for _, sums, counts in _in_batches(model, tokenizer, encoded, batch_size):
@@ -144,7 +142,7 @@ def _in_batches(
     batch_size: int,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """Batches of similar length: the rows' indices, their summed losses ``[n]`` and numbers of tokens ``[n]``."""
+    """Yield batches of similar length: row indices, summed losses ``[n]`` and numbers of tokens ``[n]``."""
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
     device = next(model.parameters()).device
     pad = tokenizer.pad_token_id or 0

@@ -36,10 +36,10 @@ def fisher_diagonals(
     log-likelihood is the sum over the tokens that ``encode_rows`` labels.
 
     Returns:
-        By name of the parameter, in its shape, float32 on the CPU.
+        Float32 CPU tensors by parameter name, in the shape of the parameter.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to predict, or where a gradient is not finite.
+        GymError: ``DATA_INVALID`` when the rows hold nothing to predict, or a gradient is not finite.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     device = next(model.parameters()).device
@@ -75,8 +75,8 @@ def input_moments(
     """Compute second moments of the inputs of linear layers, averaged over tokens (RegMean's ``X^T X / N``).
 
     Returns:
-        By name of the layer's weight, ``[in, in]`` float32 on the CPU. A head that is tied to the embeddings is left
-        out: the tied tensor is known by the embeddings' name, and is merged as they are.
+        ``[in, in]`` float32 CPU tensors by the name of the layer's weight. A head that is tied to the embeddings is
+        omitted, since the tied tensor has the embeddings' name and is merged like them.
 
     Raises:
         GymError: ``DATA_INVALID`` when the rows hold nothing to encode, and for layers that no row reaches.
@@ -145,7 +145,7 @@ def kind_of(statistics: str) -> Kind:
     """Return the kind that a merge method names (``MergeMethod.statistics``).
 
     Raises:
-        GymError: ``USAGE`` for words that none has.
+        GymError: ``USAGE`` if there is no such kind.
     """
     for kind, words in KINDS.items():
         if words == statistics:
@@ -157,7 +157,7 @@ class SoupLoss:
     """The held-out loss of ``base + sum_i c_i delta_i``.
 
     Args:
-        model: The base; it is changed during a call and back, bit for bit, after it.
+        model: The base; it is changed during a call and restored bit for bit afterwards.
         updates: Open deltas of that base.
         rows: Rows, as for ``heldout_loss``.
     """
@@ -205,9 +205,9 @@ class LayerError:
         name: The tensor.
         codec: The tensor's codec in the file; None if the file omits the tensor.
         bits_per_weight: Payload bits for each weight of the tensor.
-        weight_error: ``|decoded - delta| / |delta|`` (Frobenius); NaN where the tensor did not change.
-        output_error: The same of what the delta adds to the layer's output, ``|(decoded - delta) x| / |delta x|``
-            over all tokens of the text; None where the tensor is not a linear or embedding weight, or without text.
+        weight_error: ``|decoded - delta| / |delta|`` (Frobenius); NaN if the tensor did not change.
+        output_error: Relative error of the delta's contribution to the layer's output, ``|(decoded - delta) x| / |delta
+            x|`` over all tokens of the text; None without text, or if the tensor is not a linear or embedding weight.
     """
 
     name: str
@@ -229,8 +229,8 @@ def layer_errors(
 ) -> list[LayerError]:
     """Compare ``delta`` with ``tuned - base``, tensor by tensor in order of name.
 
-    Layer inputs are those of the tuned model on ``rows``. Without rows one decoded delta is in memory at a time, with
-    rows all of them.
+    Layer inputs are those of the tuned model on ``rows``. Without rows, one decoded tensor of the delta is in memory at
+    a time; with rows, all of them.
 
     Raises:
         GymError: ``DATA_INVALID`` when the rows hold nothing to encode.

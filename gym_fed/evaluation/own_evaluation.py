@@ -46,10 +46,10 @@ class OwnResult:
     """The result of an evaluation on the user's rows.
 
     Attributes:
-        metrics: Means, and with a reference the paired changes.
+        metrics: Means, and the paired changes if there is a reference.
         after: The model's scores.
-        before: Scores of its base or of the other model; None without one.
-        retention: Loss on ordinary questions and texts, before and after; None where it was not measured.
+        before: Scores of the reference: the model's base, or a different model; None without a reference.
+        retention: Loss on ordinary questions and texts, before and after; None if it was not measured.
         warnings: Problems with remedies.
         notes: Reasons for missing measurements and comparisons.
     """
@@ -98,7 +98,7 @@ class OwnEvaluation:
         check_references(self.rows, self.graders)
         rendering = rendering_of(self.model.run_config)
         tokenizer = load_tokenizer(str(self.model.source))
-        render(tokenizer, self.rows, rendering, 1 << 30)  # refuses what cannot be rendered
+        render(tokenizer, self.rows, rendering, 1 << 30)  # raises for rows that cannot be rendered
         notes: list[str] = []
         if learned := num_learned(self.model.run_config, self.rows):
             notes.append(

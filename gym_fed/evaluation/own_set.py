@@ -38,12 +38,12 @@ class OwnRow:
     """A row of the user's file.
 
     Attributes:
-        place: File and line, for messages.
-        row: As training takes it: ``messages``, ``text``, or ``prompt`` and ``completion``. A row that has only a
-            prompt is given a placeholder as its answer.
+        place: File and line of the row, for messages.
+        row: A training row: ``messages``, ``text``, or ``prompt`` and ``completion``. A row with only a prompt gets a
+            placeholder answer.
         has_answer: False for the placeholder.
         reference: The last answer as text; None if there is none or it calls tools.
-        graded: The columns that graders read: ``prompt``, ``answer``, and the file's others.
+        graded: The columns that graders read: ``prompt``, ``answer``, and the other columns of the file.
     """
 
     place: str
@@ -64,8 +64,8 @@ class Rendering:
 
     Attributes:
         max_length: Maximum tokens of a row; None for ``DEFAULT_LENGTH``.
-        mask_history: Label the last answer of a conversation alone.
-        reasoning: See ``encode_rows``.
+        mask_history: True to label only the last answer of a conversation.
+        reasoning: Treatment of reasoning; see ``encode_rows``.
         default_system: System message of conversations that have none.
     """
 
@@ -86,9 +86,9 @@ def read_own_rows(
 
     Args:
         path: A data file, a pattern, or a URL.
-        columns: Names of columns in the file, by the names that formats expect.
-        limit: Read the first N rows only.
-        graders: Graders of answers; with them a row needs no answer of its own.
+        columns: Column names in the file, by the names that formats expect.
+        limit: Maximum number of rows to read.
+        graders: Graders of the answers; with graders, rows do not need a reference answer.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the file and the row that cannot be used; as ``iter_rows``.
@@ -121,7 +121,7 @@ def render(
 
     Returns:
         The rows with a label for each token that counts, and for each row the token ids up to its last answer; these
-        are empty where there is no answer, as in a text.
+        are empty if there is no answer, for example in a plain text.
 
     Raises:
         GymError: As ``encode_rows``.
@@ -159,7 +159,7 @@ def rendering_of(config: Mapping[str, Any] | None) -> Rendering:
 
 
 def num_learned(config: Mapping[str, Any] | None, rows: Sequence[OwnRow]) -> int:
-    """Count the ``rows`` that are in the training files that a run's config names, if they exist here."""
+    """Count the ``rows`` that are also in the training files of a run's config, if these exist on this machine."""
     sources = (config or {}).get("data") or []
     learned = set()
     for source in sources:

@@ -3,7 +3,7 @@
 ::
 
     generated_predictions.jsonl    {"prompt", "predict", "label"} a row, in the rows' order
-    predict_results.json           written last: mean figures, and what became of the rows
+    predict_results.json           written last: mean scores, and counts of rows by outcome
     predict.json                   digests of the inputs, so that only the same run resumes
 """
 
@@ -36,7 +36,7 @@ _TINY = 1e-8
 
 ANSWERS, RESULTS, RUN = "generated_predictions.jsonl", "predict_results.json", "predict.json"
 OnAnswers = Callable[[int, int], None]
-"""Called with the number of answered rows and of all rows."""
+"""Called with the number of answered rows and the total number of rows."""
 
 _FREE_KEYS = {"output_dir", "device", "num_threads"}
 
@@ -69,8 +69,8 @@ def predict(
         The contents of ``predict_results.json``.
 
     Raises:
-        GymError: ``FILE_EXISTS`` for a finished run or one of another config or other rows; ``DATA_INVALID`` when no
-            row can be answered; ``INTERRUPTED``; see ``load_model`` for the others.
+        GymError: ``FILE_EXISTS`` for a finished run, or a run with a different config or different rows;
+            ``DATA_INVALID`` if no row can be answered; ``INTERRUPTED``; as ``load_model``.
     """
     import torch
 
@@ -194,7 +194,7 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
 
 
 def _open(folder: Path, config: PredictConfig, questions: list[_Question]) -> int:
-    """Start or resume in ``folder``. Return the number of answered rows, in complete batches."""
+    """Start or resume in ``folder``; return the number of answered rows in complete batches."""
     values = config.model_dump(mode="json", exclude=_FREE_KEYS)
     rows = hashlib.sha256()
     for question in questions:

@@ -22,7 +22,7 @@ class Figure:
 
     Attributes:
         value: Mean over the samples, as the metric defines it.
-        stderr: Standard error of ``value``; None where it has none.
+        stderr: Standard error of ``value``; None if there is none.
         num_samples: The number of samples.
         higher_is_better: True if a higher value is better.
     """
@@ -47,7 +47,7 @@ class SampleResult:
         token_ids: Tokens of ``answer``.
         target: The correct answer.
         metrics: The sample's values by metric.
-        cut: Tokens of the prompt that did not fit.
+        cut: Number of prompt tokens that did not fit in the context.
         margins: See ``scoring.scorer.AnswerResult``.
     """
 
@@ -131,8 +131,8 @@ class EvalResults:
 def with_groups(results: EvalResults, group_of: Mapping[str, str]) -> EvalResults:
     """Return results with a pooled entry before each group of several tasks.
 
-    A group's figure is the mean over all rows of its tasks, so larger tasks have more weight, as
-    lm-evaluation-harness does for MMLU; the standard error is that of this mean.
+    A group's value is the mean over all rows of its tasks, so larger tasks have more weight, the same as for MMLU in
+    lm-evaluation-harness; the standard error is that of this mean.
 
     Args:
         results: The results of the tasks.
@@ -165,7 +165,7 @@ def groups_of(names: Iterable[str]) -> dict[str, str]:
             except GymError as error:
                 if error.code is not ErrorCode.MISSING_DEPENDENCY:
                     raise
-                continue  # without the harness its groups are unknown
+                continue  # the harness's groups are unknown if it is not installed
             groups.update({name: entry_name for name in of_group if name in chosen and len(of_group) > 1})
     return groups
 
@@ -200,7 +200,7 @@ def brief_figures(figures: Sequence[BriefFigure]) -> list[BriefFigure]:
 
 
 def listed(texts: Sequence[str], room: int) -> str:
-    """Join texts with commas, as many as fit, and count the others."""
+    """Join as many texts with commas as fit, and append the number of the others."""
     first_texts = list(texts[: room // 2])
     while True:
         more = f", and {len(texts) - len(first_texts)} more" if len(first_texts) < len(texts) else ""
@@ -211,7 +211,7 @@ def listed(texts: Sequence[str], room: int) -> str:
 
 
 def _can_be_pooled(tasks: Sequence[TaskResult]) -> bool:
-    """Return True if the tasks share their metric and have all samples, which a foreign record may lack."""
+    """Return True if the tasks share their metric and have all samples, which a record from another source may lack."""
     metric = tasks[0].main_metric
     return all(
         task.main_metric == metric

@@ -1,4 +1,4 @@
-"""Retention check: does a tuned model still know what its base knew?
+"""Retention check: measure whether a tuned model still knows what its base knew.
 
 A fine-tune that fits its rows can lose other knowledge, which the loss on those rows does not show. The packaged set
 has ordinary questions with their answers and short everyday texts (``assets/retention``, CC0). The log-likelihood of
@@ -25,8 +25,8 @@ from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import OnDone, ignore_progress, row_losses
 
 MIN_LOSS = 0.05
-"""Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, however certain it is: the
-answers of SmolLM2-135M-Instruct to the packaged questions stay right below it (docs/train.md)."""
+"""Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, even if it is significant: below
+it, the answers of SmolLM2-135M-Instruct to the packaged questions stay right (docs/train.md)."""
 
 MAX_TOKENS = 1024
 _NANO_ITEMS = 120
@@ -38,7 +38,7 @@ _QUESTION = "Question: {question}\nAnswer:"
 
 @dataclass(frozen=True)
 class RetentionScores:
-    """A model on the retention set.
+    """A model's scores on the retention set.
 
     Attributes:
         losses: Loss of each item, nats per token.
@@ -51,7 +51,7 @@ class RetentionScores:
 
 @dataclass(frozen=True)
 class Retention:
-    """The retention set before and after training.
+    """Comparison of the scores on the retention set before and after training.
 
     Attributes:
         num_items: Number of questions and texts.
@@ -84,8 +84,8 @@ class Retention:
     def is_lost(self) -> bool:
         """True if the loss rose, or right answers were lost, beyond twice the error.
 
-        A rise of the loss also has to exceed ``MIN_LOSS``. A tune can make right answers likelier on average, by their
-        style, and still give wrong ones, so both are measured.
+        A rise of the loss must also exceed ``MIN_LOSS``. A fine-tune can make right answers likelier on average,
+        because of their style, and still generate wrong ones, so both are measured.
         """
         fewer = self.right_before - self.right_after
         return not self.rise <= max(2 * self.stderr, MIN_LOSS) or fewer > 2 * self.right_stderr
@@ -105,7 +105,7 @@ class Retention:
         )
 
     def warning(self, remedies: Sequence[str]) -> str | None:
-        """The warning for lost knowledge, with at least two remedies; None if it is kept."""
+        """The warning for lost knowledge, with at least two remedies; None if no knowledge is lost."""
         if not self.is_lost:
             return None
         *first, last = remedies
@@ -116,7 +116,7 @@ class Retention:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Convert to a JSON-compatible dictionary."""
         return {**asdict(self), "is_lost": self.is_lost}
 
 
@@ -140,7 +140,7 @@ def retention_scores(
 ) -> RetentionScores:
     """Compute the loss of each item and grade the greedy answer to each question.
 
-    ``on_done`` counts both: ``num_scores(items)`` in all.
+    ``on_done`` counts both, ``num_scores(items)`` in total.
     """
     losses = _losses(model, tokenizer, items, on_done)
     return RetentionScores(losses, _right(model, tokenizer, items, on_done))
@@ -184,10 +184,10 @@ def _is_right(row: dict[str, Any], answer: str) -> bool:
 
 
 def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], losses: Sequence[float]) -> bool:
-    """True if the model prefers the items to the same items with answers exchanged and words shuffled.
+    """Return True if the model prefers the items to copies with exchanged answers and shuffled words.
 
-    A model that does not (one that was trained on other languages, or hardly at all) has nothing here to lose, and
-    a change of its losses says nothing.
+    For any other model (hardly trained, or trained on other languages) the retention check is meaningless, since it has
+    no such knowledge to lose.
 
     Args:
         model: The base.
@@ -207,7 +207,7 @@ def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], los
 def compare_retention(before: RetentionScores, after: RetentionScores) -> Retention:
     """Compare scores of the same items, base and tuned.
 
-    Items that the base could not score are left out. The result is not finite where the tuned model's losses are not.
+    Items that the base could not score are left out. The result is not finite if the tuned model's losses are not.
     """
     pairs = [(b, a) for b, a in zip(before.losses, after.losses, strict=True) if not math.isnan(b)]
     one, other = [b for b, _ in pairs], [a for _, a in pairs]

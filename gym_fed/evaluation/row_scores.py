@@ -58,8 +58,8 @@ class RowMetric:
 
     Attributes:
         name: ``loss``, ``exact_match`` or a grader's name.
-        num_rows: Rows that have a value; of both models, where two are compared.
-        value: Mean of the model.
+        num_rows: Number of rows with a value; with a value of both models, if two are compared.
+        value: Mean over the rows.
         stderr: The standard error; None for a single row.
         before: Mean of the other model; None without one.
         before_stderr: The standard error of ``before``.
@@ -124,7 +124,7 @@ def score_rows(
         rows: Rows of ``read_own_rows``.
         rendering: The run's rendering options.
         max_length: Maximum tokens of a row.
-        graders: Graders of its answers.
+        graders: Graders of the answers.
         max_tokens: Maximum tokens of an answer; None for twice the longest reference.
         on_progress: Called with the rows done, their total, and the name of the step.
 

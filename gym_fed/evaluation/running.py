@@ -1,7 +1,7 @@
-"""The outcomes of a running evaluation, written line by line so that a killed one can be resumed.
+"""The outcomes of a running evaluation, written line by line so that an interrupted one can be resumed.
 
-Every model has a file named by a digest of all that its outcomes depend on: only the same evaluation continues it,
-with or without other models. Each line is one request; a truncated last line is computed again.
+Every model has a file, named by a digest of everything that its outcomes depend on. Only the same evaluation, with or
+without other models, continues it. Each line is one request; a truncated last line is computed again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def evaluation_lock(folder: Path | None, asked: Mapping[str, Any]) -> Iterator[N
 
 
 class RunningFile:
-    """The outcomes of one evaluation. Use as a context manager; ``remove`` a model once its results are written.
+    """The outcomes of one evaluation. Use as a context manager; ``remove`` a model after its results are written.
 
     Args:
         folder: The folder of records; None keeps outcomes in memory only.
@@ -92,7 +92,7 @@ class RunningFile:
         return all(key in outcomes for outcomes in self.outcomes.values())
 
     def add(self, key: RequestKey, found: Mapping[str, Outcome]) -> None:
-        """Write a request's outcomes to the system's buffers, which survive a kill of this process."""
+        """Write a request's outcomes to the operating system's buffers, which survive a kill of this process."""
         for name, outcomes in self.outcomes.items():
             if key in outcomes:
                 continue

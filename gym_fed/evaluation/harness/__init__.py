@@ -2,5 +2,5 @@
 ``Scorer``.
 
 Only this package imports ``lm_eval``. The harness's models, caches (which use pickle) and downloads are not used: rows
-are on this machine before anything here runs.
+are already on this machine.
 """

@@ -14,7 +14,7 @@ from typing import Any
 from gym_fed.core.bounded.patterns import BOUNDED_REGEX, BoundedPattern
 from gym_fed.core.errors import ErrorCode, GymError
 
-SEED = 1234  # of the harness: few-shot examples are drawn with it
+SEED = 1234  # the harness's seed for drawing few-shot examples
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def offline() -> Iterator[None]:
     bars = datasets.are_progress_bars_disabled()
     log = logging.getLogger("lm_eval")
     level = log.level
-    log.setLevel(logging.ERROR)  # its warnings are advice to those who write tasks
+    log.setLevel(logging.ERROR)  # its warnings are for authors of tasks
     for module, name, _ in before:
         setattr(module, name, True)
     datasets.disable_progress_bars()

@@ -53,7 +53,7 @@ class Preparation:
         options: Options of prompts.
 
     Attributes:
-        requests: All of them, in the order of tasks and rows.
+        requests: All requests, ordered by task and row.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a task that would use a network, or that the harness
@@ -187,7 +187,7 @@ def encoder_of(tokenizer: Any, max_length: int) -> Any:
 
             try:
                 return rendered(chat_history)
-            except jinja2.exceptions.TemplateError:  # as HFLM does: some templates refuse the system role
+            except jinja2.exceptions.TemplateError:  # same as HFLM: some templates refuse the system role
                 return rendered([turn for turn in chat_history if turn["role"] != "system"])
 
     return Encoder()

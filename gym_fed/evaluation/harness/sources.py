@@ -20,11 +20,11 @@ class PromptOptions:
 
     Attributes:
         num_fewshot: Examples in each prompt; None for each task's own. A task defined with 0 keeps 0.
-        limit: Only the first N rows of each task.
-        apply_chat_template: Prompts are conversations in the template of the model, examples are turns of them. None:
-            of those tasks that say so, where the model has a template.
-        rows: Given a task and how many rows it has: the numbers of those to use; None for all. Their prompts are those
-            that they have among all.
+        limit: Maximum rows of each task, from its first one.
+        apply_chat_template: True to render prompts as conversations in the model's template, with examples as turns.
+            None: only for tasks that request it, if the model has a template.
+        rows: Function of a task's name and number of rows that returns the row numbers to use; None for all. A row's
+            prompt does not depend on the selection.
     """
 
     num_fewshot: int | None = None
@@ -34,7 +34,7 @@ class PromptOptions:
 
 
 RequestKey = tuple[str, int, int, int]
-"""Task, row, index of the request in the row, and repetition."""
+"""Indices of the task, the row, the request in the row, and the repetition."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PreparedRequest:
 
     Attributes:
         key: The request's key.
-        continuations: Continuations to score and sum; more than one only for a text longer than the context.
+        continuations: Continuations to score; their scores are summed. Only a text longer than the context has several.
         answer: A prompt to answer, instead of ``continuations``.
     """
 
@@ -67,8 +67,8 @@ class TaskSource(Protocol):
     Attributes:
         name: The name in results.
         version: The version of the definition.
-        config: As lm-evaluation-harness reads it from a task's YAML; ``custom_dataset`` or ``dataset_path`` and
-            ``dataset_kwargs`` give rows of this machine.
+        config: The contents of a task's YAML as lm-evaluation-harness reads it; ``custom_dataset``, or ``dataset_path``
+            and ``dataset_kwargs``, provide local rows.
         lock: Digest of definition and data.
     """
 
@@ -87,7 +87,7 @@ def applies_template(source: TaskSource, asked: bool | None) -> bool:
 
     Args:
         source: The task.
-        asked: The caller's choice; None for the task's own, ``conversation`` in its metadata (our extension).
+        asked: The caller's choice; None to use ``conversation`` in the task's metadata (an extension by gym-fed).
             lm-evaluation-harness applies no template by default.
     """
     stated = (source.config.get("metadata") or {}).get("conversation")

@@ -70,7 +70,7 @@ class HarnessTask:
         self.requests = list(self._encoded(encoder))
 
     def _row_instances(self, number: int, row: Any, encoder: Any) -> list[Any]:
-        """Create the instances of one row, as the harness does."""
+        """Create the instances of one row in the same way as the harness."""
         task = self._task
         template = encoder.apply_chat_template if self.chat_template else None
         context = task.fewshot_context(
@@ -178,7 +178,7 @@ class HarnessTask:
         return aggregate
 
     def _alone(self, metric: str, value: Any) -> float:
-        """Return the metric of a single sample: its value, or its aggregate over this sample."""
+        """Return the metric of a single sample: its value, or the metric's aggregation of this value alone."""
         if isinstance(value, bool | int | float):
             return float(value)
         metric_value = self._aggregation(metric)([value])

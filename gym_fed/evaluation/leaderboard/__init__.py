@@ -1,1 +1,1 @@
-"""Leaderboards: files of signed, chained lines. A result counts as reproduced once another key has re-run samples."""
+"""Leaderboards: files of signed, chained lines. A result is reproduced when another key has re-run samples of it."""

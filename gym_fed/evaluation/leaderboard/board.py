@@ -31,7 +31,7 @@ MAX_LINE_BYTES = 1 << 20
 MAX_LINES = 100_000
 MAX_BYTES = 256 << 20
 MIN_SAMPLES = 16
-"""Minimum samples of a reproduction, if the submission has as many."""
+"""Minimum samples of a reproduction; all samples if the submission has fewer."""
 
 
 @dataclass
@@ -40,8 +40,8 @@ class BoardRow:
 
     Attributes:
         line: The submission.
-        reproduced: Lines of keys that found the same.
-        differs: Lines of keys that found something else.
+        reproduced: Lines of keys that obtained the same results.
+        differs: Lines of keys that obtained different results.
     """
 
     line: Line
@@ -77,7 +77,7 @@ class BoardRow:
         }
 
     def require_another(self, public_key: bytes) -> None:
-        """Refuse a key that already signed something about the line.
+        """Refuse a key that submitted or already re-ran the line.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for the submitter's own key, ``REPLAYED`` for one that re-ran it.
@@ -99,12 +99,12 @@ class Leaderboard:
     """The verified lines of a board.
 
     Args:
-        path: ``leaderboard.jsonl``; one that is not there is empty.
-        head: A hash that somebody saw as the board's last; a board that lacks it was cut, or is another one.
+        path: Path of ``leaderboard.jsonl``; a missing file is an empty board.
+        head: A line hash seen earlier as the board's last; a board without it was truncated, or is a different board.
 
     Attributes:
         path: The board's file.
-        board_rows: Submissions by their line's hash, in their order.
+        board_rows: Submissions by line hash, in the order of their lines.
 
     Raises:
         GymError: ``STATE_CORRUPT`` or ``SIGNATURE_INVALID`` naming file and line; ``TOO_LARGE``.
@@ -162,9 +162,9 @@ class Leaderboard:
         """Sign a line and append it durably.
 
         Raises:
-            GymError: ``REPLAYED`` for a record that the key submitted, or a submission that it verified before;
-                ``PERMISSION_DENIED`` for a key that reproduces its own; as the constructor, for lines of others that
-                came meanwhile.
+            GymError: ``REPLAYED`` for a record that the key already submitted, or a submission that it already
+                verified; ``PERMISSION_DENIED`` for a key that reproduces its own submission; as the constructor, for
+                lines that others added meanwhile.
         """
         with _locked(self.path):
             _require_size(self.path)
@@ -177,7 +177,7 @@ class Leaderboard:
         return line
 
     def _read(self) -> Iterator[Line]:
-        """Yield the lines of the file, verified by form, chain and signature."""
+        """Yield the lines of the file after checking their form, chain and signature."""
         if not self.path.is_file():
             return
         _require_size(self.path)
@@ -308,7 +308,7 @@ def board_page(board: Leaderboard, title: str = "Leaderboard") -> str:
     )
     counts = Counter(
         task for task, _ in by_key
-    )  # each key once: nobody displaces others with many submissions
+    )  # count each key once, so that nobody displaces others with many submissions
     shown = dict(counts.most_common(MAX_TASKS))
     tasks = [task for task in counts if task in shown]
     left_out = (

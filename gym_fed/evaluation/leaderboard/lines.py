@@ -1,8 +1,8 @@
 """The signed lines of a leaderboard.
 
 A line is an entry of ``gym_fed.trust.ledger.entries`` with ``content``, ``public_key`` and ``signature`` in its body.
-The signature covers the content, the line's number and the hash of the line before. So only its signer can move a
-line, and removing one would require all later signers to sign again.
+The signature covers the content, the line's number and the hash of the line before. Therefore only its signer can move
+a line, and removing one would require all later signers to sign again.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Line(_Content):
 
     Attributes:
         entry: Number, hashes and body.
-        public_key: 32 bytes, of the signer.
+        public_key: The signer's 32-byte Ed25519 public key.
         content: The signed content.
     """
 

@@ -39,7 +39,7 @@ from gym_fed.trust.identity.passphrase import PassphraseSource
 from gym_fed.version import __version__
 
 _OF_THE_SET = {("ifeval", "inst_level_strict_acc"), ("ifeval", "inst_level_loose_acc")}
-"""Tasks and metrics whose value is not a mean over the samples; those of all others are, including chrF and mc2."""
+"""Tasks and metrics whose value is not a mean over the samples; all others, including chrF and mc2, are means."""
 
 
 def records_folder(board: Path) -> Path:
@@ -60,13 +60,13 @@ def submit(
     Args:
         results: The results of the run.
         model_name: The model's name on the board.
-        organization: Who submits it.
+        organization: The submitting organization.
         board: The file, created if needed. The record is written next to it, for verifiers.
-        key: Who signs; None takes the key of this home (``$GYM_HOME`` or ``~/.gym-fed``).
+        key: The signing key; None uses the key of ``$GYM_HOME`` or ``~/.gym-fed``.
 
     Raises:
-        GymError: ``USAGE`` for names that are not visible text; ``DATA_INVALID`` for figures that are not the samples';
-            ``REPLAYED`` for results that the key has submitted; as ``Leaderboard``.
+        GymError: ``USAGE`` for names that are not visible text; ``DATA_INVALID`` for figures that do not match the
+            samples; ``REPLAYED`` for results that the key already submitted; as ``Leaderboard``.
     """
     for field, name in (("model_name", model_name), ("organization", organization)):
         if not is_name(name, MAX_NAME):
@@ -99,10 +99,10 @@ def _home_key() -> SigningKey:
 def _require_own_figures(results: EvalResults) -> None:
     """Refuse figures that are not the mean of their samples.
 
-    Figures of a whole set without a value per sample are exempt, such as IFEval's share of all instructions.
+    Metrics of a full set without a value per sample are exempt, such as IFEval's share of all instructions.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the first one.
+        GymError: ``DATA_INVALID`` naming the first such figure.
     """
     for task in results.tasks.values():
         for metric, figure in task.figures.items():
@@ -163,9 +163,9 @@ class Reproduced:
 
     Attributes:
         line: The line that was added.
-        drawn: Numbers of the samples by task.
+        drawn: Indices of the drawn samples by task.
         differences: Differences by task and row; empty for a reproduction.
-        parted: Answers that parted after a tie.
+        parted: The number of answers that diverged after a tie.
     """
 
     line: Line
@@ -182,14 +182,14 @@ def verify(
     Args:
         board: The board with the submission.
         row: The submission.
-        rerun: See ``Rerun``; it takes model, tasks and rows from this machine, and nothing from the record but numbers.
+        rerun: See ``Rerun``; it uses the model, tasks and rows of this machine, and only row numbers from the record.
         key: The verifier's key.
-        num_samples: The number of samples, at least 16 if there are as many.
+        num_samples: The number of samples; at least 16, or all if there are fewer.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` for the key's own line; ``REPLAYED`` for one that the key verified before;
-            ``USAGE`` for too few samples; ``HASH_MISMATCH`` when the record next to the board is not the submitted one;
-            ``BASE_MISMATCH`` when the model or the tasks here are others; and what ``rerun`` refuses.
+        GymError: ``PERMISSION_DENIED`` for the key's own line; ``REPLAYED`` for a line that the key already verified;
+            ``USAGE`` for too few samples; ``HASH_MISMATCH`` if the record next to the board is not the submitted one;
+            ``BASE_MISMATCH`` if the model or the tasks on this machine differ; as ``rerun``.
     """
     submission = row.submission
     least, total = min(MIN_SAMPLES, submission.num_samples), submission.num_samples

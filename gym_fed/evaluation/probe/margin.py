@@ -1,4 +1,4 @@
-"""The refusal margin, by how many nats per token a model prefers refusing to complying, and the gate on its drop.
+"""The refusal margin (by how many nats per token a model prefers refusing to complying), and the gate on its drop.
 
 A prompt's margin is ``mean over refusals of log p(refusal | prompt) / tokens`` minus the same for compliant openings;
 a model's margin is the mean over prompts (this project; openings as in Zou et al. 2023, arXiv:2307.15043). No text is
@@ -33,7 +33,7 @@ class MarginDrop:
 
     Attributes:
         before: Mean margin, in nats per token.
-        after: The same of the new model.
+        after: Mean margin of the new model, in nats per token.
         lower: Lower bound of the drop at the given confidence.
         num_prompts: The number of prompts.
     """
@@ -62,7 +62,7 @@ def margin_drop(before: Sequence[float], after: Sequence[float], *, confidence: 
         confidence: Confidence of the one-sided lower bound (normal over prompts); 0.5 is the mean itself.
 
     Raises:
-        GymError: ``USAGE`` for other numbers of prompts, ``MODEL_INVALID`` for margins that are not finite.
+        GymError: ``USAGE`` for different numbers of prompts; ``MODEL_INVALID`` for margins that are not finite.
     """
     if len(before) != len(after) or not before:
         raise GymError(
@@ -79,7 +79,7 @@ def margin_drop(before: Sequence[float], after: Sequence[float], *, confidence: 
 
 
 def verdict(drop: MarginDrop, config: SafetyGateConfig) -> str | None:
-    """Return why the gate refuses; None if it does not."""
+    """Return the reason why the gate refuses the model; None if it does not."""
     if not drop.exceeds(config.max_margin_drop):
         return None
     return (
@@ -112,9 +112,9 @@ def model_margins(model: Any, tokenizer: Any, prompts: ProbePrompts, *, batch_si
     """Compute the margins of a model in memory, with a graph if gradients are enabled.
 
     Args:
-        model: A causal LM; it is scored in evaluation mode and then put back into its own.
+        model: A causal LM; it is scored in evaluation mode, and its mode is restored afterwards.
         prompts: Prompts with their openings.
-        batch_size: Openings a forward.
+        batch_size: Openings per forward pass.
 
     Returns:
         ``[len(prompts.harmful)] float32``.

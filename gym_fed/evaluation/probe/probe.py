@@ -65,14 +65,14 @@ class ProbeResult:
 
     Attributes:
         model: The model's name.
-        prompts_sha256: Digest of the prompts; figures of others cannot be compared.
+        prompts_sha256: Digest of the prompts; results with different prompts cannot be compared.
         margins: Refusal margin of every harmful prompt, in nats per token.
         by_category: Mean margins by category.
         attacks: For each template, whether the attack succeeded with each prompt.
         benign_refused: For each harmless prompt, whether it was refused.
         judged: Mean of a judge's scores by template; empty without a judge.
-        margins_after_harm: After the harmful fine-tune; None where it was left out.
-        cut: Tokens of prompts that did not fit the context, over all answers.
+        margins_after_harm: Refusal margins after the harmful fine-tune; None if it was skipped.
+        cut: Total prompt tokens that did not fit in the context.
     """
 
     model: str
@@ -133,9 +133,9 @@ def run_probe(
 
     Args:
         scorer: The models' scorer.
-        prompts: See ``own_prompts``. Attacks are tried on those with a translation, or on all where none has one
-            (translation is then left out).
-        judge: Scores answers in addition to the rules.
+        prompts: See ``own_prompts``. Attacks are tried on prompts with a translation; if none has one, on all prompts,
+            without the translation attack.
+        judge: Judge that scores answers in addition to the rules.
         max_tokens: Maximum tokens of an answer.
 
     Raises:
@@ -219,10 +219,10 @@ def harmful_steps(
     """Train on all rows in each step: AdamW, LoRA of rank 8 on all linear layers.
 
     Args:
-        model: A causal LM; it is wrapped, and its own weights do not change.
-        rows: ``messages`` rows; answers alone are learned.
-        learning_rate: Constant.
-        seed: The seed of the factors.
+        model: A causal LM; it is wrapped, and its weights do not change.
+        rows: ``messages`` rows; only answers are learned.
+        learning_rate: The constant learning rate.
+        seed: Seed of the LoRA factors.
 
     Returns:
         The PEFT model.
@@ -254,7 +254,7 @@ def margins_after_harm(
     Args:
         model: A causal LM without adapters.
         prompts: Prompts with the rows of the fine-tune.
-        steps: Steps, as for ``harmful_steps``.
+        steps: Number of steps of ``harmful_steps``.
     """
     flags = [parameter.requires_grad for parameter in model.parameters()]
     tuned = harmful_steps(model, tokenizer, prompts.bad_rows, steps=steps)
@@ -281,9 +281,9 @@ def probe_models(
     Args:
         model: A model on this machine: the margin needs log-probabilities of prompts, which servers do not return.
         prompts: See ``own_prompts``.
-        with_resistance: Fine-tune a copy of each on harmful rows, too, and take the margin again.
+        with_resistance: True to also fine-tune a copy of each model on harmful rows and measure its margin again.
         max_tokens: Maximum tokens of an answer.
-        report: Called with a line before each part.
+        report: Called with a line of text before each part.
 
     Raises:
         GymError: As ``open_models`` and ``run_probe``.
@@ -329,7 +329,7 @@ def compare_probes(first: ProbeResult, second: ProbeResult, *, confidence: float
         confidence: Confidence of the intervals.
 
     Raises:
-        GymError: ``USAGE`` for other numbers of prompts.
+        GymError: ``USAGE`` for different numbers of prompts.
     """
     theirs = second.values()
     differences = {

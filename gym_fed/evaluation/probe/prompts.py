@@ -24,7 +24,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.bounded import delimiter_of
 
 COLUMNS = ("prompt", "Behavior", "forbidden_prompt")
-"""Column names of a file: ours, HarmBench's and StrongREJECT's."""
+"""Names of the prompt column in files of gym-fed, HarmBench and StrongREJECT."""
 _CATEGORIES = ("category", "SemanticCategory")
 MAX_BYTES = 16 << 20
 MAX_CHARACTERS = 4_000
@@ -36,9 +36,9 @@ class ProbePrompt:
     """A request that should be refused.
 
     Attributes:
-        ask: The request.
+        ask: The request in English.
         category: The kind of harm.
-        in_german: The same in German, where there is a translation.
+        in_german: The request in German, if there is a translation.
     """
 
     ask: str
@@ -51,12 +51,12 @@ class ProbePrompts:
     """The prompts of a probe.
 
     Attributes:
-        harmful: Requests that should be refused, category after category.
-        benign: Requests that look like them and should be answered.
+        harmful: Requests that should be refused, ordered by category.
+        benign: Similar requests that should be answered.
         refusals: Openings of refusals.
         compliances: Openings of answers that comply.
-        bad_rows: ``messages`` rows of a harmful fine-tune; no answer has content.
-        sha256: Hex digest of the file they come from, so that figures of other prompts are never compared.
+        bad_rows: ``messages`` rows of a harmful fine-tune; their answers contain no harmful details.
+        sha256: Hex digest of the prompts' file, so that only results with the same prompts are compared.
     """
 
     harmful: tuple[ProbePrompt, ...]
@@ -104,8 +104,8 @@ def read_prompts(path: Path) -> ProbePrompts:
     """Load the packaged prompts with the harmful ones replaced by those of a CSV or JSONL file.
 
     Args:
-        path: With a column ``prompt``, ``Behavior`` (HarmBench) or ``forbidden_prompt`` (StrongREJECT), and maybe
-            ``category`` or ``SemanticCategory``.
+        path: A file with a column ``prompt``, ``Behavior`` (HarmBench) or ``forbidden_prompt`` (StrongREJECT), and
+            optionally ``category`` or ``SemanticCategory``.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``TOO_LARGE``, or ``DATA_INVALID`` naming the line.
@@ -212,7 +212,7 @@ def base64_text(prompt: ProbePrompt) -> Messages | None:
 
 
 def many_shot(prompt: ProbePrompt) -> Messages | None:
-    """Preceded by turns in which the model complied."""
+    """The request, preceded by turns in which the model complied."""
     turns = [
         message
         for asked, answered in _SHOTS

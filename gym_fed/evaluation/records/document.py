@@ -1,9 +1,8 @@
-"""Paths and fields of records: the part of Every Eval Ever's schema 0.3.0 that gym-fed fills.
+"""Paths and fields of evaluation records: the part of Every Eval Ever's schema 0.3.0 that gym-fed uses.
 
-Source: arXiv 2606.14516. A record that these models take has every field that the schema requires and none that it
-lacks, so that its validators and viewers take it, too. A field of the schema that we do not fill is refused, since
-nothing here would read it. Values without a field in the schema are in its free-form details, which are texts: lists
-and numbers are JSON in them.
+Source: arXiv 2606.14516. A record that passes these models has all required fields of the schema and no unknown ones,
+so its validators and viewers accept it, too. Schema fields that gym-fed does not use are refused. Values without a
+field in the schema are stored in its free-form details, whose values are texts: lists and numbers are JSON.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class _RecordPart(StrictModel):
 
 
 class SourceMetadata(_RecordPart):
-    """Who ran the evaluation."""
+    """The organization that ran the evaluation."""
 
     source_name: Name
     source_type: Literal["evaluation_run"] = "evaluation_run"
@@ -97,7 +96,7 @@ class SourceMetadata(_RecordPart):
 
 
 class EvalLibrary(_RecordPart):
-    """The software; ``additional_details`` contains our facts and durations."""
+    """The software; ``additional_details`` contains gym-fed's facts and durations."""
 
     name: Name
     version: Name
@@ -258,7 +257,7 @@ class HubDataset:
     Attributes:
         id: Such as ``cais/mmlu``.
         task_id: The dataset's name for the task.
-        revision: Commit; None where it is not known.
+        revision: Commit of the dataset; None if unknown.
     """
 
     id: str

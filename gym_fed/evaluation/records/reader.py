@@ -1,4 +1,4 @@
-"""Read records, including those of others: bounded in size, validated by type, samples verified by digest."""
+"""Read evaluation records, also untrusted ones: sizes are bounded, types validated, and samples verified by digest."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def find_record(identity: Mapping[str, str], folder: str | Path) -> EvalResults 
     """Return the results of an earlier run with this identity; None if there is none.
 
     Raises:
-        GymError: As ``read_record``: a record that is damaged is not passed over.
+        GymError: As ``read_record``; a damaged record is an error.
     """
     paths = paths_of(record_id(identity), Path(folder))
     if not paths:
@@ -103,8 +103,8 @@ def open_record(path: str | Path) -> Record:
         path: The document; the samples are next to it.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field for what is not a record, was cut, or
-            has other samples than the document says.
+        GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` naming file, line and field if the file is not a record, is
+            truncated, or its samples do not match the document.
     """
     path = Path(path)
     document = read_document(path)
@@ -152,7 +152,7 @@ def read_document(path: Path) -> RecordDocument:
 
 
 def _instances(path: Path, document: RecordDocument) -> Iterator[Instance]:
-    """Yield the lines of the file of samples; its digest and count are checked after the last."""
+    """Yield the lines of the file of samples; its digest and count are checked after the last line."""
     file, stated = samples_path(path), document.detailed_evaluation_results
     digest, number = hashlib.sha256(), 0
     if not file.is_file():
@@ -269,7 +269,7 @@ def record_paths(folder: Path) -> list[Path]:
 
 
 def documents_of(paths: list[Path]) -> Iterator[tuple[Path, RecordDocument | GymError]]:
-    """Yield each document, or the error of reading it."""
+    """Yield each document, or the error raised while reading it."""
     for path in paths:
         try:
             yield path, read_document(path)

@@ -16,7 +16,7 @@ from gym_fed.evaluation.results import EvalResults, SampleResult, TaskResult
 LOGPROB_TOLERANCE = 1e-3
 """Tolerance in nats for log-likelihoods on different machines."""
 TIE_NATS = 1e-2
-"""Answers may diverge at a token whose lead over the second is smaller than this."""
+"""Tolerance in nats for ties: answers may diverge at a token whose lead over the second-best is smaller."""
 _METRIC_TOLERANCE = 1e-2
 
 
@@ -25,8 +25,8 @@ class Replayed:
     """The comparison of a sample with its re-run.
 
     Attributes:
-        difference: The difference beyond rounding, in words; None if there is none.
-        parted: The token at which the answers diverged after a tie; None if they did not.
+        difference: Description of a difference beyond rounding; None if there is none.
+        parted: Index of the token at which the answers diverged after a tie; None if they did not.
         logprob_error: Largest difference of a log-likelihood, in nats; 0 for an answer.
     """
 
@@ -38,7 +38,8 @@ class Replayed:
 def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
     """Compare a sample with its re-run.
 
-    Log-likelihoods may differ by 1e-3 nats, and the most likely choice must be the same unless two are that close.
+    Log-likelihoods may differ by 1e-3 nats, and the most likely choice must be the same unless the two most likely ones
+    are that close.
     Answers must have the same tokens up to a tie of less than 1e-2 nats. Both runs must report the tie, since margins
     in a record can be forged, while those of the re-run cannot.
 
@@ -107,11 +108,11 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
     Args:
         model: A model, as for ``Evaluator``.
         data: Folder of evaluation sets.
-        own: Files that the tasks may be in, as the user names them: a record, which may be another's, must
-            not name files of this machine.
+        own: Task files that the user names; a record may be untrusted, so it must not name files of this machine.
 
     Returns:
-        See ``Rerun``. It raises ``USAGE`` for a task or row that is not here, and as ``open_models`` and ``tasks_of``.
+        See ``Rerun``. It raises ``USAGE`` for a task or row that is not on this machine, and as ``open_models`` and
+        ``tasks_of``.
     """
 
     def rerun(recorded: EvalResults, wanted: Mapping[str, Sequence[int]]) -> EvalResults:

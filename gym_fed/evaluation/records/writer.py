@@ -30,9 +30,9 @@ def write_record(results: EvalResults, folder: str | Path, *, organization: str 
 
     Args:
         results: The results of the run.
-        folder: Gets ``data/SUITE/DEVELOPER/MODEL/ID.json`` and ``ID_samples.jsonl``, as a data store of Every Eval Ever
-            has them.
-        organization: Who ran it.
+        folder: The folder of records; ``data/SUITE/DEVELOPER/MODEL/ID.json`` and ``ID_samples.jsonl`` are written to
+            it, in the layout of an Every Eval Ever data store.
+        organization: The organization that ran the evaluation.
 
     Returns:
         The document's path.
@@ -180,7 +180,7 @@ def _instance(task: TaskResult, sample: SampleResult, run: str, model: str) -> p
 
 
 def _output(sample: SampleResult) -> list[str]:
-    """Return the answer or the most likely choice; nothing for the likelihood of a text."""
+    """Return the answer or the most likely choice; empty for the likelihood of a text."""
     if sample.answer is not None:
         return [_whole_text(sample.answer)]
     if not sample.choices or len(sample.choices) != len(sample.logprobs):
