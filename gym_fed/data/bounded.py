@@ -1,6 +1,7 @@
-"""Read lines, JSON lists and CSV rows from a stream in bounded memory; oversized rows are refused before loading.
+"""Read lines, JSON lists and CSV rows from a stream in bounded memory; oversized rows are refused before they are
+loaded.
 
-A packed file of a few megabytes may unpack to gigabytes, so the size of a file does not bound its rows.
+A compressed file of a few megabytes may expand to gigabytes, so the size of a file does not bound its rows.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, BinaryIO
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_ROW_BYTES = 64 * 2**20
-"""A longer line, item of a list, cell or text is refused."""
+"""Maximum bytes of a line, list item, cell or text."""
 _CHUNK_BYTES = 1 << 20
 _BLANK = " \t\n\r"
 _IN_NUMBERS = "0123456789.eE+-"
@@ -80,10 +81,10 @@ def bounded_lines(name: str, reader: io.BufferedReader) -> Iterator[bytes]:
 
 
 def bounded_whole(name: str, reader: io.BufferedReader) -> bytes:
-    """Read a whole file that is one row.
+    """Read a file that is one row.
 
     Raises:
-        GymError: ``DATA_INVALID`` where it is larger than ``MAX_ROW_BYTES``.
+        GymError: ``DATA_INVALID`` if it is larger than ``MAX_ROW_BYTES``.
     """
     data = reader.read(MAX_ROW_BYTES + 1)
     if len(data) > MAX_ROW_BYTES:
@@ -117,8 +118,9 @@ class JsonItems:
         """Yield each item with the line on which it begins.
 
         Raises:
-            GymError: ``DATA_INVALID`` for bytes that are not UTF-8, no list, and an item that is too long.
-            JSONDecodeError: With line and column within the file.
+            GymError: ``DATA_INVALID`` for bytes that are not UTF-8, a value that is not a list, and an item that is too
+                long.
+            JSONDecodeError: For invalid JSON, with line and column in the file.
         """
         if self._next() != "[":
             self._item(1)  # which reports invalid JSON
@@ -161,7 +163,7 @@ class JsonItems:
             if len(self._text) > MAX_ROW_BYTES:
                 raise too_long(f"{self._name}:{self._line}: row {number}", "shorten or drop the row")
             self._read(min(step, MAX_ROW_BYTES + 1 - len(self._text)))
-            step *= 2  # a long item is parsed again each time: few times
+            step *= 2  # a long item is parsed again after each read, so read few times
 
     def _next(self) -> str:
         """Peek at the next character that is not whitespace; empty at the end."""
@@ -194,7 +196,7 @@ class JsonItems:
         self._bytes += len(data)
 
     def _place(self, at: int) -> tuple[int, int]:
-        """Line and column of a position at or after the one counted so far."""
+        """Return line and column of a position at or after the one counted so far."""
         lines = self._text.count("\n", self._counted, at)
         if lines:
             return self._line + lines, at - self._text.rindex("\n", self._counted, at)
@@ -215,7 +217,7 @@ def not_utf8(problem: str) -> GymError:
 
 
 class CsvRow(dict[str, Any]):
-    """The non-empty cells of a row. Equal to a plain dict of them.
+    """The non-empty cells of a CSV row; equal to a plain dict of them.
 
     Attributes:
         header: All columns of the file.
@@ -232,7 +234,7 @@ def columns_of(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 DELIMITER_BYTES = 1 << 20
-"""Bytes of a file that are read to detect its delimiter."""
+"""Maximum bytes of a file that are read to detect its delimiter."""
 _CANDIDATES = (",", ";", "\t", "|")
 _NAMES = {",": "','", ";": "';'", "\t": "tabs", "|": "'|'"}
 

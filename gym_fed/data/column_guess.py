@@ -43,7 +43,7 @@ _ANSWERS = (
         "a",
     ),
 )
-"""Names that say it, and names that only say it where no other column does."""
+"""Names of answer columns, and names that count only if no column has one of the former."""
 _CHOSEN = ("chosen", "preferred", "better", "accepted", "winner", "win", "good")
 _REJECTED = ("rejected", "dispreferred", "worse", "refused", "loser", "lose", "bad")
 _FILLERS = {
@@ -78,13 +78,13 @@ _FILLERS = {
     *("original", "text", "column", "field", "value"),
 }
 _CONTEXTS = {"context", "background", "passage"}
-"""Names of texts that a question is about, which are often longer than the answer."""
+"""Names of columns with the text that a question refers to, which is often longer than the answer."""
 _KNOWN = {*_FILLERS, *_CONTEXTS}.union(*_QUESTIONS, *_ANSWERS, _CHOSEN, _REJECTED)
 _PLURALS = (("ies", "y"), ("s", ""))
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_a-zA-Z]+")
 _TURN_KEYS = {"role": "messages", "from": "conversations"}
 _SPACED_TEXT = 0.5
-"""Share of the sample in which a column of texts, not of codes or dates, has several words."""
+"""Minimum share of the sample with several words in a column of texts, as opposed to codes or dates."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class ColumnGuess:
     """Guessed columns, by the names that formats expect.
 
     Attributes:
-        columns: Names in the file, by ours.
+        columns: Column names in the file, by the names that formats expect.
         unread: The file's other columns.
         by_length: True if a column was chosen by the length of its texts instead of its name.
     """
@@ -115,7 +115,7 @@ def guess_columns(sample: Sequence[Raw], kind: str = "any") -> ColumnGuess | Non
         kind: The kind of rows that is needed; see ``gym_fed.data.rows``.
 
     Returns:
-        None where no column can be the answer.
+        The guess; None if no column can be the answer.
     """
     names = list(dict.fromkeys(str(name) for row in sample for name in row))
     for name in names:
@@ -142,7 +142,8 @@ def _by_length(
 ) -> ColumnGuess | None:
     """Complete a guess by text length: the longest texts are the answer.
 
-    A column that is named as a question or context is never the answer, and one named as an answer never the prompt.
+    A column with the name of a question or context is never the answer, and one with the name of an answer never the
+    prompt.
     """
     if answer is None and _best(names, _ANSWERS[:1]):
         return None  # the answers are there, but not as texts
@@ -197,7 +198,7 @@ def _singular(word: str) -> str:
 
 
 def _turns(values: Iterable[Any]) -> str | None:
-    """Return ``messages`` or ``conversations`` if a column holds lists of turns."""
+    """Return ``messages`` or ``conversations`` if a column contains lists of turns."""
     for value in values:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             return next((ours for key, ours in _TURN_KEYS.items() if key in value[0]), None)

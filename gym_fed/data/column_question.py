@@ -30,9 +30,9 @@ Config = TypeVar("Config", bound=BaseModel)
 _SAMPLE_ROWS = 20
 _SHOWN_CHARACTERS, _NAME_CHARACTERS, _NAMES = 60, 40, 12
 _LABEL_CHARACTERS = 20
-"""Median length above which a column is considered text and not labels."""
+"""Median length in characters above which a column is considered text instead of labels."""
 _AGREED = "GYM_AGREED_COLUMNS"
-"""Environment variable with the answers so far, so that the processes of a command prompt only once."""
+"""Environment variable with the answers so far, so that all processes of a command ask only once."""
 
 
 def agreed_columns(
@@ -48,17 +48,17 @@ def agreed_columns(
     Args:
         path: A file, folder, pattern or URL.
         format: The file's format; a guess is made for ``auto`` only.
-        columns: Names of columns that are given already. They are kept, and those that are still needed are guessed.
+        columns: Columns given by the user. They are kept; the other required columns are guessed.
         kind: The kind of rows that is needed.
-        yes: Accept the guess, and print it.
+        yes: True to accept the guess without a prompt, and print it.
 
     Returns:
-        What is given for a file whose layout is known with it, or whose columns cannot be guessed: reading the file
-        reports that.
+        The columns; unchanged if they are sufficient, or if the others cannot be guessed, which is reported when the
+        file is read.
 
     Raises:
-        GymError: ``DATA_INVALID`` with the complete option where there is no terminal to ask on; ``USAGE`` where the
-            user declines; what reading the file raises.
+        GymError: ``DATA_INVALID`` with the complete option if there is no terminal; ``USAGE`` if the user declines;
+            errors of reading the file.
     """
     given = dict(columns or {})
     if format != "auto":
@@ -162,7 +162,7 @@ def _renamed(sample: Sequence[Raw], columns: Mapping[str, str]) -> list[Raw]:
 
 
 def _is_known(row: Raw, kind: RowKind) -> bool:
-    """True if a format reads the row; a prompt alone is not enough if answers are needed."""
+    """Return True if a format can read the row; a prompt alone is not enough if answers are needed."""
     try:
         matched = format_of(row)
     except BadRow:

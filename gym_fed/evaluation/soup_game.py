@@ -1,4 +1,4 @@
-"""A round's updates as a cooperative game: the effect of each coalition's soup on the held-out loss."""
+"""The updates of a round as a cooperative game: the effect of each coalition's soup on the held-out loss."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
 
 WORST = 10.0
-"""Bound in nats for a coalition that is worse than none, such as a broken model."""
+"""Bound in nats on the loss increase of a coalition, for example one that breaks the model."""
 
 KEPT_BYTES = 64 << 20
-"""Limit for keeping all decoded updates in memory; larger ones are decoded on each use."""
+"""Maximum bytes of decoded updates that are kept in memory; beyond it, updates are decoded on each use."""
 
 
 class SoupGame:
@@ -36,10 +36,11 @@ class SoupGame:
     nothing is subtracted, so rounding errors are those of adding each member once.
 
     Args:
-        model: The model that the updates were made for. It is changed during a call, and back bit for bit after it.
+        model: The model that the updates were made for. It is changed during a call and restored bit for bit
+            afterwards.
         updates: Open deltas of that model; at least one.
         rows: Held-out rows, as for ``heldout_loss``.
-        coefficients: ``[n]`` what each update counts for in the round's soup of all, as ``round_coefficients`` has it.
+        coefficients: ``[n]`` coefficient of each update in the soup of all updates; see ``round_coefficients``.
         max_length: Maximum tokens of a row.
         batch_size: Rows per forward pass.
     """
@@ -83,7 +84,7 @@ class SoupGame:
         """The held-out loss of the model itself in nats per token.
 
         Raises:
-            GymError: ``DATA_INVALID`` where it is not finite.
+            GymError: ``DATA_INVALID`` if it is not finite.
         """
         return self._before().mean
 
@@ -103,7 +104,7 @@ class SoupGame:
         return self._before().block_weights
 
     def value(self, coalition: Coalition) -> float:
-        """Return by how many nats the coalition's soup lowers the loss; at least ``-WORST``."""
+        """Return the reduction of the loss by the coalition's soup in nats; at least ``-WORST``."""
         return float(self.parts(coalition).sum())
 
     def parts(self, coalition: Coalition) -> Vector:

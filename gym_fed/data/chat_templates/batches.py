@@ -19,10 +19,10 @@ from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConve
 
 _ROWS = 64
 _CHARS = 1 << 22
-"""Maximum rows, and approximate maximum characters, of a request; a longer row is sent alone."""
+"""Maximum rows and approximate maximum characters of a request; a longer row is sent alone."""
 
 Placed = tuple[dict[str, Any], str]
-"""A row with ``messages`` and optionally ``tools``, and its name in errors."""
+"""A row with ``messages`` and optionally ``tools``, with its place for errors."""
 
 
 def render_rows(renderer: ChatRenderer, rows: Sequence[Placed]) -> list[RenderedConversation]:
@@ -116,7 +116,7 @@ class _RowTokenizer:
         return {}
 
     def get_chat_template(self, _name: None, tools: Any) -> str:
-        """Choose among several templates as transformers does."""
+        """Choose among several templates in the same way as transformers."""
         if isinstance(self.chat_template, str):
             return self.chat_template
         if tools is not None and "tool_use" in self.chat_template:

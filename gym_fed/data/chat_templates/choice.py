@@ -1,7 +1,7 @@
 """Resolve ``chat_template:`` (a file, Jinja source, name or ``none``) to a template, and find its end token.
 
-The named templates have the names of LLaMA-Factory's ``template:``. Each is defined as slots around the content, from
-which the Jinja source with generation marks is built.
+Named templates use the names of LLaMA-Factory's ``template:``. Each is defined by slots around the content, from which
+Jinja source with generation marks is built.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from gym_fed.data.chat_templates.rendering import Message, Template, has_marks, 
 
 @dataclass(frozen=True)
 class NamedTemplate:
-    """A chat format. ``{bos}`` and ``{eos}`` stand for the tokenizer's tokens, ``{}`` for the content.
+    """A chat format. In the slots, ``{bos}`` and ``{eos}`` are replaced by the tokenizer's tokens, ``{}`` by the
+    content.
 
     Attributes:
-        user: A question, and what opens the answer.
+        user: The user's turn, and the text that opens the answer.
         answer: The assistant's turn: the content and its end token.
-        behind: Text after an answer.
-        system: A system message.
+        behind: Text between an answer and the next turn.
+        system: The turn of a system message.
         prefix: Text at the start of a conversation.
-        default: The system message of a conversation without one.
+        default: Default system message.
         fused: True if the system message is put into the first question, before its content.
         thinks: True if answers begin with their reasoning, which may be empty.
         end: The token that ends an answer; None for the tokenizer's own.
@@ -205,7 +206,7 @@ def _literal(text: str) -> str:
 
 _MAX_CHARACTERS = 200_000
 NONE = "none"
-"""The value of ``chat_template:`` that takes the template off the tokenizer."""
+"""The value of ``chat_template:`` that removes the template from the tokenizer."""
 _TURNS: list[Message] = [
     {"role": "user", "content": "question"},
     {"role": "assistant", "content": "answer"},
@@ -219,7 +220,7 @@ def read_chat_template(value: str) -> str | None:
     """Return the Jinja source for a ``chat_template:`` value; None for ``none``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for an unknown name, a file that cannot be read, or Jinja that writes no
+        GymError: ``CONFIG_INVALID`` for an unknown name, a file that cannot be read, or Jinja that cannot render a
             conversation.
     """
     if value == NONE:
@@ -251,8 +252,8 @@ def read_chat_template(value: str) -> str | None:
 def use_chat_template(tokenizer: Any, value: str | None) -> Any:
     """Return the tokenizer or processor with the template of ``chat_template:``; copied if anything changes.
 
-    ``none`` removes the template. If the tokenizer's own template writes the named format, it is kept, since it
-    may support tools, too. A processor's template is kept, since it has places for images.
+    ``none`` removes the template. If the tokenizer's own template renders the named format, it is kept, since it may
+    also support tools. A processor's template is kept, since it has placeholders for images.
 
     Raises:
         GymError: ``CONFIG_INVALID``; see ``read_chat_template``.
@@ -305,7 +306,7 @@ def _source(value: str) -> str:
 
 
 def _writes_the_same(tokenizer: Any, source: str) -> bool:
-    """True if the tokenizer's own training template renders the same text as ``source``."""
+    """Return True if the tokenizer's own training template renders the same text as ``source``."""
     own = template_of(tokenizer)
     trained = own.source if has_marks(own.source) else training_template(own.source) or own.source
     return all(
@@ -357,13 +358,14 @@ def end_and_marks(tokenizer: Any) -> tuple[str | None, list[str]]:
 
 
 def is_token(tokenizer: Any, mark: str) -> bool:
-    """True if the tokenizer writes ``mark`` as one token."""
+    """Return True if the tokenizer encodes ``mark`` as one token."""
     return tokenizer.convert_tokens_to_ids(mark) not in (None, tokenizer.unk_token_id)
 
 
 def suggested_templates(tokenizer: Any) -> str:
-    """Named templates whose end token the tokenizer has: ``zephyr, vicuna or default``; empty if it can end none."""
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    """Return named templates whose end token the tokenizer has, such as ``zephyr, vicuna or default``; empty if there
+    are none."""
+    words = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
     names = [name for name in _SUGGESTED if _can_end(words, name)]
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 

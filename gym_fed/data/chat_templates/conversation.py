@@ -42,7 +42,7 @@ class RenderedConversation:
 
     Attributes:
         text: The rendered text.
-        spans: The characters that are learned, in order.
+        spans: Spans of learned characters, in order.
     """
 
     text: str
@@ -61,7 +61,7 @@ def write_answered(
     """Render a prompt and its answer with the tokenizer's template; without an answer, the prompt alone.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the row when the template refuses it, or leaves something of the answer out.
+        GymError: ``DATA_INVALID`` naming the row if the template refuses it or omits a part of the answer.
     """
     if any(message.get("weight", 1) != 1 for message in answer):
         raise GymError(
@@ -87,9 +87,9 @@ class ChatRenderer:
     """Render rows with a tokenizer's template, or its training copy that marks the assistant's tokens.
 
     Args:
-        tokenizer: Has a chat template.
-        assistant_only: Learn the assistant's turns; else everything. Messages of ``weight: 0`` are not learned.
-        mask_history: Learn only the last of the assistant's turns.
+        tokenizer: A tokenizer with a chat template.
+        assistant_only: True to learn only the assistant's turns. Messages with ``weight: 0`` are never learned.
+        mask_history: True to learn only the assistant's last turn.
         reasoning: ``drop`` and ``off`` leave ``reasoning_content`` out of the text; with ``off``, an empty thought that
             the template writes in its place is not learned.
     """
@@ -103,8 +103,8 @@ class ChatRenderer:
         """Render a row with ``messages`` and optional ``tools``; errors name it ``place``.
 
         Raises:
-            GymError: ``DATA_INVALID`` naming the row when the template refuses it, leaves something of it out, or
-                does not let the assistant's words be located.
+            GymError: ``DATA_INVALID`` naming the row if the template refuses it or omits a part of it, or if the
+                assistant's text cannot be located.
         """
         messages = [_clean(message, self.reasoning) for message in row["messages"]]
         silent = _silent(row["messages"], place, prompts_too=not self.assistant_only)
@@ -152,7 +152,7 @@ class ChatRenderer:
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
-        """Tokens that may end a turn."""
+        """The tokens that may end a turn."""
         return tuple(
             {*self.tokenizer.all_special_tokens, *map(str, self.tokenizer.added_tokens_decoder.values())}
         )
@@ -178,7 +178,7 @@ def _after_empty_thoughts(text: str, spans: Sequence[Span]) -> list[Span]:
 
 
 def _silent(messages: Sequence[Message], place: str, *, prompts_too: bool) -> set[int]:
-    """Indices of the assistant's messages that are not learned."""
+    """Return the indices of the assistant's messages that are not learned."""
     numbers = set()
     for number, message in enumerate(messages):
         weight = message.get("weight", 1)
@@ -276,7 +276,7 @@ def left_out(
 
 
 def _text(template: Template, messages: list[Message], tools: Any) -> str | None:
-    """Render; None if the template refuses, which shows that it reads the part that was changed."""
+    """Return the rendered text; None if the template refuses, which shows that it reads the changed part."""
     try:
         return template.text(messages, tools)
     except (TemplateError, TypeError):

@@ -25,7 +25,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 Message = dict[str, Any]
 Span = tuple[int, int]
-"""Positions of the first character and of the one after the last."""
+"""Start (inclusive) and end (exclusive) of a range of characters."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Template:
         """Render a conversation; ``prompt`` adds the generation prompt.
 
         Raises:
-            TemplateError, TypeError: When the template refuses the conversation.
-            GymError: When it exceeds a limit; see ``render_chat``.
+            TemplateError, TypeError: If the template refuses the conversation.
+            GymError: If it exceeds a limit; see ``render_chat``.
         """
         return self._render(messages, tools, add_generation_prompt=prompt)[0]
 
@@ -71,7 +71,7 @@ _SUFFIX = "_training.jinja"
 
 
 def has_marks(template: str) -> bool:
-    """True if the template marks the assistant's tokens itself."""
+    """Return True if the template itself marks the assistant's tokens."""
     return _MARK.search(template) is not None
 
 
@@ -84,7 +84,7 @@ def vision_template(processor: Any) -> str | None:
     """Return the marked template for an image processor; None if its own has marks.
 
     Raises:
-        GymError: ``DATA_INVALID`` when neither the processor nor TRL has one.
+        GymError: ``DATA_INVALID`` if neither the processor nor TRL has one.
     """
     own = processor.chat_template
     own = own["default"] if isinstance(own, dict) else own
@@ -202,7 +202,7 @@ def by_prefix(
         turns: The indices of messages to locate.
 
     Raises:
-        UnclearTurnsError: If a template writes a turn differently when another one follows.
+        UnclearTurnsError: If the template renders a turn differently when a turn follows.
     """
     text = template.text(messages, tools)
     spans_of = {}
@@ -224,7 +224,7 @@ def _unclosed(text: str, after: str, ends: tuple[str, ...]) -> str:
 
 
 def _start(template: Template, before: list[Message], tools: Any, text: str) -> int | None:
-    """Offset of the answer to ``before``; None if ``text`` does not continue from it."""
+    """Return the offset of the answer to ``before``; None if ``text`` does not continue from it."""
     if not before:
         opening = _opening(template)
         at = text.find(opening) if opening else -1
@@ -267,7 +267,7 @@ def _shared(text: str, prompt: str) -> int:
 
 
 def _common(text: str, other: str) -> int:
-    """Length of the common prefix of two texts."""
+    """Return the length of the common prefix of two texts."""
     lengths = range(1, min(len(text), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: not text.startswith(other[:length]))
 

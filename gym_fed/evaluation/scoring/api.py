@@ -1,7 +1,7 @@
 """Scoring through an OpenAI-compatible server: answers, and log-likelihoods if the server returns those of prompts.
 
-The server has the tokenizer and the chat template. Here characters take the place of tokens (``Characters``), and
-whole texts are sent; a conversation stays a list of messages for ``/v1/chat/completions``.
+The server has the tokenizer and the chat template. On the client, characters are used as tokens (``Characters``), and
+complete texts are sent; a conversation stays a list of messages for ``/v1/chat/completions``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ApiScorer:
     Args:
         url: The server's URL, with or without ``/v1``.
         model: The server's name for the model; empty for the only base that it serves.
-        api_key: Sent as a bearer token.
+        api_key: API key, which is sent as a bearer token.
 
     Raises:
         GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, or ``NOT_FOUND`` for a model that the server does not list.
@@ -168,7 +168,7 @@ class ApiScorer:
 
 
 def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
-    """Retry for some minutes while the server has too many requests."""
+    """Retry for some minutes while the server reports too many requests."""
     for seconds in (*_RETRY_SECONDS, None):
         try:
             return ask(request)
@@ -180,7 +180,7 @@ def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:
 
 
 def _each(ask: Callable[[Any], _T], requests: Sequence[Any]) -> Iterator[tuple[int, _T]]:
-    """Run several at once and yield each when it is done."""
+    """Run several calls concurrently and yield each result when it is done."""
     waiting = iter(enumerate(requests))
     flying: dict[Future[_T], int] = {}
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="gym-eval") as pool:

@@ -1,8 +1,8 @@
 """Greedy generation for many variants and prompts in lockstep.
 
-The rows of a forward are the answers of all models to some prompts, extended by one token each; finished rows are
-removed when they are a quarter. Requests with sampling, long prompts, and models with special attention use the
-engine (``local``).
+The rows of a forward pass are the answers of all models to some prompts, each extended by one token. Finished rows are
+removed when they are a quarter of all rows. Requests with sampling or long prompts, and models with special attention,
+use the engine (``local``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 LONGEST_PROMPT = 2048
-"""Maximum tokens, since a prompt's attention is quadratic."""
+"""Maximum tokens of a prompt, since its attention is quadratic."""
 _MAX_ROWS = 512
 _CACHE_BYTES = 1 << 30
 

@@ -32,7 +32,7 @@ BASE = "base"
 ENGINE = f"gym-fed {__version__}, packed steps"
 _DTYPES = ("float32", "bfloat16")
 _NOT_COMPUTED = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
-"""Config keys that no forward pass reads, and the dtype, which is a separate part of the identity."""
+"""Config keys that do not affect the forward pass, and the dtype, which is a separate part of the identity."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ResolvedModel:
         request: The user's request.
         source: Name or folder of the model to load, or the loaded model.
         delta: The ``.gymdelta`` to add to it.
-        variants: Names of its variants in the store.
+        variants: Names of the model's variants in the store.
     """
 
     request: ModelRequest
@@ -138,8 +138,8 @@ def resolve_model(request: ModelRequest) -> ResolvedModel:
     """Resolve the names of a request, before tasks are read and weights are loaded.
 
     Raises:
-        GymError: ``USAGE`` for options that do not go together, and for a ``.gymdelta`` whose base is not on this
-            machine; ``UNAVAILABLE`` for a format that is not evaluated; ``FILE_NOT_FOUND``; as ``VariantStore.get``.
+        GymError: ``USAGE`` for options that cannot be combined, and for a ``.gymdelta`` whose base is not on this
+            machine; ``UNAVAILABLE`` for a format that cannot be evaluated; ``FILE_NOT_FOUND``; as ``VariantStore.get``.
     """
     if request.api is not None:
         local = {
@@ -299,7 +299,7 @@ def _load_source(model: ResolvedModel) -> tuple[LoadedModel, str]:
 def _load_variants(
     model: ResolvedModel, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
 ) -> dict[str, LoadedVariant | None]:
-    """Load the models to score, by name; None stands for the base."""
+    """Load the models to score, by name; the value None is the base."""
     from gym_fed.core.files import file_sha256
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.variant_weights import loaded_variant
@@ -360,7 +360,7 @@ def origin_of(model: ResolvedModel) -> ResolvedModel | None:
         model: A model of this machine, with one variant at most.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND`` when the base is known and not on this machine; as ``read_adapter`` and
+        GymError: ``MODEL_NOT_FOUND`` if the base is known but not on this machine; as ``read_adapter`` and
             ``read_config``.
     """
     request = model.request

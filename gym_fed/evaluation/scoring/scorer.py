@@ -9,11 +9,12 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Continuation:
-    """A text to score after another one.
+    """A text to score after a context.
 
     Attributes:
-        context_ids: At least one token; longer ones than the model's context are cut on the left, and counted.
-        continuation_ids: At least one token.
+        context_ids: Tokens of the context, at least one; tokens that exceed the model's context length are cut on the
+            left and counted.
+        continuation_ids: Tokens to score, at least one.
     """
 
     context_ids: tuple[int, ...]
@@ -40,10 +41,10 @@ class AnswerRequest:
     """A prompt to answer, greedily unless ``temperature`` is set.
 
     Attributes:
-        prompt_ids: At least one token; cut on the left as contexts are.
-        until: The answer ends before the first of these texts.
+        prompt_ids: Tokens of the prompt, at least one; cut on the left like contexts.
+        until: Stop texts; the answer ends before the first of them.
         max_tokens: Maximum tokens of the answer.
-        temperature: 0 takes the likeliest token.
+        temperature: Sampling temperature; 0 = greedy.
         seed: Seed of sampling, different for each prompt.
     """
 
@@ -78,7 +79,7 @@ class Scorer(Protocol):
     """Scores requests under all of its ``models``, which share a base. Close it after use.
 
     Attributes:
-        models: Names, in the order of the results' keys: ``base``, and of variants their own.
+        models: Names of the models, in the order of the results' keys: ``base`` and the variants' names.
         tokenizer: The base's tokenizer.
         max_length: The model's context, in tokens.
     """
@@ -90,21 +91,21 @@ class Scorer(Protocol):
     def loglikelihoods(
         self, continuations: Sequence[Continuation], done: Collection[int] = ()
     ) -> Iterator[tuple[int, Mapping[str, Loglikelihood]]]:
-        """Score continuations. Yields the index and the results by model of each, when it is done.
+        """Score continuations; yield the index and the results by model of each continuation when it is done.
 
         Equal contexts are computed once for all of their continuations. Up to rounding, a result does not depend on
         the rest of the batch.
 
         Args:
-            continuations: All of them, also those of ``done``, so that batches are the same as in a run without a kill.
-            done: Places that need no result; some are computed again with their batch.
+            continuations: All continuations, including those in ``done``, so that a resumed run has the same batches.
+            done: Indices that need no result; some are computed again with their batch.
 
         Raises:
             GymError: ``USAGE`` for an empty continuation, ``UNAVAILABLE`` for a server without log-probabilities.
         """
 
     def answers(self, prompts: Sequence[AnswerRequest]) -> Iterator[tuple[int, Mapping[str, AnswerResult]]]:
-        """Answer prompts. Yields the index and the answers by model of each, when it is done under all models."""
+        """Answer prompts; yield the index and the answers by model of each prompt when it is done under all models."""
 
     def only(self, models: Sequence[str]) -> None:
         """Drop the other models."""

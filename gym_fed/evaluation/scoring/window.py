@@ -1,7 +1,7 @@
 """Windows of texts as forward passes shared by all models, and sums of log-likelihoods by node.
 
-Short trees are computed whole, many in a forward, where each token attends to those on its path from the root. A
-large tree is computed node by node with the KV cache of its parent (``local``).
+Short trees are computed as a whole, many per forward pass, and each token attends to the tokens on its path from the
+root. A large tree is computed node by node, each with the KV cache of its parent (``local``).
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class FlatTree:
     """A tree flattened to one sequence of tokens.
 
     Attributes:
-        nodes: A node before what follows it.
+        nodes: The nodes, parents before children.
         token_ids: The tokens of all nodes.
         positions: The position of each token in its texts.
         wanted: The tokens after which some text is scored.
@@ -134,7 +134,7 @@ def windows(texts: Sequence[ScoredText], max_tokens: int) -> Iterator[list[Score
 
 
 def tree(texts: Sequence[ScoredText], max_tokens: int) -> list[TreeNode]:
-    """Build the tree of sorted texts and return its first nodes. No node has more than ``max_tokens``."""
+    """Build the trees of sorted texts and return their root nodes. No node has more than ``max_tokens``."""
     first: list[TreeNode] = []
     open_levels: list[tuple[Sequence[ScoredText], int, list[TreeNode]]] = [(texts, 0, first)]
     while open_levels:
@@ -224,7 +224,7 @@ class Window:
 
     Attributes:
         together: Forwards of whole trees.
-        large: First nodes of the other trees.
+        large: Root nodes of the large trees.
     """
 
     def __init__(

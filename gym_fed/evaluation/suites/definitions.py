@@ -1,7 +1,7 @@
 """Task definitions of lm-evaluation-harness, read from its YAML files without importing ``lm_eval``.
 
-A ``!function`` in a definition is a name whose Python file is imported on the first call. A function replaced by ours
-is never imported, and neither is anything its file would download on import.
+A ``!function`` in a definition is a name whose Python file is imported on the first call. A function that gym-fed
+replaces is never imported, so nothing is downloaded by importing its file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class HarnessFunction:
         """Return a callable that imports its file on first use, since that takes seconds.
 
         Raises:
-            GymError: ``MISSING_DEPENDENCY`` where the harness does not have the file; when called, the function.
+            GymError: ``MISSING_DEPENDENCY`` if the harness lacks the file or, when called, the function.
         """
         if not self.file.is_file():
             raise _unsupported_harness(f"{self.file}: no such file, needed by {self.name}")
@@ -75,7 +75,7 @@ def _harness_folder() -> Path:
     """Return the folder ``lm_eval/tasks`` of the installed harness.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` where it is not installed.
+        GymError: ``MISSING_DEPENDENCY`` if it is not installed.
     """
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or spec.origin is None:
@@ -97,7 +97,8 @@ def read_definition(file: Path) -> Mapping[str, Any]:
     """Read a definition with its includes, without groups; functions stay names.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for a file that is not there or not read: another version of the harness.
+        GymError: ``MISSING_DEPENDENCY`` for a file that is missing or cannot be read, for example in a different
+            version of the harness.
     """
     return {key: value for key, value in _read(file, 0).items() if key not in _DROPPED}
 
@@ -136,7 +137,7 @@ def resolved(value: Any) -> Any:
 
 
 def named(value: Any) -> Any:
-    """Return a copy for a digest, where a function is its name and the digest of its file."""
+    """Return a copy for a digest, with each function replaced by its name and the digest of its file."""
     if isinstance(value, HarnessFunction):
         place = f"{value.folder.name}/{value.name}"
         return {"function": place, "sha256": file_sha256(value.file)}
@@ -169,7 +170,7 @@ def members(entry_name: str) -> Mapping[str, tuple[str | None, Mapping[str, Any]
     """Return name, subset and definition of each task of a registry entry, without loading functions.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` where the definitions are the harness's and it is not installed.
+        GymError: ``MISSING_DEPENDENCY`` if the definitions are the harness's and it is not installed.
     """
     entry = listing().tasks[entry_name]
     if entry.file is not None:

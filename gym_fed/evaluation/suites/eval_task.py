@@ -1,4 +1,4 @@
-"""A task for the harness: its validated definition with our metric and rows, and its digest."""
+"""A task for the harness: its validated definition, its rows and metric, and its digest."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class EvalTask:
 
     Attributes:
         name: The name in the harness or the registry.
-        group: The entry of the registry that it belongs to; its own name for a task that stands alone.
+        group: The registry entry that the task belongs to; the task's own name if it is in no group.
         version: The version of the definition.
-        config: For the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset`` gives the
-            rows that ``lock`` is of, splits that are not here are None.
-        lock: sha256 of definition and rows: what another must have to reproduce it. ``limit`` is not in it.
+        config: Argument of the harness's ``ConfigurableTask(config=...)``: functions are loaded, ``custom_dataset``
+            returns the rows of ``lock``, and missing splits are None.
+        lock: SHA-256 of definition and rows, which must match to reproduce a result. It does not cover ``limit``.
         kind: The scoring of answers.
         metric: The task's first metric.
         licence: The licence of the rows (SPDX); ``own`` for a custom file.
         source: The origin of the rows.
-        partial: The differences to the whole set; empty if there are none.
+        partial: The differences from the full set; empty if there are none.
         limit: Maximum rows to evaluate; None for all.
-        split: The one that is evaluated.
+        split: Name of the evaluated split.
         rows: The rows by split; ``rows[split]`` are evaluated, the others are examples.
     """
 
@@ -153,7 +153,7 @@ def _processed(config: Mapping[str, Any], rows: Sequence[Row]) -> list[Row]:
 
 
 def _grade_here(definition: dict[str, Any], grade: str) -> None:
-    """Replace the definition's metric by ours; its functions are then never loaded."""
+    """Replace the definition's metric by the built-in one; the definition's functions are then never loaded."""
     metric = {"metric": grading.GRADES[grade], "aggregation": "mean", "higher_is_better": True}
     definition["metric_list"] = [metric]
     for key in ("filter_list", "unsafe_code", "process_results"):

@@ -3,8 +3,8 @@
     offers = offers_for(["core"], home)
     fetch_offers(offers, home)
 
-The first fetch of a set notes its commit, and the sha256 of every file, in ``evals.lock``; later ones are of that
-commit, unless an update is asked for. No code of a data set is ever run.
+The first fetch of a set records its commit and the SHA-256 of every file in ``evals.lock``. Later fetches use the same
+commit unless an update is requested. No code of a data set is ever run.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class DatasetOffer:
 
     Attributes:
         dataset: The data set's name in the registry.
-        download: The files, their bytes, the licence that the card states.
+        download: The files, their sizes, and the licence stated on the card.
         wanted: The splits to create from them.
         licence: The licence in the registry.
     """
@@ -105,9 +105,8 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
         update: True to fetch the newest commit of every set.
 
     Raises:
-        GymError: As ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` where a file changed on this machine, or
-            at the Hub within the commit that the lock names; ``UNAVAILABLE`` for a repository whose files are laid out
-            in another way.
+        GymError: As ``datasets_of`` and ``offer_dataset``; ``HASH_MISMATCH`` if a file changed on this machine, or on
+            the Hub within the locked commit; ``UNAVAILABLE`` for a repository with a different file layout.
     """
     lock = read_lock(home)
     offers = []
@@ -128,13 +127,13 @@ def offers_for(names: Sequence[str], home: Path, *, update: bool = False) -> lis
 
 
 def fetch_offers(offers: Sequence[DatasetOffer], home: Path, report: Report = silent) -> list[Path]:
-    """Fetch accepted offers and write splits and lock; completed sets stay when a later one fails.
+    """Fetch accepted offers and write splits and lock; completed sets are kept if a later one fails.
 
     Returns:
-        The files that were written.
+        Paths of the written files.
 
     Raises:
-        GymError: As ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file that holds no rows.
+        GymError: As ``gym_fed.base.downloads.fetch``; ``DATA_INVALID`` for a file without rows.
     """
     written = []
     for offer in offers:

@@ -1,6 +1,6 @@
-"""Metrics that replace those of the harness with network access: code in our sandbox, JSON Schema, chrF.
+"""Metrics that replace the harness's metrics with network access: code in gym-fed's sandbox, JSON Schema, chrF.
 
-Each is a function of a row and the model's answers, with the interface of the harness's ``process_results``.
+Each metric is a function of a row and the model's answers, with the interface of the harness's ``process_results``.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from gym_fed.evaluation.suites.rendering import (
 from gym_fed.evaluation.suites.row_files import SUFFIXES, Row, read_rows
 
 RENDERED_ROWS = 200
-"""Rows that are rendered before a model is loaded."""
+"""Maximum rows that are rendered as a check before a model is loaded."""
 _HAS_TEMPLATE = re.compile(r"\{[{%#]")
 
 
@@ -49,10 +49,10 @@ class DataFiles(StrictModel):
 
 
 class TaskMetric(StrictModel):
-    """One of ``metric_list``."""
+    """An entry of ``metric_list``."""
 
     metric: Literal["acc", "acc_norm", "exact_match"]
-    """``acc`` and ``acc_norm`` (by length) of choices, ``exact_match`` of a generated answer."""
+    """``acc`` or ``acc_norm`` (normalised by length) for choices, ``exact_match`` for a generated answer."""
 
     aggregation: Literal["mean"] = "mean"
     higher_is_better: Literal[True] = True
@@ -156,7 +156,7 @@ class TaskFile(StrictModel):
     """The prompt: a column, or a Jinja template of a row's columns."""
 
     doc_to_target: str | int
-    """The right answer; among choices its text or its number."""
+    """The right answer; for choices, its text or index."""
 
     doc_to_choice: str | list[str] | None = None
     """The answers of ``multiple_choice``, as a list, a column or a template of a list."""
@@ -170,7 +170,8 @@ class TaskFile(StrictModel):
     fewshot_config: FewshotConfig | None = None
     metric_list: list[TaskMetric] = Field(default=[], max_length=3)
     grade: Literal["humaneval", "mbpp", "json_schema", "chrf"] | None = None
-    """A metric of ours, instead of ``metric_list``: code run against tests in the sandbox, JSON by a schema, chrF."""
+    """A built-in metric instead of ``metric_list``: code run against tests in the sandbox, JSON by a schema, or chrF.
+    """
 
     generation_kwargs: GenerationKwargs | None = None
     filter_list: list[Filter] | None = Field(default=None, min_length=1)
@@ -247,8 +248,8 @@ def read_task_rows(file: Path, task: TaskFile) -> dict[str, list[Row]]:
     """Read the rows of all splits of a task file.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with file and line for splits and files that are not there, and for a row that does
-            not render; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
+        GymError: ``CONFIG_INVALID`` with file and line for missing splits and files, and for a row that cannot be
+            rendered; ``DATA_INVALID`` as ``read_rows`` and for columns that change their type.
     """
     marks = parse_config(file, read_config_text(file))[1]
     if task.dataset_kwargs is None:

@@ -117,10 +117,10 @@ class Rendered:
     """A rendered row.
 
     Attributes:
-        prompt: Without examples; of a task that scores one ending after several beginnings, the first beginning.
+        prompt: The prompt without examples; if a task scores one ending after several beginnings, the first beginning.
         target: The correct answer as text.
         choices: The choices to score; none for generation.
-        gold: Places of the right ones in ``choices``.
+        gold: Indices of the right answers in ``choices``.
     """
 
     prompt: str
@@ -141,11 +141,12 @@ def render(config: Mapping[str, Any], row: Row) -> Rendered:
     """Render one row.
 
     Args:
-        config: ``doc_to_text``, ``doc_to_target``, ``doc_to_choice`` and ``output_type``, functions loaded.
+        config: Definition with ``doc_to_text``, ``doc_to_target``, ``doc_to_choice`` and ``output_type``; functions are
+            loaded.
         row: A row of the data.
 
     Raises:
-        TemplateProblem: For a failing template, invalid choices, or a gold answer that is none of them.
+        TemplateProblem: For a failing template, invalid choices, or a gold answer that is not among them.
     """
     choices = choices_of(config.get("doc_to_choice"), row)
     prompt = value_of("doc_to_text", config.get("doc_to_text"), row, choices is not None)
@@ -170,7 +171,7 @@ def value_of(key: str, template: Any, row: Row, has_choices: bool) -> Any:
     """
     if callable(template):
         value = template(dict(row))
-        return int(value) if hasattr(value, "item") else value  # a number of numpy
+        return int(value) if hasattr(value, "item") else value  # a NumPy number
     if not isinstance(template, str):
         return template
     if template in row:
@@ -320,7 +321,7 @@ def _require_short(text: str, pattern: str, repl: str) -> None:
 def first_problem(
     config: Mapping[str, Any], rows: Sequence[Row], most: int
 ) -> tuple[int, TemplateProblem] | None:
-    """Return the first of the first ``most`` rows that cannot be rendered, with the reason."""
+    """Return the first row among the first ``most`` rows that cannot be rendered, with the reason."""
     for number, row in enumerate(rows[:most]):
         try:
             render(config, row)

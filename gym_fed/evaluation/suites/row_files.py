@@ -1,4 +1,5 @@
-"""Read rows of evaluation sets: JSON Lines, JSON, CSV and Parquet, bounded in size, in the layouts of their authors."""
+"""Read rows of evaluation sets: JSON Lines, JSON, CSV and Parquet, bounded in size, in the layouts that their authors
+publish."""
 
 from __future__ import annotations
 
@@ -19,18 +20,20 @@ from gym_fed.data.bounded import delimiter_of
 Row = dict[str, Any]
 
 MAX_BYTES = 1 << 30
-"""Maximum unpacked bytes of a file; the largest split of a suite has some tens of megabytes."""
+"""Maximum bytes of a decompressed file; the largest split of a suite has tens of megabytes."""
 MAX_ROWS = 2_000_000
-"""Maximum rows of a Parquet file, where equal rows take almost no space; equal to a record's samples."""
+"""Maximum rows of a Parquet file, in which equal rows need almost no space; equal to the maximum samples of a record.
+"""
 _ROWS_AT_ONCE = 1024
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 
 
 def read_rows(file: Path) -> list[Row]:
-    """Read all rows of a file by its suffix; a JSON file contains a list, or one in its key ``examples``.
+    """Read all rows of a file, whose suffix determines the format; a JSON file is a list, or has one under
+    ``examples``.
 
     Raises:
-        GymError: ``DATA_INVALID`` for what cannot be read, with the line; ``TOO_LARGE``.
+        GymError: ``DATA_INVALID`` with the line that cannot be read; ``TOO_LARGE``.
     """
     try:
         if file.name.endswith(".parquet"):
@@ -154,7 +157,7 @@ class FoundRows:
     Attributes:
         splits: Rows by split, as the definition names it.
         files: The files that were read.
-        partial: The differences to the whole set; empty if there are none.
+        partial: The differences from the full set; empty if there are none.
     """
 
     splits: Mapping[str, list[Row]]
@@ -228,7 +231,7 @@ def _arc_row(file: Path, row: Row) -> Row:
 
 
 def winogrande(folder: Path, subset: str) -> FoundRows | None:
-    """AllenAI's ``dev.jsonl`` of sentence and options, or one of two beginnings and their continuation."""
+    """Read AllenAI's ``dev.jsonl`` with a sentence and options, or a file with two beginnings and their continuation."""
     file = _first(folder, "dev.jsonl")
     if file is None:
         return None
@@ -351,7 +354,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def folders(data: Path, dataset: str) -> list[Path]:
-    """Return the folders to search for a data set: those of its name, or the given one if it has the name."""
+    """Return the folders to search for a data set: subfolders with its name, or the given folder if it has that name."""
     named = re.compile(rf"{re.escape(dataset)}([-_].*)?", re.IGNORECASE)
     inside = sorted(folder for folder in data.iterdir() if folder.is_dir() and named.fullmatch(folder.name))
     return [*inside, data] if named.fullmatch(data.resolve().name) else inside

@@ -22,7 +22,7 @@ _MAX_BITS = 1 << 20
 _NUMBER = re.compile(r"\d+")
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 _WIDE = ("batch", "center", "round", "slice")
-"""Filters with a result as large as a numeric argument."""
+"""Filters whose result is as large as a numeric argument."""
 _EACH = ("indent", "tojson", "wordwrap")
 """Filters that insert an argument in many places of a text."""
 

@@ -40,14 +40,14 @@ class MetricNeeds(StrictModel):
     """Requirements of a task's metric beyond the extra ``eval``; without them the metric would download data itself."""
 
     packages: list[str] = Field(default_factory=list)
-    """Names that are imported."""
+    """Names of packages to import."""
 
     nltk: str | None = None
     """A resource of NLTK's data, as ``nltk.data.find`` names it."""
 
 
 class TaskEntry(StrictModel):
-    """A task, a group of tasks that one pattern finds, or a group that names its tasks."""
+    """A task, a group of tasks that match a pattern, or a group that lists its tasks."""
 
     about: str
     """Description of what the task measures."""
@@ -56,19 +56,19 @@ class TaskEntry(StrictModel):
     """The definition's path below ``lm_eval/tasks``; for a group, a pattern that matches its tasks' files."""
 
     file: str | None = None
-    """Its definition in our folder."""
+    """The definition's file among gym-fed's assets."""
 
     tasks: list[str] = Field(default_factory=list)
     """Members, if the entry is a group."""
 
     dataset: str | None = None
-    """A name in ``datasets``."""
+    """Name of the data set in ``datasets``."""
 
     subset: str | None = None
     """The subset of the data set; by default the definition's ``dataset_name``."""
 
     grade: Literal["humaneval", "mbpp"] | None = None
-    """Our metric in the place of the harness's."""
+    """The built-in metric that replaces the harness's."""
 
     each: Literal["task", "pair"] | None = None
     """``task``: one task for each value of the rows' column ``task``; ``pair``: one for each of ``pairs``."""
@@ -77,10 +77,10 @@ class TaskEntry(StrictModel):
     """The languages, ``from-to``."""
 
     rows: int | None = None
-    """That are evaluated, where they are not all of the data set's."""
+    """Number of evaluated rows; None for all rows of the data set."""
 
     needs: MetricNeeds = MetricNeeds()
-    """Else the task is refused."""
+    """Requirements of the metric; the task is refused if they are missing."""
 
     @model_validator(mode="after")
     def _one_origin(self) -> TaskEntry:
@@ -92,35 +92,35 @@ class TaskEntry(StrictModel):
 
 
 class EvalDataset(StrictModel):
-    """A data set and where it comes from."""
+    """A data set and its source."""
 
     licence: str
-    """SPDX identifier, as its authors state it."""
+    """SPDX identifier of the licence, as stated by the authors."""
 
     rows: int
-    """That are evaluated, of all subsets."""
+    """Number of evaluated rows in all subsets."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+/[\w.-]+$")
-    """Its repository on the Hugging Face Hub."""
+    """Name of the repository on the Hugging Face Hub."""
 
     splits: dict[str, str] = Field(default_factory=dict)
-    """Pattern of the files there, by split."""
+    """Patterns of the repository's files, by split."""
 
     package: str | None = None
-    """The folder among our assets, instead of ``hub``."""
+    """The folder among gym-fed's assets, instead of ``hub``."""
 
 
 class SuiteRegistry(StrictModel):
     """The contents of ``registry.yaml``."""
 
     suites: dict[str, Suite]
-    """Data sets by name."""
+    """Suites by name."""
 
     tasks: dict[str, TaskEntry]
     """Tasks by name; a suite and a task never share a name."""
 
     datasets: dict[str, EvalDataset]
-    """Suites by name."""
+    """Data sets by name."""
 
     @model_validator(mode="after")
     def _names_exist(self) -> SuiteRegistry:
@@ -150,7 +150,7 @@ class SuiteRegistry(StrictModel):
 
 @cache
 def listing() -> SuiteRegistry:
-    """Load the registry, once."""
+    """Load the registry; the result is cached."""
     return load_config(ASSETS / "registry.yaml", SuiteRegistry)
 
 
@@ -173,7 +173,7 @@ _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class LockedFile(StrictModel):
-    """A split."""
+    """A locked file with the rows of a split."""
 
     sha256: str = Field(pattern=_SHA256)
     bytes: int = Field(ge=0)
@@ -189,7 +189,7 @@ class LockedDataset(StrictModel):
     endpoint: str
     commit: str = Field(pattern=r"^[0-9a-f]{40}$")
     licence: str | None
-    """The licence on its card."""
+    """Licence stated on the card; None if there is none."""
 
     files: dict[str, LockedFile]
     """Files by path below ``data``."""
@@ -238,10 +238,10 @@ def write_lock(home: Path, lock: EvalsLock) -> None:
 
 
 def locked_file(home: Path, lock: EvalsLock, dataset: str, path: str) -> Path | None:
-    """Return a fetched split after verification; None if it was not fetched.
+    """Verify and return a fetched split; None if it was not fetched.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` for a file that changed since.
+        GymError: ``HASH_MISMATCH`` for a file that changed after the fetch.
     """
     locked = lock.datasets.get(dataset)
     entry = None if locked is None else locked.files.get(path)
@@ -264,7 +264,7 @@ class TaskRows:
     Attributes:
         splits: Rows by split, as the definition names it.
         source: A description of the origin: a file, or a repository and its commit.
-        partial: The differences to the whole set; empty if there are none.
+        partial: The differences from the full set; empty if there are none.
     """
 
     splits: Mapping[str, list[Row]]
@@ -277,7 +277,7 @@ class Places:
     """The places that are searched for rows.
 
     Attributes:
-        data: A folder that was given, or None.
+        data: The user's folder of evaluation sets, or None.
         home: The folder of fetched sets.
         lock: The lock of ``home``.
     """
@@ -289,10 +289,10 @@ class Places:
     def rows(
         self, dataset: str, entry: EvalDataset, subset: str | None, splits: Iterable[str]
     ) -> TaskRows | None:
-        """Return the rows of a subset, first from the given folder; None if there are none.
+        """Return the rows of a subset, preferably from the user's folder; None if there are none.
 
         Raises:
-            GymError: ``DATA_INVALID`` for files that cannot be read, ``HASH_MISMATCH`` for a fetched one that changed.
+            GymError: ``DATA_INVALID`` for files that cannot be read, ``HASH_MISMATCH`` for a fetched file that changed.
         """
         names = list(dict.fromkeys(splits))
         if entry.package is not None:
@@ -326,7 +326,7 @@ def require_folder(data: Path) -> None:
 def _given(
     data: Path, dataset: str, entry: EvalDataset, subset: str | None, splits: list[str]
 ) -> TaskRows | None:
-    """Read rows from a folder in the layout of ``gym eval fetch``, of the Hub or of the authors."""
+    """Read rows from a folder in the layout of ``gym eval fetch``, the Hub or the authors."""
     own = {split: data / split_path(dataset, subset, split) for split in splits}
     if all(file.is_file() for file in own.values()):
         return TaskRows({split: read_rows(file) for split, file in own.items()}, str(data / dataset))

@@ -1,4 +1,4 @@
-"""Load tasks by name with definitions and rows, refusing incomplete ones before a model is loaded.
+"""Load evaluation tasks by name with definitions and rows, refusing incomplete ones before a model is loaded.
 
     for task in tasks_of(["tiny", "arc_easy", "my_task.yaml"], data=Path("sets"), limit=200):
         task.config   # of the harness's ConfigurableTask
@@ -54,12 +54,12 @@ def tasks_of(
     home: Path | None = None,
     graded: bool = True,
 ) -> list[EvalTask]:
-    """Return the tasks of names without duplicates, in the order of the names.
+    """Return the tasks with the given names, in their order and without duplicates.
 
     Args:
         names: Names of suites, groups and tasks of ``gym eval list``, and paths of task files (``.yaml``).
-        data: A folder of evaluation sets as they lie there: as published, as the Hub has them, or as ``gym eval fetch``
-            writes them. It is searched before the fetched sets.
+        data: A folder of evaluation sets in the layout of their authors, of the Hub, or of ``gym eval fetch``. It is
+            searched before the fetched sets.
         limit: Maximum rows of each task.
         num_fewshot: Examples in each prompt, overriding the definition unless that is 0.
         home: The folder of fetched sets; by default ``$GYM_HOME/evals``.
@@ -67,8 +67,8 @@ def tasks_of(
 
     Raises:
         GymError: ``USAGE`` for an unknown name, with the nearest ones; ``UNAVAILABLE`` for all sets that are not on
-            this machine, with the command that fetches them; ``MISSING_DEPENDENCY`` for a task whose metric needs what
-            is not here; ``CONFIG_INVALID`` for a task file; ``DATA_INVALID`` for rows that do not fit the definition;
+            this machine, with the command that fetches them; ``MISSING_DEPENDENCY`` for a task whose metric lacks a
+            requirement; ``CONFIG_INVALID`` for a task file; ``DATA_INVALID`` for rows that do not fit the definition;
             ``HASH_MISMATCH`` for a fetched file that changed.
     """
     if limit is not None and limit < 1:
@@ -224,7 +224,7 @@ def _with_examples(definition: Mapping[str, Any], num_fewshot: int | None) -> di
 
 
 def _show_examples(definition: dict[str, Any], rows: TaskRows) -> None:
-    """Use MBPP's three examples from the data; the harness's file for them imports a metric that needs a network."""
+    """Use MBPP's three examples from the data; the harness's file with them imports a metric that needs a network."""
     examples = [{**row, "is_fewshot": True} for row in rows.splits["prompt"]]
     definition["fewshot_config"] = {"sampler": "first_n", "samples": examples}
 
@@ -259,10 +259,10 @@ def _unavailable(missing: Mapping[str, str], data: Path | None) -> GymError:
 
 
 def is_here(entry_name: str, places: Places) -> tuple[bool, str]:
-    """Return True if all rows of an entry are on this machine, and the differences to the whole set.
+    """Return True if all rows of an entry are on this machine, and the differences from the full set.
 
     Raises:
-        GymError: As ``tasks_of``, but for sets that are not here.
+        GymError: As ``tasks_of``, except for missing sets.
     """
     entry = listing().tasks[entry_name]
     if listing().datasets[str(entry.dataset)].package is not None:
