@@ -1,7 +1,7 @@
 """Read LLaMA-Factory's ``dataset_info.json``: the source of each dataset, and the names of its columns.
 
-Keys as LLaMA-Factory 0.9 documents them in data/README.md. When ``columns`` is given, a column that it does not list is
-not read, as in LLaMA-Factory; when ``tags`` is given, a tag that it does not list keeps its default.
+The keys are those that LLaMA-Factory 0.9 documents in data/README.md. As in LLaMA-Factory, if ``columns`` is given,
+columns that it does not list are not read; if ``tags`` is given, unlisted tags keep their defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 
 def reservoir(items: Iterable[T], count: int, seed: int) -> Iterator[T]:
-    """Sample ``count`` items uniformly, in their order, holding no more than those (Vitter 1985, algorithm R).
+    """Sample ``count`` items uniformly, in their order, with at most ``count`` items in memory (Vitter 1985, algorithm
+    R).
 
     When there are fewer items, they are repeated from the first one until ``count`` is reached.
     """
@@ -75,7 +76,7 @@ class DatasetEntry(StrictModel):
     """One dataset in the file."""
 
     file_name: str | None = None
-    """A file or folder, from the folder of dataset_info.json."""
+    """A file or folder, relative to the folder of dataset_info.json."""
     hf_hub_url: str | None = None
     ms_hub_url: str | None = None
     om_hub_url: str | None = None
@@ -93,7 +94,7 @@ class DatasetEntry(StrictModel):
 
 
 _DEFAULT_COLUMNS = Columns(prompt="instruction", query="input", response="output", messages="conversations")
-# Ours by LLaMA-Factory's; the second of a pair is whether a row must have it.
+# Names of gym-fed by LLaMA-Factory's names; the second item of a pair is True if a row must have the key.
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output", "history": "history"}
 _SHARED = ("system", "tools", "images", "videos", "audios", "chosen", "rejected", "kto_tag")
 _NEEDED = ("prompt", "messages", "response", "chosen", "rejected", "kto_tag")
@@ -126,8 +127,8 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
     """Yield the rows of one dataset of ``info``.
 
     Raises:
-        GymError: ``NOT_FOUND`` for a name that is not in the file; ``CONFIG_INVALID`` for places that are not read;
-            see ``load_rows`` and ``hub_rows`` for the others.
+        GymError: ``NOT_FOUND`` for a name that is not in the file; ``CONFIG_INVALID`` for unsupported sources; as
+            ``load_rows`` and ``hub_rows``.
     """
     _require_here(name, info)
     entries = read_dataset_info(info)
@@ -142,7 +143,7 @@ def dataset_rows(name: str, info: Path, *, seed: int = 0) -> Iterator[PlacedRow]
 
 
 def _require_here(name: str, info: Path) -> None:
-    """Name the location of LLaMA-Factory's demo datasets if its list is missing."""
+    """Raise an error with the location of LLaMA-Factory's demo datasets if its list is missing."""
     from gym_fed.config.train.catalogue import catalogue
 
     entry = catalogue().get(name)
@@ -200,7 +201,7 @@ def _format(entry: DatasetEntry) -> str:
 
 
 def _renamed(raw: Raw, entry: DatasetEntry) -> Raw:
-    """Rename a row's keys to those of our formats."""
+    """Rename a row's keys to those of gym-fed's formats."""
     columns = entry.columns or _DEFAULT_COLUMNS
     format = _format(entry)
     keys = {key: key for key in _SHARED}

@@ -1,9 +1,10 @@
 """Cache encoded rows on disk, keyed by a digest of sources, steps, tokenizer and settings.
 
-A folder per digest holds shards of safetensors and, written last, ``index.json``; a folder without it is not there::
+A folder per digest contains safetensors shards and ``index.json``, which is written last; a folder without it is
+ignored::
 
     <digest>/shard-00000.safetensors    input_ids, labels [tokens] int32; ends [rows] int64
-    <digest>/index.json                 rows of each shard, their counts, and what the digest was made of
+    <digest>/index.json                 digest of each shard, row counts, and the data of the digest
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gym_fed.data.row_counts import RowCounts
 from gym_fed.version import __version__
 
 FORMAT_VERSION = 4
-"""Also counts the rules of encoding: rows that were kept under others are not read again."""
+"""Version of the format and of the encoding rules; rows cached by a different version are not read."""
 
 _SHARD_ROWS = 4096
 
@@ -36,8 +37,8 @@ class EncodedCache:
     """One cache entry of encoded rows.
 
     Args:
-        folder: The cache; several sets share it.
-        recipe: JSON that names all that the rows depend on.
+        folder: Folder of the cache, which several data sets share.
+        recipe: JSON value with everything that the rows depend on.
     """
 
     def __init__(self, folder: Path, recipe: Any) -> None:
@@ -56,7 +57,7 @@ class EncodedCache:
         """Yield the rows, one shard in memory at a time.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when a shard is missing or does not match the index.
+            GymError: ``STATE_CORRUPT`` if a shard is missing or does not match the index.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
@@ -82,10 +83,10 @@ class EncodedCache:
     def fill(
         self, rows: Iterable[Encoded], recipe_now: Callable[[], Any], counts: RowCounts
     ) -> Iterator[Encoded]:
-        """Pass ``rows`` through while writing them; the entry is valid once the last one was read.
+        """Yield ``rows`` while writing them; the entry becomes valid after the last row.
 
-        They do not when ``recipe_now`` then differs from what it was: a source was changed while it was read.
-        ``counts`` are of the rows, and complete by then.
+        Nothing is cached if ``recipe_now()`` then differs from the original recipe, because a source changed while it
+        was read. ``counts`` are the counts of the rows, complete after the last one.
         """
         self._folder.parent.mkdir(parents=True, exist_ok=True)
         part = self._folder.with_name(f".{self.digest}.{secrets.token_hex(8)}.partial")
@@ -126,7 +127,8 @@ def _write_shard(file: Path, rows: list[Encoded]) -> None:
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Digest of everything that affects encoding: vocabulary, merges, rules, special tokens, chat template."""
+    """Return the digest of everything that affects encoding: vocabulary, merges, rules, special tokens, chat
+    template."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
     parts = [type(tokenizer).__name__, rules, tokenizer.chat_template or "", str(tokenizer.eos_token_id)]

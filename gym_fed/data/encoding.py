@@ -40,24 +40,23 @@ def encode_rows(
         tokenizer: The trained model's tokenizer; conversations need its chat template.
         rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
             and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns where the
-            tokenizer has a chat template (``gym_fed.data.string_rows``). Rows that are encoded already (``input_ids``
-            and ``labels``, as a ``DataPipeline`` with a tokenizer gives them) are taken as they are.
-        max_length: Longer rows are cut to this many tokens.
-        assistant_only: In conversations, label only the assistant's words; of prompt and completion, the completion.
-            Texts are always labelled whole. A message of ``weight: 0`` is not labelled.
-        packing: Join all rows, with an end token after each, and cut them into rows of ``max_length``.
-        keep_all: Drop no row, as DP-SGD requires, since the number of dropped rows depends on their contents.
-        mask_history: Label only the last answer of a conversation.
+            tokenizer has a chat template (``gym_fed.data.string_rows``). Encoded rows (``input_ids`` and ``labels``, as
+            returned by a ``DataPipeline`` with a tokenizer) are unchanged.
+        max_length: Maximum tokens of a row; longer rows are truncated.
+        assistant_only: True to label only the assistant's text in conversations, and only the completion of a prompt.
+            Texts are always labelled completely. Messages with ``weight: 0`` are not labelled.
+        packing: True to join all rows, with an end token after each, and cut them into rows of ``max_length``.
+        keep_all: True to drop no rows, as DP-SGD requires, since the number of dropped rows depends on their contents.
+        mask_history: True to label only the last answer of a conversation.
         reasoning: Treatment of ``reasoning_content``: learned with the answer, or left out.
 
     Returns:
-        ``{"input_ids", "labels"}`` per row, with the ``counts`` of what was learned, cut and dropped on the way. Rows
-        whose labels are all ignored after cutting are left out.
+        ``{"input_ids", "labels"}`` per row, with the ``counts`` of learned, truncated and dropped rows. Rows whose
+        labels are all ignored after truncation are dropped.
 
     Raises:
-        GymError: ``DATA_INVALID`` when there is no chat template, when it refuses a row, drops its tools or reasoning,
-            or does not let the assistant's words be located (the row is named), or when nothing is left to learn
-            from.
+        GymError: ``DATA_INVALID`` if there is no chat template; naming the row, if the template refuses it or drops its
+            tools or reasoning, or if the assistant's text cannot be located; and if no row has anything to learn.
     """
     counts = RowCounts()
     renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
@@ -81,7 +80,7 @@ def iter_encoded(
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
 ) -> Iterator[Encoded]:
-    """Stream ``encode_rows``, holding at most a thousand rows. May yield nothing.
+    """Stream ``encode_rows``, with at most a thousand rows in memory. May yield nothing.
 
     ``counts`` is filled while iterating.
     """
@@ -96,7 +95,9 @@ def _teaching(
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
-            learned += sum(label != IGNORED for label in row["labels"][1:])  # the first is never predicted
+            learned += sum(
+                label != IGNORED for label in row["labels"][1:]
+            )  # the first token is never predicted
             if _teaches(row["labels"]):
                 yield row
         counts.tokens = before + learned
@@ -186,7 +187,7 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
 
 
 def _shared(part: list[int], whole: list[int]) -> int:
-    """Number of leading tokens that two texts share."""
+    """Return the number of leading tokens that two texts share."""
     return next((i for i, (a, b) in enumerate(zip(part, whole, strict=False)) if a != b), len(part))
 
 
@@ -247,7 +248,7 @@ def require_chat_template(tokenizer: Any) -> str:
     """Return the tokenizer's chat template, or raise.
 
     Raises:
-        GymError: ``DATA_INVALID`` when it has none.
+        GymError: ``DATA_INVALID`` if it has none.
     """
     if not tokenizer.chat_template:
         names = suggested_templates(tokenizer)
@@ -265,7 +266,7 @@ def require_chat_template(tokenizer: Any) -> str:
 
 
 def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
-    """Concatenate rows and cut them every ``max_length`` tokens; the last may be shorter."""
+    """Concatenate rows and cut them every ``max_length`` tokens; the last row may be shorter."""
     rest: Encoded = {"input_ids": [], "labels": []}
     for row in encoded:
         rest = {key: rest[key] + row[key] for key in rest}
@@ -280,8 +281,8 @@ def _packed(encoded: Iterable[Encoded], max_length: int) -> Iterator[Encoded]:
 def text_ids(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     """Tokenise texts with the tokenizer's special tokens, and at most one BOS.
 
-    The post-processors of Llama, Gemma and Mistral put BOS before every text. A text that was templated beforehand
-    already begins with it, and the model never saw two.
+    The post-processors of Llama, Gemma and Mistral put BOS before every text. A text that already had the chat template
+    applied begins with BOS, and models are not trained on two.
 
     Args:
         tokenizer: A tokenizer of transformers.

@@ -1,6 +1,6 @@
 """Find data files by path, pattern or URL, and read raw rows of JSON, JSONL, CSV, Parquet and text with their places.
 
-Rows are read as they are consumed, and none may be longer than ``bounded.MAX_ROW_BYTES``.
+Rows are read lazily; no row may be longer than ``bounded.MAX_ROW_BYTES``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class DataFile:
             yield stream
 
     def stamp(self) -> dict[str, Any]:
-        """Name, size and the store's version mark, which change with the bytes (empty for local files)."""
+        """Return name, size and the store's version mark, which change with the bytes (empty for local files)."""
         info = self._fs.info(self._path)
         marks = ("ETag", "etag", "md5Hash", "content_md5", "LastModified", "last_modified", "updated")
         return {"name": self.name, "size": info.get("size")} | {k: str(info[k]) for k in marks if k in info}
@@ -69,12 +69,12 @@ def find_files(path: str | Path) -> list[DataFile]:
     """List the files that ``path`` matches.
 
     Args:
-        path: A file of any name; a folder, all of whose data files are meant, those in folders below too; a pattern
-            with ``*``, ``?`` or ``[...]``; or any of these as an fsspec URL (``memory://``, ``s3://``, ...).
+        path: A file with any name; a folder, including the data files in its subfolders; a pattern with ``*``, ``?`` or
+            ``[...]``; or any of these as an fsspec URL (``memory://``, ``s3://``, ...).
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` when there is none; ``MISSING_DEPENDENCY`` or ``USAGE`` for a URL that cannot be
-            opened here.
+        GymError: ``FILE_NOT_FOUND`` if there is none; ``MISSING_DEPENDENCY`` or ``USAGE`` for a URL that cannot be
+            opened.
     """
     fs, root, prefix = filesystem(path)
     if fs.isfile(root):
@@ -104,7 +104,7 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
     """Return the fsspec filesystem of a path or URL, the path in it, and the prefix of paths in messages.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` when the protocol's package is absent, ``USAGE`` for an unknown protocol.
+        GymError: ``MISSING_DEPENDENCY`` if the protocol's package is not installed; ``USAGE`` for an unknown protocol.
     """
     import fsspec
     from fsspec.implementations.local import LocalFileSystem
@@ -131,7 +131,7 @@ def filesystem(path: str | Path) -> tuple[Any, str, str]:
 
 
 def _s3(url: str) -> tuple[Any, str, str] | None:
-    """S3 by obstore; None if it is not installed, so that another package may read the URL.
+    """Return the S3 filesystem of obstore; None if it is not installed, so that a different package can read the URL.
 
     Credentials, region and endpoint come from AWS's environment variables; ``AWS_ALLOW_HTTP`` allows plain HTTP.
     """
@@ -154,7 +154,7 @@ def _data_file(name: str, path: str | Path, fs: Any, prefix: str, *, alone: bool
     local = prefix in ("", "file://")
     if prefix:
         shown = f"{prefix}{name.lstrip('/')}" if prefix != "file://" else name
-    else:  # as it was written, where that names this very file
+    else:  # as the user wrote it, if that is the path of this file
         shown = str(Path(path)) if alone else _as_written(name)
     suffix = suffixes[-1] if suffixes else ""
     return DataFile(shown, suffix, Path(name).parent if local else None, fs, name)
@@ -188,10 +188,11 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
 
     Args:
         file: A file whose suffix determines its format; unknown suffixes are read as JSONL.
-        text_lines: A ``.txt`` file is a row a line (as LLaMA-Factory reads it), not one text.
+        text_lines: True to read each line of a ``.txt`` file as a row (as in LLaMA-Factory), instead of the file as one
+            text.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming file and line, or the row where there are no lines.
+        GymError: ``DATA_INVALID`` naming file and line, or the row if the format has no lines.
     """
     try:
         with file.open() as stream:
@@ -218,7 +219,7 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
 
 
 def delimiter_in(file: DataFile) -> str | None:
-    """Return the delimiter of a CSV file; None for a file of another kind."""
+    """Return the delimiter of a CSV file; None for other formats."""
     if file.suffix not in (".csv", ".tsv"):
         return None
     with file.open() as stream:
@@ -252,7 +253,7 @@ def _decoded(name: str, data: bytes, start: int = 0) -> str:
 
 
 def _begins_a_list(reader: io.BufferedReader) -> bool:
-    """True if a ``.jsonl`` file is one JSON list. Its first lines may be empty."""
+    """Return True if a ``.jsonl`` file is one JSON list. Its first lines may be empty."""
     return reader.peek(_PEEKED_BYTES).removeprefix(_BOM).lstrip()[:1] == b"["
 
 
@@ -290,7 +291,7 @@ def _read_json(name: str, reader: io.BufferedReader) -> Iterator[Placed]:
 
 
 def after_space(text: str, at: int) -> int:
-    """Offset of the next character of a JSON text that is not whitespace."""
+    """Return the offset of the next character of a JSON text that is not whitespace."""
     while text[at : at + 1] in (" ", "\t", "\n", "\r"):
         at += 1
     return at
@@ -346,13 +347,13 @@ def cell_value(key: str, value: str) -> Any:
         try:
             parsed = json.loads(value)
         except (ValueError, RecursionError):
-            return value  # a text that begins with a bracket; the format decides whether it may be one
+            return value  # a text that begins with a bracket; the format decides whether text is allowed
         return parsed if key not in _TEXT_OR_MESSAGES or _is_messages(parsed) else value
     return value
 
 
 def _is_messages(value: Any) -> bool:
-    """True if JSON in a cell is a conversation, rather than text that happens to be JSON."""
+    """Return True if JSON in a cell is a conversation, rather than text that happens to be JSON."""
     turns = value if isinstance(value, list) else [value]
     return bool(turns) and all(
         isinstance(turn, dict) and ("role" in turn or "from" in turn) for turn in turns
@@ -368,7 +369,7 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
         opened = parquet.ParquetFile(stream)
         for index in range(opened.num_row_groups):
             group = opened.metadata.row_group(index)
-            # Not all rows can be short; refused before they are decompressed.
+            # The average row exceeds the limit, so refuse the file before decompressing it.
             if group.total_byte_size > MAX_ROW_BYTES * max(1, group.num_rows):
                 raise too_long(
                     f"{name}: one of the rows {number + 1} to {number + group.num_rows}", "drop the row"

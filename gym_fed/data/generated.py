@@ -1,6 +1,6 @@
 """Draw rows of the generated text tasks, deterministic per seed, with a fixed held-out split.
 
-Whether a prompt is held out is decided by the sha256 of its text, so no seed can leak a held-out prompt into training.
+Whether a prompt is held out is decided by the sha256 of its text, so no seed produces a held-out prompt for training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CONVERSATION_SHARE = 0.2
 
 
 def is_heldout(prompt: str) -> bool:
-    """True if a prompt is in the held-out split (one in ten, by sha256)."""
+    """Return True if a prompt is in the held-out split (one in ten, by SHA-256)."""
     return int.from_bytes(hashlib.sha256(prompt.encode("utf-8")).digest()[:4], "big") % HELDOUT_ONE_IN == 0
 
 
@@ -33,7 +33,7 @@ def generate(name: str, num: int, *, seed: int = 0, split: Split = "train") -> l
     Args:
         name: A name in ``gym_fed.core.registries.TASKS``.
         num: Number of rows.
-        seed: Seed of the rows, which are the same on every machine.
+        seed: Seed of the rows; equal seeds give equal rows on every machine.
         split: ``train`` or ``heldout``, which share no prompt for any seeds.
 
     Returns:
@@ -67,8 +67,8 @@ def generate_mix(
         num: Number of rows.
         seed: See ``generate``.
         split: See ``generate``.
-        max_turns: Above 1, one row in five is a conversation of 2 to ``max_turns`` questions, whose tasks are drawn at
-            random; the others ask one question.
+        max_turns: Maximum questions of a row. If above 1, one row in five has 2 to ``max_turns`` questions with random
+            tasks; the others have one question.
     """
     share = -(-num // len(names))
     columns = [generate(name, share, seed=seed, split=split) for name in names]
@@ -86,10 +86,10 @@ def generate_mix(
 def generate_with_rehearsal(
     names: list[str], num: int, rehearse: float, *, seed: int = 0, split: Split = "train"
 ) -> list[Row]:
-    """Draw ``num`` rows, of which the share ``rehearse`` is from the base tasks, spread evenly.
+    """Draw ``num`` rows, with evenly distributed rows of the base tasks as the share ``rehearse``.
 
-    A model that sees one new task alone learns to do it whatever the prompt, and forgets the others; old tasks among
-    the rows teach it to look at the prompt, and make what several contributors learnt add up.
+    A model that is trained on one new task alone learns to do it for every prompt, and forgets the others. Rows of old
+    tasks teach it to follow the prompt, and allow the updates of several contributors to be combined.
 
     Args:
         names: The new tasks.

@@ -1,4 +1,4 @@
-"""Read datasets of the Hugging Face Hub from the local cache or by streaming; their code is never run."""
+"""Read datasets of the Hugging Face Hub from the local cache or by streaming; a dataset's code is never run."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def hub_rows(
 
     Args:
         name: ``owner/name``.
-        subset: A configuration of it.
-        split: ``train`` by default.
-        folder: Only the files in this folder of the repository.
-        files: Read only these files, as the split.
+        subset: Name of the dataset's configuration.
+        split: Name of the split; ``train`` by default.
+        folder: Folder of the repository; only its files are read.
+        files: Names of the only files to read, as the split.
 
     Raises:
-        GymError: ``UNAVAILABLE`` when it is not in the cache and the hub cannot be reached; ``NOT_FOUND`` when there is
-            no such dataset, subset or split; ``DATA_INVALID`` for one whose card names files elsewhere; ``TOO_LARGE``
-            when the hub sends more bytes than the size of a file.
+        GymError: ``UNAVAILABLE`` if it is not in the cache and the Hub cannot be reached; ``NOT_FOUND`` if there is no
+            such dataset, subset or split; ``DATA_INVALID`` if its card refers to files outside the repository;
+            ``TOO_LARGE`` if the Hub sends more bytes than the size of a file.
     """
     import datasets
 

@@ -43,7 +43,7 @@ class Input:
         return ((f"row {number}", row) for number, row in enumerate(self.source, 1))
 
     def key(self) -> Any:
-        """JSON that changes when the rows do.
+        """Return JSON that changes when the rows change.
 
         Raises:
             GymError: ``USAGE`` for a Hub dataset, since the contents of a stream are not known in advance.
@@ -138,9 +138,9 @@ def interleave(
         weights: One positive weight per source.
         seed: Seed of the draws.
         stopping: When to stop, named as in ``datasets.interleave_datasets``. ``first_exhausted``: when the first source
-            ends, so that the proportions hold to the end. ``all_exhausted``: when every source has ended once; until
-            then a source that ends starts again, so rows repeat. ``all_exhausted_without_replacement``: when every row
-            has been yielded once.
+            ends, so that the proportions hold until the end. ``all_exhausted``: when every source has ended at least
+            once; a source that ends earlier restarts, so its rows repeat. ``all_exhausted_without_replacement``: when
+            every row has been yielded exactly once.
         on_stop: Called under ``first_exhausted`` with the index of the source that ended, if there are several.
     """
     rng = random.Random(seed)

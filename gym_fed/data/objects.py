@@ -35,11 +35,11 @@ class Objects:
 
     @property
     def place(self) -> str:
-        """The store's address, independent of how its folder was spelled."""
+        """The store's normalised address, the same for all spellings of its folder."""
         return self._root if self._is_local else self.url
 
     def is_there(self) -> bool:
-        """True if the folder exists, or anything is stored under the URL."""
+        """Return True if the folder exists, or anything is stored under the URL."""
         return bool(self._fs.exists(self._root))
 
     def put(self, file: Path, sha256: str) -> None:
@@ -85,7 +85,7 @@ class Objects:
             start = 0
         with self._open(source) as stream, part.open("ab") as out:
             stream.seek(start)
-            seen = start  # one byte too many is kept, so that the hash of a longer object differs
+            seen = start  # read one byte more than the size, so that the hash of a longer object differs
             while block := stream.read(min(_BLOCK_BYTES, num_bytes + 1 - seen)):
                 out.write(block)
                 seen += len(block)
@@ -147,7 +147,7 @@ class Objects:
 
         Raises:
             GymError: ``TOO_LARGE`` for more than ``limit`` bytes; ``STATE_CORRUPT`` if it is not a regular file.
-            FileNotFoundError: When there is none.
+            FileNotFoundError: If it does not exist.
         """
         target = f"{self._root}/{path}"
         if int(self._fs.info(target)["size"]) > limit:
@@ -158,12 +158,12 @@ class Objects:
             )
         with self._open(target) as stream:
             data = bytes(stream.read(limit + 1))
-        if len(data) > limit:  # it has grown since
+        if len(data) > limit:  # the file has grown since its size was read
             raise GymError(ErrorCode.TOO_LARGE, f"{self.url}/{path}: has more than {counted(limit, 'byte')}")
         return data
 
     def has(self, sha256: str, num_bytes: int) -> bool:
-        """True if an object of the right size exists; its bytes are not read."""
+        """Return True if an object of the right size exists; its bytes are not read."""
         target = f"{self._root}/{_object(sha256)}"
         return bool(self._fs.exists(target)) and int(self._fs.info(target)["size"]) == num_bytes
 

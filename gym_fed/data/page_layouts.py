@@ -16,16 +16,16 @@ from gym_fed.data.files import after_space, cell_value
 from gym_fed.data.rows import without_filled_nulls
 
 MAX_ROW_BYTES = 2**20
-"""Only the first characters of a larger row are read."""
+"""Maximum bytes of a row that is read completely; only the first characters of a larger row are read."""
 MAX_WHOLE_BYTES = 64 * 2**20
 """Maximum bytes of files that are read as a whole: JSON lists and texts."""
 HEAD_BYTES = 4096
 STRIDE = 128
-"""Rows between two places that are kept."""
+"""Number of rows between two stored marks."""
 BOM = b"\xef\xbb\xbf"
 
 _Record = tuple[str, int, str, Callable[[], Any]]
-"""Place, bytes, head where it is too large, and what loads it."""
+"""Place, size in bytes, first characters if the row is too large (else empty), and a function that loads it."""
 
 
 class PageLayout(ABC):
@@ -35,7 +35,7 @@ class PageLayout(ABC):
 
     @abstractmethod
     def read(self, stream: BinaryIO, mark: Any) -> Iterator[tuple[_Record, Any]]:
-        """Yield rows from a mark, each with the mark of the next."""
+        """Yield rows from a mark, each with the mark of the next row."""
 
 
 class LinesRows(PageLayout):
@@ -204,7 +204,7 @@ class ParquetRows(PageLayout):
         self._name = name
 
     def num_rows(self, path: Path) -> int:
-        """The number of rows in the file's footer."""
+        """The number of rows according to the file's footer."""
         import pyarrow
         from pyarrow import parquet
 

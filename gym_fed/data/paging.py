@@ -1,7 +1,7 @@
 """Random access to rows of a large file by number, without reading earlier parts twice.
 
-A file is read from the nearest place that is known, every 128th row's. Places become known as rows are read, so that
-the first page of a file of gigabytes costs no more than that of a small one.
+A file is read from the nearest known mark; every 128th row has one. Marks are stored while rows are read, so that the
+first page of a file of gigabytes costs no more than that of a small file.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class PagedRow:
     """One row in its file.
 
     Attributes:
-        number: Counted from 0.
-        place: File and line, or row where there are no lines.
-        num_bytes: Size of its text in the file; 0 if unknown.
-        head: The first characters of a row that is too large to be loaded; else empty.
+        number: Index of the row, from 0.
+        place: File and line, or the row number if the format has no lines.
+        num_bytes: Size of the row in the file; 0 if unknown.
+        head: First characters of a row that is too large to load; otherwise empty.
     """
 
     number: int
@@ -49,10 +49,10 @@ class PagedRow:
     _load: Callable[[], Any] = field(repr=False)
 
     def load(self) -> Any:
-        """Load its value.
+        """Load the row's value.
 
         Raises:
-            GymError: ``DATA_INVALID`` where it is not valid; ``TOO_LARGE``.
+            GymError: ``DATA_INVALID`` if it is not valid; ``TOO_LARGE``.
         """
         if self.head:
             raise GymError(
@@ -71,7 +71,7 @@ class PagedFile:
         name: The file's name in places.
 
     Attributes:
-        num_rows: Known once the end has been read; at once for Parquet.
+        num_rows: Number of rows; known immediately for Parquet, for other formats after the end has been read.
         rows_seen: Number of rows read so far.
 
     Raises:
@@ -92,10 +92,10 @@ class PagedFile:
             self._marks = range(0, self.num_rows + 1, STRIDE)
 
     def rows(self, start: int = 0) -> Iterator[PagedRow]:
-        """Yield rows from the nearest known mark before row ``start``, so that a caller can stop on the way.
+        """Yield rows from the nearest known mark at or before row ``start``, so the caller can stop before reaching it.
 
         Raises:
-            GymError: ``DATA_INVALID`` where the file cannot be read further.
+            GymError: ``DATA_INVALID`` if the file cannot be read further.
         """
         block = min(start // STRIDE, len(self._marks) - 1)
         number = block * STRIDE
@@ -154,13 +154,13 @@ class PagedFile:
 
 
 def stamp_of(path: Path) -> tuple[int, int, int]:
-    """Modification time, size and inode, which change with the file."""
+    """Return modification time, size and inode, which change with the file."""
     status = path.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def is_data_file(path: Path) -> bool:
-    """True if a file holds rows, by its suffix; a ``.json`` file must begin with a list."""
+    """Return True if a file contains rows according to its suffix; a ``.json`` file must begin with a list."""
     name = path.name.lower().removesuffix(".gz")
     if not name.endswith(SUFFIXES) or name.endswith(".txt"):
         return False

@@ -37,21 +37,23 @@ Source = str | Path | DataConfig | Sequence[Row]
 class DataPipeline(ExpectedElsewhere):
     """An immutable pipeline of rows; methods return a new one, and iteration restarts from the first row.
 
-    Iterating gives rows of ``gym_fed.data.rows``; with ``sequence_length``, it gives ``{"input_ids", "labels"}``, which
-    ``sft`` and ``pretrain`` take as they are. What a pass did with the rows is in ``report`` (read, kept, dropped by a
-    step) and, where they are encoded, in ``counts`` (learned, cut, with nothing to learn).
+    Iteration yields rows of ``gym_fed.data.rows`` or, with ``sequence_length``, ``{"input_ids", "labels"}``, which
+    ``sft`` and ``pretrain`` use unchanged. After a pass, ``report`` contains the numbers of rows that were read, kept
+    and dropped by steps; if rows are encoded, ``counts`` contains those learned, truncated and without anything to
+    learn.
 
     Args:
         sources: Paths (files, folders, patterns, URLs, as ``load_rows`` takes them), ``DataConfig`` objects or lists of
-            rows; each alone, or with its weight: the probability that the next row of the mixture is its.
+            rows; each optionally in a pair with its weight, which is proportional to its probability of providing the
+            next row.
         tokenizer: Needed by ``sequence_length`` and by filters that count tokens; a tokenizer, or the name or folder of
             its model.
-        sequence_length: Encode the rows, and cut them to this many tokens.
+        sequence_length: Maximum tokens of an encoded row; None yields rows that are not encoded.
         seed: Seed of the mixture.
-        assistant_only: In conversations, learn only the assistant's words. Default: yes, unless rows are packed.
+        assistant_only: True to learn only the assistant's text in conversations. Default: True unless rows are packed.
 
     Raises:
-        GymError: ``USAGE`` for sources, weights or settings that do not fit together.
+        GymError: ``USAGE`` for sources, weights or settings that cannot be combined.
     """
 
     def __init__(
@@ -107,13 +109,13 @@ class DataPipeline(ExpectedElsewhere):
         """Keep rows for which ``function`` is true and whose size is within bounds.
 
         Args:
-            function: Given each row.
-            key: Names what ``function`` does, so that ``cache`` can distinguish it from others.
-            min_tokens: Minimum tokens of the whole row.
-            max_tokens: Longer rows are dropped, not cut.
-            min_characters: Minimum characters of its text.
-            max_characters: Maximum characters of its text.
-            max_repetition: Largest share of characters in runs of ten that occur more than once, 0 to 1.
+            function: Called with each row.
+            key: Identifies ``function``, so that ``cache`` can distinguish it from others.
+            min_tokens: Minimum tokens of the row.
+            max_tokens: Maximum tokens of the row; longer rows are dropped instead of truncated.
+            min_characters: Minimum characters of the row's text.
+            max_characters: Maximum characters of the row's text.
+            max_repetition: Maximum share of characters in runs of ten that occur more than once, 0 to 1.
         """
         limits = (min_tokens, max_tokens, min_characters, max_characters, max_repetition)
         if function is None and all(limit is None for limit in limits):
@@ -126,8 +128,8 @@ class DataPipeline(ExpectedElsewhere):
         """Keep the first of equal rows across all sources.
 
         Args:
-            exact: Drop rows equal to an earlier one.
-            near: Drop rows whose texts have at least this estimated similarity with an earlier one (``minhash``).
+            exact: True to drop rows equal to an earlier one.
+            near: Minimum estimated similarity (MinHash) to an earlier row's text at which a row is dropped.
         """
         if near is not None and not 0.3 <= near < 1:
             raise GymError(
@@ -144,7 +146,7 @@ class DataPipeline(ExpectedElsewhere):
         seed: int | None = None,
         stopping: Stopping = "first_exhausted",
     ) -> DataPipeline:
-        """Mix the sources here: earlier steps act on each source separately, and do not change the proportions.
+        """Mix the sources at this step: earlier steps process each source separately and do not change the proportions.
 
         Without this call the sources are mixed first. See ``interleave`` for ``stopping``.
         """
@@ -234,7 +236,7 @@ class DataPipeline(ExpectedElsewhere):
         """Yield token ids and labels, from the cache if it is set and filled.
 
         Raises:
-            GymError: ``USAGE`` when a step or source that cannot be distinguished from another is to be cached.
+            GymError: ``USAGE`` if rows are cached and a step or source has no key that identifies it.
         """
         if self.sequence_length is None:
             raise GymError(ErrorCode.USAGE, "encoded rows need sequence_length and a tokenizer")
@@ -247,7 +249,7 @@ class DataPipeline(ExpectedElsewhere):
         return cache.fill(self._encode(), self._recipe, self.counts)
 
     def is_cached(self) -> bool:
-        """True if ``encoded`` reads from the cache."""
+        """Return True if ``encoded`` reads from the cache."""
         return self._cache is not None and EncodedCache(self._cache, self._recipe()).is_filled()
 
     def _encode(self) -> Iterator[Row]:
@@ -264,7 +266,7 @@ class DataPipeline(ExpectedElsewhere):
         )
 
     def _recipe(self) -> Any:
-        """Everything that the encoded rows depend on."""
+        """Return everything that the encoded rows depend on."""
         steps = [[step.key() for step in steps] for steps in (self._before, self._after)]
         if any(key is None for part in steps for key in part):
             raise GymError(

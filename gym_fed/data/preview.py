@@ -17,7 +17,7 @@ from gym_fed.data.string_rows import as_turns
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of tokens that are all learned, or all only read."""
+    """A run of tokens that are either all learned or all not learned."""
 
     text: str
     learnt: bool
@@ -28,9 +28,9 @@ class PreviewedSequence:
     """One encoded sequence.
 
     Attributes:
-        name: ``row``, or ``chosen``, ``rejected``, ``liked``, ``disliked``, ``prompt``.
-        encoded: Tokens and labels before they are cut.
-        cut: Tokens that ``max_length`` cuts off.
+        name: ``row``, ``chosen``, ``rejected``, ``liked``, ``disliked`` or ``prompt``.
+        encoded: Tokens and labels before truncation.
+        cut: Number of tokens beyond ``max_length``.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Statistics:
     sequences_cut: int = 0
     nothing_to_learn: int = 0
     prompts: int = 0
-    """Rows that a model is to answer; nothing of them is learned as it stands."""
+    """Number of prompt rows, which a model will answer; the prompts are not learned."""
 
     counts: RowCounts = field(default_factory=RowCounts)
     """Row counts as in ``encode_rows``; a pair counts as one."""
@@ -125,7 +125,7 @@ def sequences_of(
     """List the sequences of a row: one, or two for a preference pair.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the tokenizer cannot encode it; see ``encode_rows``.
+        GymError: ``DATA_INVALID`` if the tokenizer cannot encode it; see ``encode_rows``.
     """
     previews = []
     (row,) = as_turns(tokenizer, [row])

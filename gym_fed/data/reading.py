@@ -22,7 +22,7 @@ from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
 _COUNTED_ROWS = 100_000
-"""Maximum rows read after an empty cell to count further ones."""
+"""Maximum rows read after an empty cell to count further empty cells."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 
@@ -32,10 +32,12 @@ def load_rows(
     """Read a dataset.
 
     Args:
-        path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row a line, ``.csv``, ``.parquet``, or a
-            ``.txt`` file, which is one text; the same packed with gzip; a folder or pattern of them; an fsspec URL.
-        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto`` to find it by the keys of a file's first row.
-        columns: Names of columns in the file, by the name that the format expects.
+        path: A ``.json`` file with a list of rows, a ``.jsonl`` file with a row per line, a ``.csv`` or ``.parquet``
+            file, or a ``.txt`` file, which is one text; any of these compressed with gzip; a folder or pattern of such
+            files; or an fsspec URL.
+        format: A name in ``gym_fed.core.registries.FORMATS``, or ``auto`` to detect it by the keys of a file's first
+            row.
+        columns: Column names in the file, by the names that the format expects.
 
     Returns:
         At least one row; see ``gym_fed.data.rows``.
@@ -55,7 +57,7 @@ def iter_rows(
         path: See ``load_rows``.
         format: See ``load_rows``.
         rename: Renames the keys of raw rows to those of the format; may raise ``BadRow``.
-        text_lines: ``.txt`` files are a row a line.
+        text_lines: True to read each line of a ``.txt`` file as a row.
     """
     if format != "auto":
         FORMATS.type_of(format)  # an unknown format is refused before anything is opened
@@ -88,7 +90,7 @@ def converted(
     """Convert raw rows of one format; ``auto`` is decided by the first row.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the place; where that is a row of sound or film, how many there are.
+        GymError: ``DATA_INVALID`` naming the place and, for a row with audio or video, the number of such rows.
     """
     reader: Format | None = None if format == "auto" else FORMATS.type_of(format)()
     rows = iter(raw_rows)
@@ -156,13 +158,13 @@ def format_of(row: Row) -> Format:
     """Return the first format that a row's columns match.
 
     Raises:
-        BadRow: When they match none.
+        BadRow: If they match none.
     """
     whole = {**dict.fromkeys(columns_of(row), ""), **row}  # an empty cell does not mean another format
     for names in (
         FORMATS.own,
         FORMATS.usable,
-    ):  # formats of other packages are imported only if none of ours matches
+    ):  # formats of other packages are imported only if no built-in format matches
         for candidate in sorted(map(FORMATS.type_of, names()), key=lambda type_: type_.order):
             if candidate.matches(whole):
                 format: Format = candidate()
@@ -228,7 +230,7 @@ _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image"
 def parse_columns(text: str | None) -> dict[str, str]:
     """Parse ``--columns``: the file's column names by the names that the format expects.
 
-    Two spellings: ``ours=theirs`` pairs with a comma between them, and a JSON object for names that hold a comma or
+    The text is either comma-separated ``EXPECTED=IN_FILE`` pairs, or a JSON object for names that contain a comma or
     begin or end with a space.
 
     Raises:
@@ -273,7 +275,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
     """Return a function that renames the columns of a raw row; None if there is nothing to rename.
 
-    The function raises ``BadRow`` for a column that the row does not have, and for an empty one that is needed.
+    The function raises ``BadRow`` for a column that the row lacks, and for an empty required column.
     """
     if not columns:
         return None
@@ -307,10 +309,10 @@ def _is_empty(value: Any) -> bool:
 
 
 class _RenamedRow(CsvRow):
-    """A raw row with renamed columns, which keeps the file's names for suggestions. Equal to a plain dict.
+    """A raw row with renamed columns that stores the file's names for suggestions; equal to a plain dict.
 
     Attributes:
-        columns: The file's column names by our names.
+        columns: The file's column names by the names that formats expect.
     """
 
     def __init__(self, row: Mapping[str, Any], header: tuple[str, ...], columns: Mapping[str, str]) -> None:

@@ -53,20 +53,20 @@ class DatasetManifest(StrictModel):
     name: str
     version: int = Field(ge=1)
     licence: str
-    """SPDX identifier, or ``LicenseRef-NAME``."""
+    """SPDX identifier of the licence, or ``LicenseRef-NAME``."""
     description: str
     files: list[DatasetFile] = Field(min_length=1)
     created_at: float
-    """Seconds since 1970."""
+    """Time of creation in Unix seconds."""
 
     def same_content(self, other: DatasetManifest) -> bool:
-        """True if two versions differ in number and time only."""
+        """Return True if two versions differ only in number and time."""
         skipped = {"version", "created_at"}
         return self.model_dump(exclude=skipped) == other.model_dump(exclude=skipped)
 
 
 Manifests = list[DatasetManifest]
-Versions = list[int]  # named here, since a method below is called list
+Versions = list[int]  # defined here, since the method ``list`` below hides the built-in name
 
 
 def default_store() -> str:
@@ -79,7 +79,7 @@ class DatasetRegistry:
 
     Args:
         url: A folder, or an fsspec URL such as ``s3://bucket/datasets``; by default ``default_store()``.
-        kind: The folder of the manifests; another than ``datasets`` keeps other things on the same store.
+        kind: The folder of the manifests; a name other than ``datasets`` separates other contents on the same store.
     """
 
     def __init__(self, url: str | Path | None = None, *, kind: str = "datasets") -> None:
@@ -127,7 +127,7 @@ class DatasetRegistry:
                 return newest
             data = json.dumps(draft.model_dump(), indent=1, sort_keys=True).encode()
             if self._objects.create(self._path(name, draft.version), data):
-                return draft  # else another push has taken this number
+                return draft  # otherwise a concurrent push has used this number
 
     @on_class_too
     def pull(self, reference: str, dest: str | Path) -> DatasetManifest:
@@ -136,8 +136,8 @@ class DatasetRegistry:
         Next to the files is ``.gym-dataset.json``, the manifest with the licence.
 
         Raises:
-            GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, when a file of another content is in
-                the way; ``HASH_MISMATCH`` when the store's object does not match the manifest.
+            GymError: ``NOT_FOUND``; ``FILE_EXISTS`` before anything is fetched, if a file with different content
+                exists; ``HASH_MISMATCH`` if the store's object does not match the manifest.
         """
         manifest = self.show(reference)
         folder = Path(dest)
@@ -218,7 +218,7 @@ class DatasetRegistry:
 
 
 def is_dataset_name(reference: str) -> bool:
-    """True if ``name`` or ``name@version`` is a valid dataset name."""
+    """Return True if ``name`` or ``name@version`` is a valid dataset name."""
     name, at, version = reference.partition("@")
     return _NAME.fullmatch(name) is not None and (not at or version.isdecimal())
 
@@ -298,7 +298,7 @@ def checked_licence(text: str | None) -> str:
     """Normalise ``text`` to SPDX identifiers, which may be joined by AND or OR.
 
     Raises:
-        GymError: ``USAGE`` for none and for one that is not known.
+        GymError: ``USAGE`` for a missing or unknown licence.
     """
     if text is None or not text.strip():
         raise GymError(

@@ -20,7 +20,8 @@ _KEPT_WHOLE = 0.95
 
 
 def teaches(labels: Sequence[int]) -> bool:
-    """True if a row has a label to learn. The first token is never predicted, so a later one must have a label."""
+    """Return True if a row has a label to learn. The first token is never predicted, so a later one must have a
+    label."""
     return any(label != IGNORED for label in labels[1:])
 
 
@@ -29,25 +30,25 @@ class RowCounts:
     """Counts of rows and labelled tokens. ``rows == learned + dropped``; ``cut`` rows are among both."""
 
     rows: int = 0
-    """All rows of the data."""
+    """Number of rows in the data."""
 
     learned: int = 0
-    """Rows with something to learn within ``max_length``."""
+    """Number of rows with something to learn within ``max_length``."""
 
     cut: int = 0
-    """Rows longer than ``max_length``; the tokens beyond it are not learned."""
+    """Number of rows longer than ``max_length``; the tokens beyond it are not learned."""
 
     dropped: int = 0
-    """Rows with nothing to learn."""
+    """Number of rows with nothing to learn."""
 
     tokens: int = 0
-    """Labelled tokens that are learned."""
+    """Number of labelled tokens that are learned."""
 
     tokens_cut: int = 0
-    """Labelled tokens beyond ``max_length``."""
+    """Number of labelled tokens beyond ``max_length``."""
 
     lengths: array[int] = field(default_factory=lambda: array("Q"), repr=False, compare=False)
-    """Length of every row in tokens before it was cut, if known."""
+    """Length of every row in tokens before truncation, if known."""
 
     unread: dict[str, int] = field(default_factory=dict, compare=False)
     """Number of rows with each unread key; see ``rows.unread_keys``."""
@@ -60,7 +61,7 @@ class RowCounts:
 
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
-        """Return counts for rows that are all learned completely; their labelled tokens are not counted."""
+        """Return counts for rows that are all learned completely; labelled tokens are not counted."""
         return cls(rows=rows, learned=rows)
 
     def add(self, whole: Sequence[int], kept: Sequence[int]) -> None:
@@ -114,9 +115,9 @@ class RowCounts:
         return "; ".join(parts)
 
     def warning(self, max_length: int | None) -> str | None:
-        """Return a warning with its remedy if many rows are lost; None otherwise.
+        """Return a warning with its remedy if many rows or labelled tokens are lost; None otherwise.
 
-        Many are: more than a tenth of the rows dropped, or more than half of the labelled tokens cut.
+        The threshold is a tenth of the rows dropped, or half of the labelled tokens cut.
         """
         labelled, max_length = self.tokens + self.tokens_cut, self.max_length or max_length
         problems = []

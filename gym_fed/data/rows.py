@@ -11,9 +11,10 @@
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
 Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
-``{"bytes", "path"}``, in the order of their places: ``<image>`` in a text, or parts ``{"type": "image"}``). A message
-has ``role`` (system, user, assistant, tool), ``content``, and where there is one ``name``; ``tool_calls`` where the
-assistant calls tools, ``reasoning_content`` where it reasons, and ``weight: 0`` where its turn is not to be learned.
+``{"bytes", "path"}``, in the order of their placeholders: ``<image>`` in a text, or parts ``{"type": "image"}``). A
+message
+has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may have
+``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned.
 ``forget: True`` marks a row to unlearn.
 """
 
@@ -44,13 +45,13 @@ _REMEDY = {
 
 
 class PlacedDict(dict[str, Any]):
-    """A row that remembers where it was read, so that later errors can name the place. Equal to a plain dict."""
+    """A row that stores the place where it was read, so that later errors can name it; equal to a plain dict."""
 
     place: str | None = None
     unread: tuple[str, ...] = ()
-    """Keys that the row had in its file, and that its format does not read."""
+    """Keys of the row in its file that its format does not read."""
     columns: Mapping[str, str] = MappingProxyType({})
-    """Names in the file of columns that the user named, by ours."""
+    """Column names in the file that the user gave, by the names that formats expect."""
 
     @classmethod
     def of(
@@ -96,10 +97,10 @@ def place_of(row: Row, number: int) -> str:
 
 
 def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
-    """Convert rows to one kind, if nothing is lost that the kind needs.
+    """Convert rows to one kind, if nothing that the kind needs is lost.
 
-    Conversations become prompts (the last answer is kept as ``answer``) and preference pairs become two unpaired rows,
-    one prompts, or supervised rows of the chosen answer.
+    Conversations become prompts, with the last answer as ``answer``. A preference pair becomes two unpaired rows, a
+    prompt, or a supervised row with the chosen answer.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the first row that cannot be used.
@@ -233,7 +234,7 @@ def _first_surrogate(value: Any) -> tuple[int, int] | None:
 
 
 def without_filled_nulls(value: Any, feature: Any = None, *, json_is_text: bool = False) -> Any:
-    """Return a value of an Arrow table without null fields, at every depth. Nulls that are items of a list stay.
+    """Return a value of an Arrow table without null fields, at every depth. Nulls that are items of a list are kept.
 
     Arrow gives all objects of a column the same keys: a tool call ``{"x": 1}`` next to ``{"t": 2}`` is read back as
     ``{"x": 1, "t": None}``. Nulls that the row had itself look the same and are dropped with them.

@@ -52,7 +52,7 @@ INFO = Path("data") / "dataset_info.json"
 
 
 def named_rows(name: str) -> list[dict[str, Any]]:
-    """Load all rows of ``named_source(name)``; raises what it and ``source_rows`` raise."""
+    """Load all rows of ``named_source(name)``; raises as ``named_source`` and ``source_rows``."""
     return [row for _, row in source_rows(named_source(name))]
 
 
@@ -81,7 +81,7 @@ def named_source(name: str) -> DataConfig:
 
 
 def is_catalogued(name: str) -> bool:
-    """True if the catalogue has a dataset of that name or alias."""
+    """Return True if the catalogue has a dataset with that name or alias."""
     return any(name == key or name in entry.also for key, entry in catalogue().items())
 
 
@@ -106,12 +106,12 @@ def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow
     """Yield the rows of a dataset in the catalogue.
 
     Args:
-        name: In the catalogue.
-        split: Instead of the entry's own.
+        name: Name of the dataset in the catalogue.
+        split: Name of the split to read instead of the entry's.
 
     Raises:
-        GymError: ``NOT_FOUND``; ``USAGE`` for a set that is not on the hub, whose images are not in it, or whose
-            split has to be named; see ``hub_rows`` for the others.
+        GymError: ``NOT_FOUND``; ``USAGE`` for a dataset that is not on the Hub, does not contain its images, or has no
+            default split; as ``hub_rows``.
     """
     entry = catalogue_entry(name)
     if entry.hub is None:

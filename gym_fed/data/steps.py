@@ -2,7 +2,7 @@
 
 Broder 1997, "On the resemblance and containment of documents": the share of hash functions under which two sets have
 the same minimum estimates their Jaccard similarity. Banding as in Leskovec, Rajaraman and Ullman, "Mining of Massive
-Datasets", section 3.4: texts are compared only when all minima of a band agree.
+Datasets", section 3.4: texts are compared only if all minima of a band agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 Row = dict[str, Any]
 Judge = Callable[[str, Row], str | None]
-"""Returns the reason to drop a row, given its place, or None."""
+"""Function of a row's place and the row that returns the reason to drop it, or None."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Report:
     dropped: Counter[str] = field(default_factory=Counter)
     duplicates: list[Duplicate] = field(default_factory=list)
     ended: str | None = None
-    """The source that ended a mixture under ``first_exhausted``; other sources may have rows left."""
+    """Name of the source that ended a mixture under ``first_exhausted``; other sources may have rows left."""
 
 
 class Step(ABC):
@@ -52,7 +52,7 @@ class Step(ABC):
 
     @abstractmethod
     def key(self) -> Any:
-        """JSON that changes with the step's outcome; None if that cannot be known."""
+        """Return JSON that changes with the step's outcome; None if that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +155,10 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def repetition(text: str) -> float:
-    """Share of characters in 10-character runs that occur more than once; 0 for short texts.
+    """Return the share of characters in 10-character runs that occur more than once; 0 for short texts.
 
-    After the rules of Rae et al. 2021 (Gopher), table A1, on characters instead of words, so that it holds for any
-    language.
+    Based on the rules of Rae et al. 2021 (Gopher), table A1, but on characters instead of words, so that it works for
+    all languages.
     """
     width = 10
     runs = [text[at : at + width] for at in range(0, len(text) - width + 1)]
@@ -171,7 +171,7 @@ def repetition(text: str) -> float:
 NUM_HASHES = 128
 SHINGLE_CHARACTERS = 5
 SCHEME = "affine32"
-"""Seed of ``datasketch``; with another one, stored signatures would no longer match the same texts."""
+"""Hash scheme of ``datasketch``; with a different one, stored signatures would not match."""
 
 _RECALL = 0.99
 _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
@@ -180,7 +180,7 @@ _BLOCK = 4096  # shingles per batch, whose hashes take 2 MiB
 class NearDuplicates:
     """An index of texts; the first text of each group of near-duplicates is kept.
 
-    Stores 512 bytes of minima and the bands' keys for each text, not the text.
+    For each text, it stores 512 bytes of minima and the bands' keys, but not the text.
 
     Args:
         threshold: Minimum estimated Jaccard similarity of duplicates' shingles. The estimate's standard deviation is

@@ -1,8 +1,8 @@
 """Convert rows with plain-string prompts and answers to chat turns, as in later prompts.
 
-``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row that is trained without
-it teaches answers to prompts that never occur, so rows get the template of every tokenizer that has one.
-``chat_template: none`` takes the template off the tokenizer, for training and for the saved result alike.
+``gym chat``, ``gym api`` and evaluations put a prompt into the tokenizer's chat template. A row trained without the
+template would teach answers to prompts that never occur, so string rows get the tokenizer's template if it has one.
+``chat_template: none`` removes the template from the tokenizer, in training and in the saved model.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _QUESTION, _ANSWER, _NEXT = "first-question-5d1e", "first-answer-5d1e", "second-
 
 
 def is_string_row(row: Row) -> bool:
-    """True if the row has a prompt, and the prompt and all answers are strings."""
+    """Return True if the row has a prompt, and the prompt and all answers are strings."""
     return isinstance(row.get("prompt"), str) and all(
         isinstance(row[key], str) for key in _ANSWERS if key in row
     )
@@ -38,8 +38,8 @@ def is_string_row(row: Row) -> bool:
 def as_turns(tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
     """Convert string rows to user and assistant turns.
 
-    Rows stay as they are where the tokenizer has no chat template, where they are conversations or ``text``, and where
-    the prompt already holds the template's own marks (it was templated beforehand).
+    Rows are unchanged if the tokenizer has no chat template, if they are conversations or ``text``, or if the prompt
+    already contains the template's marks (the template was applied before).
 
     Args:
         tokenizer: A tokenizer or processor.
@@ -90,7 +90,7 @@ class _Marks:
 
 
 _KNOWN: WeakKeyDictionary[Any, tuple[tuple[Any, ...], _Marks]] = WeakKeyDictionary()
-"""Marks by tokenizer, each with the template that they were found in."""
+"""Marks by tokenizer, each with the template that they were read from."""
 
 
 def _is_templated(marks: _Marks, prompt: str) -> bool:
@@ -128,13 +128,13 @@ def _without_end(text: str, ends: tuple[str, ...]) -> str:
 def _marks_of(tokenizer: Any) -> _Marks:
     """Collect the marks of a tokenizer's chat template.
 
-    ``added_tokens_decoder`` is built on each read, which takes milliseconds where thousands of tokens were added. It is
-    read once for a tokenizer, until its template or its tokens change.
+    ``added_tokens_decoder`` is built on each read, which takes milliseconds if thousands of tokens were added.
+    Therefore the marks are cached for each tokenizer until its template or tokens change.
     """
     from gym_fed.data.chat_templates.rendering import template_of
 
     template = template_of(tokenizer)
-    inner = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
+    inner = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
     special = tuple(getattr(inner, "all_special_tokens", ()))
     state = (template, special, len(inner))
     if (known := _KNOWN.get(inner)) is not None and known[0] == state:
@@ -171,7 +171,7 @@ def _marks_in(
     for mark in marks:
         between = between.replace(mark, "\n")
     words = [line.strip() for line in between.splitlines() if len(line.strip()) > 2]
-    # Of ``<|im_end|>\n<|im_start|>user\n`` only the tokens are marks: a prompt may well begin with "user".
+    # In ``<|im_end|>\n<|im_start|>user\n`` only the tokens are marks: a prompt may well begin with "user".
     opening = tuple(word for word in words if not word.isalnum())
     return marks, opening, ends
 

@@ -39,11 +39,11 @@ def check_output(file: Path, overwrite: bool) -> None:
 
 
 def write_rows(file: Path, rows: Iterable[Row], *, overwrite: bool = False) -> int:
-    """Write rows as they arrive and return their number; ``file`` exists only once the last is written.
+    """Write rows as they arrive and return their number; ``file`` is created only after the last row is written.
 
     Raises:
-        GymError: ``FILE_EXISTS``; ``USAGE`` for another suffix; ``DATA_INVALID`` for rows that the kind of file cannot
-            hold.
+        GymError: ``FILE_EXISTS``; ``USAGE`` for an unsupported suffix; ``DATA_INVALID`` for rows that the file format
+            cannot represent.
     """
     check_output(file, overwrite)
     suffix = _suffix(file)
@@ -64,7 +64,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
     Args:
         row: One of ``gym_fed.data.rows``.
         format: A name in ``gym_fed.core.registries.FORMATS``.
-        allow_loss: Also turn pairs into judgements, or into the chosen conversation.
+        allow_loss: True to also convert pairs to judgements or to the chosen conversation.
 
     Raises:
         BadRow: Naming what would be lost.
@@ -93,7 +93,7 @@ def convert_row(row: Row, format: str, *, allow_loss: bool = False) -> list[Row]
 
 
 def _only_of_the_answer(row: Row) -> str:
-    """Keys of the last message that ``answer`` would lose."""
+    """Return the keys of the last message that ``answer`` would lose."""
     last = row["messages"][-1] if "messages" in row else {}
     return ", ".join(repr(key) for key in last if key not in ("role", "content"))
 

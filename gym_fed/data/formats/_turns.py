@@ -1,7 +1,7 @@
 """Parse conversations, prompts and answers in the layouts of OpenAI, ShareGPT, Alpaca and TRL.
 
-Two more keys of a message are read in any layout. ``weight`` is 0 for a turn that is not learned, also written ``train:
-false`` or ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory); the default, 1, is omitted.
+Two more keys of a message are read in all layouts. ``weight`` is 0 for a turn that is not learned; aliases are ``train:
+false`` and ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory). The default, 1, is omitted.
 ``reasoning_content`` is the assistant's reasoning, also called ``thinking`` and ``reasoning``.
 """
 
@@ -46,7 +46,7 @@ _SPEAKERS = {
 _SHOWN_ROLES = "system, user, assistant, tool"
 _WEIGHTS = ("weight", "train", "training", "loss_weight")
 _SWITCHES = ("train", "training")
-"""Those of these that are true or false."""
+"""Aliases of ``weight`` with boolean values."""
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
@@ -79,11 +79,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
 
 def answered(messages: list[Message]) -> list[Message]:
-    """Return ``messages``, which must have an assistant turn.
-
-    Raises:
-        BadRow: When it does not.
-    """
+    """Return ``messages``, which must have an assistant turn. Raises: BadRow: If there is none."""
     if not any(m["role"] == "assistant" for m in messages):
         raise BadRow("no turn of the assistant", "add the assistant's answer, or drop the row")
     return messages
@@ -93,7 +89,7 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
     """Split off the last answer from what precedes it.
 
     Raises:
-        BadRow: When the assistant does not have the last word, or the first.
+        BadRow: If the last turn is not the assistant's, or there is no turn before it.
     """
     if len(messages) < 2 or messages[-1]["role"] != "assistant":
         raise BadRow("the last turn is not the assistant's answer", "end the conversation with its answer")
@@ -158,12 +154,12 @@ def _part(part: Any, images: list[Any]) -> Raw:
             raise MediaRow([media])
     image: Any = None
     if kind == "image_url":
-        place = part.get("image_url", part.get("value"))  # OpenAI's, and LLaMA-Factory's of version 1
+        place = part.get("image_url", part.get("value"))  # the keys of OpenAI and LLaMA-Factory v1
         image = place.get("url") if isinstance(place, dict) else place
     elif kind == "image":
         keys = ("image", "url", "path", "value")
         image = next((part[k] for k in keys if part.get(k)), None)
-        if image is None:  # the row's own ``images`` has it
+        if image is None:  # the image is in the row's ``images``
             return {"type": "image"}
     if not isinstance(image, str | dict):
         raise BadRow(
@@ -198,7 +194,8 @@ def _weight(turn: Raw, role: str) -> Message:
     """Return ``{"weight": 0}`` for a turn that is not learned, else an empty mapping.
 
     Raises:
-        BadRow: For a weight that is neither 0 nor 1, two that differ, and 1 for what is not a turn of the assistant.
+        BadRow: For a weight that is neither 0 nor 1, two different weights, and weight 1 for a turn of another role
+            than the assistant.
     """
     given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
     for key, weight in given.items():
@@ -246,14 +243,14 @@ PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
     """Return the prompt of a row, and its answers under ``keys``.
 
-    The prompt is in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is what the
-    answers begin with alike (TRL's implicit prompt).
+    The prompt is in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is the common
+    beginning of the answers (TRL's implicit prompt).
 
     Returns:
-        A text and texts, or a list of messages and lists of messages.
+        Prompt and answers: a text and texts, or a list of messages and lists of messages.
 
     Raises:
-        BadRow: When an answer is missing or empty, or no prompt can be found.
+        BadRow: If an answer is missing or empty, or there is no prompt.
     """
     answers = [_answer(row, key, images) for key in keys]
     prompt: Any
@@ -351,7 +348,7 @@ def _implicit(answers: list[Any], keys: tuple[str, ...]) -> tuple[Any, list[Any]
     while shared < min(len(first), len(second)) and first[shared] == second[shared]:
         shared += 1
     if isinstance(first, str):
-        while shared and not first[shared - 1].isspace():  # never inside a word
+        while shared and not first[shared - 1].isspace():  # do not split inside a word
             shared -= 1
         shared = len(first[:shared].rstrip())
     if not shared or shared in (len(first), len(second)):

@@ -1,4 +1,4 @@
-"""The base class of formats, errors of a row, and helpers to read its keys."""
+"""The base class of data formats, errors of a row, and helpers to read its keys."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ Message = dict[str, Any]
 
 
 class Format(ABC):
-    """A layout of rows in files: ``data[].format``, ``--format``."""
+    """A layout of rows in files, named by ``data[].format`` and ``--format``."""
 
     kind: ClassVar[RowKind] = "supervised"
-    """The kind of its rows; see ``gym_fed.data.rows``."""
+    """Kind of the format's rows; see ``gym_fed.data.rows``."""
 
     order: ClassVar[int] = 100
-    """``auto`` tries formats by rising order, ours before those of other packages."""
+    """Position of the format for ``auto``, which tries formats in ascending order, built-in ones first."""
 
     @classmethod
     @abstractmethod
     def matches(cls, row: Raw) -> bool:
-        """True if a row has this format's keys; called for rows that no earlier format claims."""
+        """Return True if a row has this format's keys; called for rows that no earlier format matches."""
 
     @abstractmethod
     def read(self, row: Raw) -> Raw:
         """Convert a raw row to a row of ``gym_fed.data.rows``.
 
         Raises:
-            BadRow: When it cannot be used.
+            BadRow: If it cannot be used.
         """
 
     def write(self, row: Raw) -> Raw:
@@ -60,7 +60,7 @@ class EmptyCell(BadRow):
     """A row with an empty required column.
 
     Args:
-        what: The column, as messages call it.
+        what: Name of the column in messages.
     """
 
     def __init__(self, what: str) -> None:
@@ -87,7 +87,7 @@ def as_object(raw: Any) -> Raw:
     """Return ``raw`` if it is a JSON object; raise otherwise.
 
     Raises:
-        BadRow: When it is anything else.
+        BadRow: If it is anything else.
     """
     if not isinstance(raw, dict):
         raise BadRow(f"expected a JSON object, got {type(raw).__name__}", "write each row as { ... }")
@@ -98,7 +98,7 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
     """Return the text under ``key``; ``""`` for an optional key that is missing, null or empty.
 
     Raises:
-        BadRow: When it is not text, or missing or blank and not optional.
+        BadRow: If it is not text, or is required and missing or blank.
     """
     value = row.get(key)
     if optional and value is None:
@@ -147,11 +147,11 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     Args:
         row: The row as read from the file.
         converted: The row converted so far.
-        keys: Where that was read; other keys are noted as unread.
-        images: Those of content parts.
+        keys: Keys that were read; other keys are recorded as unread.
+        images: Images of content parts.
 
     Raises:
-        BadRow: For tools that are none, and for sound and film, which no trainer here takes.
+        BadRow: For invalid tools, and for audio and video, which no trainer supports.
     """
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := _tools_of(row):
@@ -176,7 +176,7 @@ _unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", defaul
 
 
 def note_unread(names: Iterable[str]) -> None:
-    """Record keys of a row with values that nothing reads; see ``unread_noted``."""
+    """Record keys of a row whose values are not read; see ``unread_noted``."""
     unread = _unread.get()
     if unread is not None:
         unread.update(map(str, names))
@@ -194,10 +194,10 @@ def unread_noted() -> Iterator[set[str]]:
 
 
 def _tools_of(row: Raw) -> list[Raw]:
-    """Parse tools as OpenAI writes them: ``{"type": "function", "function": {...}}``.
+    """Parse tools in OpenAI's format: ``{"type": "function", "function": {...}}``.
 
     Raises:
-        BadRow: When ``tools`` is neither a list of objects with a name nor JSON text of one.
+        BadRow: If ``tools`` is neither a list of objects with a name nor such a list as JSON text.
     """
     tools = row.get("tools")
     if isinstance(tools, str):
@@ -235,7 +235,7 @@ def parsed(text: str, key: str) -> Any:
     """Parse JSON in a text column.
 
     Raises:
-        BadRow: When it is not valid.
+        BadRow: If it is not valid.
     """
     try:
         return json.loads(text)

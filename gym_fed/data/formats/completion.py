@@ -9,7 +9,7 @@ from gym_fed.data.formats.base import Format, Raw, context_of, with_context
 
 
 class Completion(Format):
-    """``{"messages": [...]}`` with both, or ``{"prompt": str, "completion": str}``."""
+    """Rows ``{"messages": [...]}`` with both, or ``{"prompt": str, "completion": str}``."""
 
     order = 60
 

@@ -26,7 +26,7 @@ class KtoFormat(Format):
         if "kto_tag" in row:
             return True
         if row.keys() >= {"prompt", "completion", "label"} and label_of(row["label"]) is not None:
-            return True  # as TRL lays them out, also where a table holds 0 and 1
+            return True  # the layout of TRL, also for tables with labels 0 and 1
         answered = row.keys() & {"messages", "conversations", "instruction", "completion"}
         return bool(answered) and isinstance(row.get("label"), bool)
 

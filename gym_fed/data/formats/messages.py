@@ -21,7 +21,7 @@ class Messages(Format):
         return conversation_row(row, "messages")
 
     def write(self, row: Raw) -> Raw:
-        """Write arguments of tool calls as text, as OpenAI does."""
+        """Write arguments of tool calls as text, as in OpenAI's format."""
         messages, rest = conversation_of(row, "messages")
         return {"messages": [_with_text_arguments(message) for message in messages], **rest}
 

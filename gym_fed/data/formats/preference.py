@@ -1,4 +1,4 @@
-"""Preference pairs: a prompt, the chosen and the rejected answer, as TRL, LLaMA-Factory and OpenAI write them."""
+"""Preference pairs: a prompt, the chosen and the rejected answer, in the layouts of TRL, LLaMA-Factory and OpenAI."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The built-in tasks, each a function decorated with ``@task``.
 
-gym-nano is pre-trained on the ``base`` tasks. It must never see those of the ``contributor`` group, which contributors
-teach it.
+gym-nano is pre-trained on the ``base`` tasks. It must never be pre-trained on those of the ``contributor`` group, which
+contributors teach it.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def number_word(value: int) -> str:
-    """English for 0 to 999: ``47`` is ``forty-seven``."""
+    """Return the English words for 0 to 999: ``47`` is ``forty-seven``."""
     if value < 20:
         return _ONES[value]
     if value < 100:

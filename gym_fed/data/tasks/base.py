@@ -13,10 +13,10 @@ class Task(ABC):
     """A generated task, named under ``data[].tasks``."""
 
     summary: str
-    """One line with an example."""
+    """Summary of the task in one line, with an example."""
 
     group: Group = "contributor"
-    """``base`` tasks are what gym-nano was pre-trained on; it has never seen the others."""
+    """Group of the task; gym-nano was pre-trained on the ``base`` tasks only."""
 
     @abstractmethod
     def make(self, rng: random.Random) -> tuple[str, str]:
