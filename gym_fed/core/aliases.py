@@ -1,7 +1,7 @@
 """Look up names used by other tools in the module of the entry point group ``gym_fed.aliases``.
 
 The core knows none of these names. It imports this module only before it rejects an unknown key, name or value.
-Without an entry point no lookup finds anything.
+Without an entry point, all lookups return nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _said: set[str] = set()
 
 
 class OtherWordNote(UserWarning):
-    """Warns that a name of another tool was used, and gives ours. Commands print it as one line."""
+    """A warning that a name of another tool was used, with gym-fed's name. Commands print it as one line."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Reading:
     Attributes:
         values: Values to validate.
         origins: Original location of each moved value, by its new location.
-        notes: Renamed keys and values: location, the original name and ours.
+        notes: Renamed keys and values: location, original name and gym-fed's name.
     """
 
     values: dict[str, Any]
@@ -70,17 +70,17 @@ def read(
 
 
 def nearest(schema: str, key: str, value: Any = None) -> str:
-    """Return our key for another tool's key, or a sentence on what to write; empty if unknown."""
+    """Return gym-fed's key for another tool's key, or a sentence on what to write; empty if unknown."""
     return str(table.nearest(schema, key, value)) if (table := _table()) else ""
 
 
 def nearest_member(kind: str, name: str) -> str:
-    """Return our names for another tool's ``name`` in a registry; empty if unknown."""
+    """Return gym-fed's names for another tool's ``name`` in a registry; empty if unknown."""
     return str(table.nearest_member(kind, name)) if (table := _table()) else ""
 
 
 def member(kind: str, name: str) -> str | None:
-    """Return our name for a registry member of another tool; None if unknown.
+    """Return gym-fed's name for a registry member of another tool; None if unknown.
 
     Raises:
         GymError: If the member has no counterpart; the error names the replacement.

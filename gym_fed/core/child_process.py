@@ -18,7 +18,7 @@ _NEEDED = ("LANG", "LC_ALL", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "SYSTEMROO
 
 
 def module_command(module: str, *words: object) -> list[str]:
-    """Return the command line that runs one of our modules in its own process.
+    """Return the command line that runs a module of gym-fed in its own process.
 
     ``python -m`` puts the working directory before the installed packages, so a ``yaml.py`` next to the user's data
     would be executed; ``-P`` prevents that.
@@ -27,7 +27,8 @@ def module_command(module: str, *words: object) -> list[str]:
 
 
 def shut_out_working_folder() -> None:
-    """Keep the working directory off the import path, here and in all child processes, including those of libraries.
+    """Remove the working directory from the import path of this process and all child processes, including those of
+    libraries.
 
     Python reads an empty entry of ``PYTHONPATH`` as the working directory; ``PYTHONPATH=$PYTHONPATH:/x`` makes one.
     """
@@ -50,7 +51,7 @@ def background_environment(without: tuple[str, ...] = ()) -> dict[str, str]:
     """Return an environment for a child process with one thread, no GPU and no downloads.
 
     Args:
-        without: Names of environment variables to remove.
+        without: Names of the environment variables to remove.
     """
     environment = {name: value for name, value in os.environ.items() if name not in without}
     return {**environment, **_ONE_THREAD, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

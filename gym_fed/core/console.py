@@ -36,10 +36,10 @@ from gym_fed.core.text import harmless, plain, wrapped
 from gym_fed.version import __version__
 
 MAX_CELL = 200
-"""Characters of one cell."""
+"""Maximum characters of a cell."""
 
 _SHORT_ID = 9
-"""Characters that an id keeps at least."""
+"""Minimum characters of a shortened id."""
 
 
 class TextTable(Table):
@@ -72,14 +72,14 @@ def short_ids(ids: Iterable[str]) -> dict[str, str]:
 
 
 MAX_ERROR = 8000
-"""Characters of an error's message that are shown."""
+"""Maximum characters of an error message."""
 
 PIPE_COLUMNS = 1000
-"""Width of a table that is not printed to a terminal; it takes no more than it needs."""
+"""Maximum width of a table that is not printed to a terminal; the table uses only the width of its content."""
 
 
 _LEAST_WRAPPED = 16
-"""Characters of a column that words are wrapped in."""
+"""Minimum width, in characters, of a column in which words are wrapped."""
 
 
 class TextConsole(Console):
@@ -97,7 +97,7 @@ class TextConsole(Console):
         super().print(*objects, **options)
 
     def fitted(self, text: str) -> str:
-        """Return a console for standard error that wraps prose on a terminal and keeps lines whole elsewhere."""
+        """Return a console for standard error that wraps prose on a terminal and does not break lines elsewhere."""
         return wrapped(text, self.width) if self.is_terminal else text
 
     def render_str(self, text: str, **options: Any) -> Text:
@@ -240,7 +240,7 @@ def run_app(app: typer.Typer) -> NoReturn:
     except click.ClickException as error:
         fail(_usage_error(error, app))
     except BrokenPipeError:
-        # The reader has closed the pipe, as `| head` does; flushing at exit must not raise again.
+        # The reader has closed the pipe, such as `| head`; flushing at exit must not raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ErrorCode.INTERNAL.exit_code)
     except Exception as error:

@@ -208,8 +208,8 @@ class GymError(Exception):
 
 
 Refusal = tuple[object, str, str | Callable[[], str]] | tuple[object, str]
-"""``(applies, reason, remedy)``; without a remedy the table's own. One that is slow to write (it lists a registry) is a
-function."""
+"""``(applies, reason, remedy)``. If the remedy is missing, the table's remedy is used. A remedy that is slow to create,
+such as a list of a registry, is a function."""
 
 
 def refuse_first(
@@ -222,11 +222,11 @@ def refuse_first(
     """Raise the first refusal whose condition is true. All conditions and reasons are evaluated first.
 
     Args:
-        refusals: The table.
+        refusals: The refusals in order.
         code: The error's code.
-        prefix: Precedes every reason.
-        suffix: Follows every reason.
-        remedy: The remedy of rows that have none.
+        prefix: Text before every reason.
+        suffix: Text after every reason.
+        remedy: Remedy of refusals without their own.
 
     Raises:
         GymError: With the refusal's reason and remedy.

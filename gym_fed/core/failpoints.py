@@ -1,7 +1,7 @@
 """Failpoints for tests: ``GYM_FAILPOINTS=before-commit`` kills the process at that point with SIGKILL.
 
-``name:3`` acts at the third call. ``name=ACTION`` does something else than kill: ``raise``, ``enospc`` (the disk is
-full), ``eio`` (the disk fails) or ``delay2.5`` (seconds). Without the variable, a failpoint costs one dictionary
+``name:3`` acts at the third call. ``name=ACTION`` selects a different action: ``raise``, ``enospc`` (the disk is full),
+``eio`` (the disk fails) or ``delay2.5`` (seconds). Without the variable, a failpoint costs one dictionary
 lookup.
 """
 
@@ -24,7 +24,8 @@ _armed = dict(_parse(part) for part in os.environ.get("GYM_FAILPOINTS", "").spli
 
 
 def failpoint(name: str) -> None:
-    """Kill this process, raise or sleep if the environment requests it; killed, nothing is flushed or rolled back."""
+    """Kill this process, raise or sleep if the environment requests it; before a kill, nothing is flushed or rolled
+    back."""
     if name not in _armed:
         return
     calls, action = _armed[name]

@@ -30,9 +30,10 @@ def default_home() -> Path:
 
 _BLOCK_BYTES = 1 << 20
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³])\s*(\..*)?", re.IGNORECASE)
-"""Names that Windows reserves in every folder, with any extension."""
+"""Device names that Windows reserves in every folder, with any extension."""
 _SPACES = "\u00a0\u202f\u200c\u200d"
-"""Invisible characters of ordinary names: macOS screenshots have narrow spaces; Persian and emoji need joiners."""
+"""Invisible characters that are allowed in names: macOS screenshots have narrow spaces; Persian and emoji need
+joiners."""
 
 
 @contextmanager
@@ -334,7 +335,7 @@ def drop_torn_line(path: Path) -> None:
 
 
 _SPARE_FILES = 256
-"""For databases, models and logs, in addition to the connections."""
+"""Number of open files for databases, models and logs, in addition to the connections."""
 
 
 def raise_file_limit(connections: int, log: logging.Logger) -> int:

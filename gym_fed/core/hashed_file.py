@@ -22,7 +22,7 @@ BLOCK_BYTES = 1 << 20
 """Size of the blocks in which files are read, in bytes."""
 _BLOCKS_WAITING = 8
 _SYNC_BYTES = 16 << 20
-"""Brought to the disk at once, so that little is left to wait for at the end."""
+"""Number of bytes between two syncs, so that the last sync is short."""
 
 
 class HashedFile:
@@ -51,7 +51,7 @@ class HashedFile:
         self._blocks.put(block)
 
     def finish(self) -> str:
-        """Wait until everything is synced, and return the lower-case hex sha256 of the whole file.
+        """Wait until everything is synced, and return the lower-case hex sha256 of the file.
 
         Raises:
             OSError: If a block could not be written or synced.

@@ -106,17 +106,17 @@ ExportedLedger = Annotated[
 
 
 _LONGEST_CHOICES = 48
-"""Characters of an option and its choices; longer ones are shown as NAME."""
+"""Maximum characters of an option with its choices; longer choices are shown as NAME."""
 _BOUNDS = r"(?:[\d.]+<=?)?x(?:[<>]=?[\d.]+)?"
 _COLUMN = 26
-"""Widest first column; a longer option has its help on the next line, and does not widen the column."""
+"""Maximum width of the first column; the help of a longer option is on the next line."""
 
 
 class Command(TyperCommand):
     """A command whose help lists arguments and options once each, in two columns."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write nothing, since ``format_options`` writes the arguments."""
+        """Write nothing; ``format_options`` writes the arguments."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then options in order of declaration."""
@@ -212,11 +212,11 @@ def _plain_record(record: tuple[str, str]) -> tuple[str, str]:
 
 
 class DefaultCommandGroup(CommandGroup):
-    """A group whose ``default_command`` is meant where the first word is none of its commands."""
+    """A group that runs ``default_command`` if the first word is not the name of a command."""
 
     default_command = ""
     runs_without_words = False
-    """Whether no word at all is the default command, too."""
+    """True to run the default command without any words."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if (self.runs_without_words or args) and self.is_default(args):
@@ -224,5 +224,5 @@ class DefaultCommandGroup(CommandGroup):
         return super().parse_args(ctx, args)
 
     def is_default(self, words: list[str]) -> bool:
-        """True if the words after the group's name belong to its default command."""
+        """Return True if the words after the group's name belong to its default command."""
         return words[:1] != ["--help"] and not any(word in self.commands for word in words[:1])

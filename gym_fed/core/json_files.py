@@ -49,11 +49,11 @@ def _check_keys(value: Any) -> None:
 
 
 MAX_BYTES = 64 << 20
-"""The index of 20,000 tensors takes 2 MB."""
+"""Maximum size of a JSON file; the index of 20,000 tensors takes 2 MB."""
 MAX_DEPTH = 64
-"""As for YAML; configurations of models are at most 8 deep."""
+"""Maximum nesting, equal to the limit for YAML; model configs have at most 8 levels."""
 MAX_REQUEST_DEPTH = 128
-"""Templates, schemas and pydantic recurse once or more per level of a request."""
+"""Maximum nesting of a request; templates, schemas and pydantic recurse at least once per level."""
 
 
 def read_object(

@@ -1,7 +1,7 @@
 """Environment of Flower and of training libraries, applied before their first import.
 
-``gym_fed`` imports this module first, and all our other packages import ``gym_fed`` first. Without the three variables
-every Flower process contacts external hosts: telemetry, update checks, installs at run time.
+``gym_fed`` imports this module first, and all other packages of gym-fed import ``gym_fed`` first. Without the three
+variables, every Flower process contacts external hosts for telemetry, update checks and installs at run time.
 
 Optional libraries are imported whenever they are installed. DeepSpeed then prints the detected accelerator to
 standard output, and others report kernels that they could not load. A run that needs one reports this itself.

@@ -33,7 +33,7 @@ def parse_value(text: str) -> Any:
 
 
 class StrictLoader(yaml.SafeLoader):
-    """The safe loader, whose errors about a value carry the value's place."""
+    """The safe loader, with the location of the value in errors."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         kind = str(node.tag).rpartition(":")[2]
@@ -48,7 +48,7 @@ class StrictLoader(yaml.SafeLoader):
 
 
 def shown(value: Any) -> str:
-    """Return the value as an error message quotes it: its repr, cut if it is long."""
+    """Return the repr of a value for an error message, truncated if it is long."""
     text = repr(value)
     return (
         text

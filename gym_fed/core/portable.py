@@ -14,15 +14,16 @@ from contextlib import contextmanager
 from functools import cache, partial
 
 O_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
-"""Opening a named pipe then waits for no writer; a system without the flag has no such files."""
+"""Flag to open a named pipe without waiting for a writer; 0 on systems without named pipes."""
 O_BINARY: int = getattr(os, "O_BINARY", 0)
-"""Windows would translate line ends. No flag is needed against inheritance: Python opens every descriptor without."""
+"""Flag that prevents the conversion of line ends on Windows. Python's descriptors are never inherited, so no flag is
+needed for that."""
 SIGKILL: int = getattr(signal, "SIGKILL", signal.SIGTERM)
-"""Windows has one way to end a process, and it is the hard one."""
+"""Signal that kills a process; on Windows, every termination is a kill."""
 
 
 def opens_folders() -> bool:
-    """Return True if folders can be opened, and so locked and synced; False on Windows."""
+    """Return True if folders can be opened and therefore locked and synced; False on Windows."""
     return hasattr(os, "O_DIRECTORY")
 
 

@@ -14,7 +14,7 @@ from gym_fed.core.console import err, wants_json
 from gym_fed.core.text import readable_bytes
 
 SILENT_SECONDS = 1.0
-"""Seconds of silence before the current activity is shown; on a terminal it is erased when it ends."""
+"""Seconds without output before the current activity is shown; on a terminal it is erased when it ends."""
 
 _TICK_SECONDS = 0.25
 
@@ -125,9 +125,9 @@ def progress_bar(
         description: Name of the work, such as ``downloading``; "" if the first update names a stage.
         total: Number of items or bytes, if known.
         unit: Unit of the count.
-        shown: Show the progress.
-        lines: Print lines if there is no terminal.
-        keep: Keep the bar on the screen at the end. Such a bar has no clock; its notes show the time.
+        shown: True to show the progress.
+        lines: True to print lines if there is no terminal.
+        keep: True to leave the bar on the screen at the end. Such a bar has no clock; its notes show the time.
     """
     if not shown or not (lines or err.is_terminal):
         yield _show_nothing

@@ -182,4 +182,4 @@ ALL: tuple[Registry[Any], ...] = (
     EXPORT_FORMATS,
     TOOL_FORMATS,
 )
-"""Every kind; `gym docs members` and `gym doctor` go through it."""
+"""All registries, for `gym docs members` and `gym doctor`."""

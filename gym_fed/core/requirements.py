@@ -39,9 +39,9 @@ def require_package(module: str, what: str, extra: str = "", *, remedy: str = ""
 
     Args:
         module: Name of the module.
-        what: Begins the message.
-        extra: The extra of gym-fed that installs it.
-        remedy: Instead of ``extra``, for a package in no extra of gym-fed.
+        what: Beginning of the error message.
+        extra: The extra of gym-fed that installs the package.
+        remedy: Hint instead of ``extra``, for a package that no extra of gym-fed installs.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` with the command that installs it.

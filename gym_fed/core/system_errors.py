@@ -1,6 +1,6 @@
 """Errors of the operating system and the database, mapped to messages with a remedy.
 
-A full disk, a read-only folder or too many open files end a command with two lines, and a call to the hub with a
+A full disk, a read-only folder or too many open files end a command with a two-line error, and a call to the hub with a
 status, wherever they occur.
 """
 
@@ -109,11 +109,11 @@ _BY_SQLITE: dict[int, _ErrorText] = {
 }
 
 _OS_ERROR = re.compile(r"\(os error (\d{1,4})\)")
-"""How libraries written in Rust (safetensors, tokenizers, object stores) name an errno."""
+"""Pattern of an errno in errors of Rust libraries (safetensors, tokenizers, object stores)."""
 _TORCH_WRITE = re.compile(
     r"PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|basic_ios::clear: iostream error"
 )
-"""What torch.save raises when a write fails. It drops the errno; the usual cause is a full disk."""
+"""Pattern of the error of torch.save for a failed write. It has no errno; the usual cause is a full disk."""
 
 _TORCH_MEMORY = re.compile(r"DefaultCPUAllocator: (?:can't allocate|not enough) memory")
 _NO_THREADS = _ErrorText(
@@ -150,12 +150,12 @@ def system_error(error: BaseException, *, with_place: bool = True) -> GymError |
 
 
 def is_panic(error: BaseException) -> bool:
-    """Return True if this is the panic of a Rust library (tokenizers), which is no subclass of ``Exception``."""
+    """Return True if this is the panic of a Rust library (tokenizers), which is not a subclass of ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return True if a disk or a quota is full."""
+    """Return True if the error reports a full disk or an exhausted quota."""
     refusal = _refusal(error)
     return refusal is not None and refusal.code is ErrorCode.DISK_FULL
 

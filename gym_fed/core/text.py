@@ -1,7 +1,7 @@
 """Sanitise untrusted text before it is shown in a terminal, a log or a table.
 
-Terminals obey control characters, and bidirectional overrides and zero-width characters mislead readers. Both are
-shown as escape sequences.
+Terminals interpret control characters, and bidirectional overrides and zero-width characters mislead readers. All of
+them are shown as escape sequences.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 from gym_fed.core.errors import ErrorCode, GymError
 
 MAX_TEXT = 300
-"""Characters of a foreign text that is shown on one line."""
+"""Maximum characters of an untrusted text on one line."""
 
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
     chr(code) for start, end in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(start, end + 1)
 }
-"""What Unicode calls letters or marks and nobody sees: fillers, variation selectors."""
+"""Invisible characters that Unicode classifies as letters or marks: fillers, variation selectors."""
 
 _TURNING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that change the direction of what follows."""
+"""Characters that change the direction of the following text."""
 
 _FILE_URL = re.compile(r"(file|sqlite)://+(?=/)")
 _PATH = re.compile(r"(?<![\w/:.~])(~?/|[A-Za-z]:[\\/])(?:[^\s/\\:'\"]+[/\\])+([^\s/\\:'\"]+)")
-"""An absolute path of two names or more; no part of a URL."""
+"""Pattern of an absolute path with at least two names, outside of URLs."""
 
 _SINGULAR_VERBS = {"are": "is", "do": "does", "have": "has", "were": "was"}
 

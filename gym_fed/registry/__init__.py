@@ -1,4 +1,4 @@
-"""Signed versions of models on a store, with lineage and a card: whole weights, or a base's digest and a delta."""
+"""Signed versions of models on a store, with lineage and a card: full weights, or a base's digest and a delta."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def contents_of(path: Path, scratch: Path, base: str | None = None) -> Contents:
         base: The base of an adapter or a delta, if it cannot be found by the name in it.
 
     Raises:
-        GymError: ``USAGE`` for something that is not a model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``
+        GymError: ``USAGE`` if it is not a model; ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``
             or ``MODEL_NOT_FOUND`` for one that cannot be used.
     """
     if path.is_file() and path.suffix == ".gymdelta":
@@ -269,7 +269,7 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
     Args:
         base: The loaded base, its digest checked; modified in place.
         file: A ``.gymdelta``.
-        digest: The digest of the sum; None if machines differ in it.
+        digest: The digest of the sum; None if it differs between machines.
         folder: An existing folder.
 
     Raises:

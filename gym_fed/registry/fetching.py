@@ -78,7 +78,7 @@ def fetch(
     make_folder(folder.absolute().parent)
     part = folder.with_name(f".{folder.name}.{found.sha256[:16]}.pull")
     with _alone(part):
-        if os.path.lexists(folder):  # another pull has just ended
+        if os.path.lexists(folder):  # a concurrent pull has just ended
             _require_same(found, record, folder)
             return False
         missing = [file for file in found.manifest.files if not _is_there(part, file)]
@@ -98,7 +98,7 @@ def fetch(
 
 
 def _is_there(part: Path, file: ModelFile) -> bool:
-    """Return True if an earlier attempt fetched this file completely; remove other contents."""
+    """Return True if an earlier attempt fetched this file completely; otherwise remove its content."""
     target = part / file.path
     if not os.path.lexists(target):
         return False

@@ -42,8 +42,8 @@ class HubFolder:
 
     Attributes:
         folder: The folder.
-        manifest: The manifest of the model; its number, sizes and digests count for a version of a registry only.
-        problems: Points to check before publishing, a sentence each.
+        manifest: The manifest of the model; its number, sizes and digests are valid only for a version of a registry.
+        problems: Points to check before publishing, one sentence each.
     """
 
     folder: Path
@@ -71,10 +71,10 @@ def hub_folder_of_model(
     Args:
         name: The title of the card; as for ``ModelRegistry.push``.
         model: See ``ModelRegistry.push``.
-        folder: Must not exist, or be empty.
+        folder: The target folder, which must be missing or empty.
         stated: Facts stated by the user.
-        as_is: Leave a delta as a ``.gymdelta``.
-        note: Gets the names of files that are left out.
+        as_is: True to keep a delta as a ``.gymdelta``.
+        note: Called with the names of omitted files.
 
     Raises:
         GymError: ``FILE_EXISTS``; as ``prepared`` and ``rebuild``; ``MODEL_NOT_FOUND`` for a base that is not here.
@@ -171,7 +171,7 @@ def _hub_results(figures: Sequence[CardFigure]) -> dict[str, str]:
 
 
 def _hub_datasets(tasks: Iterable[str]) -> dict[str, HubDataset]:
-    """Return the data sets on the Hub of those tasks that are not ours."""
+    """Return the Hub data sets of tasks that are not built in."""
     datasets, task_names = {}, list(tasks)
     for name, entry in listing().tasks.items():
         hub = None if entry.dataset is None else listing().datasets[entry.dataset].hub
@@ -234,7 +234,7 @@ def upload(folder: Path, repo: str, *, public: bool = False) -> str:
     Args:
         folder: A folder of ``hub_folder_of_model``.
         repo: ``OWNER/NAME``.
-        public: Create a public repository; by default only its owner sees it.
+        public: True to create a public repository; by default only its owner can see it.
 
     Returns:
         The address of the commit.

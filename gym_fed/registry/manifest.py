@@ -1,6 +1,6 @@
 """Manifests of model versions and tags, their signatures, and their strict parsing from untrusted bytes.
 
-A version is one JSON file with three keys: ``manifest``, ``public_key`` and ``signature``. The signature is of the
+A version is one JSON file with three keys: ``manifest``, ``public_key`` and ``signature``. The signature covers the
 canonical JSON of ``manifest``, exactly as it is in the file.
 """
 
@@ -66,11 +66,11 @@ class BaseUsed(StrictModel):
     """The model that an adapter or a delta belongs to."""
 
     name: Line
-    """The name that its owner uses: gym-nano, a name on the Hub, or of this registry."""
+    """The name that the publisher uses: gym-nano, or a name on the Hub or in this registry."""
     digest: ModelDigest | None = None
     """The digest of its tensors in float32; None if the base was not available."""
     version: str | None = Field(default=None, max_length=160)
-    """``name@version`` in the same registry, if it is there."""
+    """``name@version`` in the same registry, if it contains the base."""
     licence: Line = NOT_STATED
 
 
@@ -86,7 +86,7 @@ class DataUsed(StrictModel):
 
 
 class Parent(StrictModel):
-    """A version that this one was made from."""
+    """A version that this one was derived from."""
 
     version: str = Field(max_length=160)
     """``name@version``."""
@@ -95,13 +95,13 @@ class Parent(StrictModel):
 
 
 class Lineage(StrictModel):
-    """The origin of a model, as far as its records say."""
+    """The origin of a model, as far as it is recorded."""
 
     parents: list[Parent] = Field(default_factory=list, max_length=64)
     global_version: ModelDigest | None = None
-    """The digest of the hub's global version that it is, or was made from."""
+    """The digest of the hub's global version that the model is or was derived from."""
     soups: list[ModelDigest] = Field(default_factory=list, max_length=4096)
-    """Digests of the soups in it, oldest first."""
+    """Digests of the soups in the model, oldest first."""
     data: list[DataUsed] = Field(default_factory=list, max_length=256)
     data_sha256: Sha256 | None = None
     """The digest of all rows together, as the run recorded it."""
@@ -120,7 +120,7 @@ class ModelManifest(StrictModel):
     digest: ModelDigest | None = None
     """The digest of the tensors in float32 that the version represents, with a delta added to its base.
 
-    None for models that are not text models, for adapters, and for deltas of factors, whose product differs in its last
+    None for models other than text models, for adapters, and for low-rank deltas, whose product differs in its last
     bits between machines.
     """
     licence: Line
@@ -167,14 +167,14 @@ class ModelManifest(StrictModel):
 
 
 class TagMove(StrictModel):
-    """The setting or removal of a tag. The newest move is in force; all are stored."""
+    """The setting or removal of a tag. Only the newest move is valid, but all are stored."""
 
     format: Literal["gym-model-tag-1"] = "gym-model-tag-1"
     name: str = Field(max_length=160)
     tag: str = Field(max_length=64)
     number: int = Field(ge=1, lt=_NUMBERS_END)
     version: int | None = Field(default=None, ge=1, lt=_NUMBERS_END)
-    """None: the tag was removed."""
+    """The version that the tag refers to; None if the tag was removed."""
     manifest_sha256: Sha256 | None = None
     """The digest of the version's manifest."""
     created_at: Seconds
@@ -196,7 +196,7 @@ class Signer:
 
     @property
     def contributor(self) -> str:
-        """The id of the account whose first key this is."""
+        """The id of the account that has this key as its first key."""
         return contributor_id(self.public_key)
 
 
@@ -273,7 +273,7 @@ def opened(data: bytes, kind: type[SignedT], where: str) -> tuple[SignedT, Signe
             f"{where}: {error.message}",
             "it was changed after it was signed; get it from somewhere else, or from its author",
         ) from error
-    except (ValueError, TypeError) as error:  # values that JSON has but canonical JSON has not
+    except (ValueError, TypeError) as error:  # values that JSON allows but canonical JSON does not
         raise _corrupt(where, plain(error)) from error
     try:
         value = kind.model_validate(values)

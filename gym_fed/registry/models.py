@@ -1,4 +1,4 @@
-"""The registry of models: pushed with a signature, verified when pulled; versions are never replaced.
+"""The registry of models, which are signed when pushed and verified when pulled; versions are never replaced.
 
 registry = ModelRegistry("s3://bucket/models")
 registry.push("me/stories", "runs/stories", licence="Apache-2.0")
@@ -48,7 +48,7 @@ def default_model_store() -> str:
 
 
 class DamagedWarning(UserWarning):
-    """A warning that an entry of a store is damaged and left out of a list."""
+    """A warning that an entry of a store is damaged and omitted from a list."""
 
 
 class ModelRegistry:
@@ -89,19 +89,19 @@ class ModelRegistry:
             name: Small letters, digits, dots and dashes, with at most one ``/``.
             model: The folder of a model, of a run or of an adapter; a ``.gymdelta``; a ``TrainResult``; or anything
                 with ``save_pretrained``.
-            config: Stored next to a model in memory as ``config.yaml``.
+            config: Config of a model in memory, which is stored as ``config.yaml``.
             tokenizer: The tokenizer of a model in memory; a ``TrainResult`` has its own.
             licence: An SPDX identifier.
             description: A few lines.
             base: The name or folder of the base of an adapter or a delta, if it cannot be found by the name in it.
-            parents: Versions of this registry, as ``name@version``, that it was made from.
-            data: Rows that it was trained on, in addition to those in the run's record.
+            parents: Versions in this registry (``name@version``) that the model was derived from.
+            data: Rows that the model was trained on, in addition to those in the run's record.
             evaluations: Records of ``gym eval``, or folders of records, from which those of this model are taken.
             key: The signing key; by default the user's own.
-            note: Gets the names of files that are left out.
+            note: Called with the names of omitted files.
 
         Raises:
-            GymError: ``USAGE`` without a valid name or licence, or for something that is not a model;
+            GymError: ``USAGE`` without a valid name or licence, or if ``model`` is not a model;
                 ``MODEL_INVALID``, ``DELTA_INVALID``, ``BASE_MISMATCH``; ``DATA_INVALID`` for records of another model,
                 and if a file changes while it is read.
         """
@@ -131,11 +131,11 @@ class ModelRegistry:
 
         Args:
             reference: The version to fetch.
-            dest: The folder; by default one in ``~/.gym-fed/pulled/models``.
+            dest: The target folder; by default a folder in ``~/.gym-fed/pulled/models``.
             confirm: Confirms that the first key of a model is its author's; without it, ``signer`` must name the key.
-            signer: The fingerprint of the key that must have signed it.
+            signer: The fingerprint of the required signing key.
             base: The name or folder of the base of a delta, if it is not found by its name or digest.
-            as_is: Keep a delta as a ``.gymdelta`` with its card, and do not rebuild its model.
+            as_is: True to keep a delta as a ``.gymdelta`` with its card, without rebuilding its model.
 
         Returns:
             The folder, which every ``model`` argument of gym-fed accepts.
@@ -181,7 +181,7 @@ class ModelRegistry:
     def trusted(
         self, reference: str, *, confirm: Confirm | None = None, signer: str | None = None
     ) -> ModelVersion:
-        """Return the version that ``reference`` names, if its signer, and that of the tag, are trusted.
+        """Return the version that ``reference`` names, if its signer and the signer of the tag are trusted.
 
         Raises:
             GymError: As ``pull``.
@@ -234,7 +234,7 @@ class ModelRegistry:
         return version, damaged
 
     def list(self) -> builtins.list[ModelVersion]:
-        """Return the newest version of every model, by name; a damaged one causes a warning and hides no others."""
+        """Return the newest version of every model, by name; damaged versions are skipped with a warning."""
         newest = []
         for name in self._versions.names():
             try:
@@ -274,7 +274,8 @@ class ModelRegistry:
         """Set a tag to a version; a tag of another version is moved, and its history is kept.
 
         Raises:
-            GymError: ``USAGE`` for an invalid tag and for ``latest``, which is always the newest; ``NOT_FOUND``.
+            GymError: ``USAGE`` for an invalid tag and for ``latest``, which always refers to the newest version;
+                ``NOT_FOUND``.
         """
         _require_free(tag)
         version = self.show(reference)
@@ -355,7 +356,7 @@ class ModelRegistry:
         return base.model_copy(update={"version": there.reference, "licence": licence})
 
     def base_of(self, version: ModelVersion, given: str | None, confirm: Confirm | None) -> str:
-        """Find the base of a delta: the given one, by its name on this machine, or from this registry.
+        """Find the base of a delta: the given base, or by its name on this machine, or in this registry.
 
         Raises:
             GymError: ``MODEL_NOT_FOUND`` naming it and its digest.

@@ -1,4 +1,4 @@
-"""Preparation of a version: its files, card, evaluation records, and stated facts."""
+"""Prepare a version of a model: its files, card, evaluation records, and facts stated by the user."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class StatedFacts:
         licence: An SPDX identifier.
         description: A few lines.
         base: The name or folder of the base of an adapter or a delta, if it cannot be found by the name in it.
-        parents: Versions that it was made from.
-        data: Rows that it was trained on, in addition to those in the run's record.
+        parents: Versions that the model was derived from.
+        data: Rows that the model was trained on, in addition to those in the run's record.
         evaluations: Records of ``gym eval``, or folders, from which those of this model are taken.
     """
 
@@ -80,10 +80,10 @@ def prepared(
         name: The name of the model.
         model: See ``ModelRegistry.push``.
         stated: Facts stated by the user.
-        config: Stored next to a model in memory.
+        config: Config of a model in memory, which is stored next to it.
         tokenizer: The tokenizer of a model in memory.
-        known_base: Adds the registry's facts about the base.
-        note: Gets the names of files that are left out.
+        known_base: Function that adds the registry's facts to a base.
+        note: Called with the names of omitted files.
 
     Raises:
         GymError: As ``ModelRegistry.push``.

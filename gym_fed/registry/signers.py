@@ -1,7 +1,7 @@
 """Trust in signers: the first key of a model is shown by fingerprint, accepted, and pinned (trust on first use).
 
-Anybody who can write to a store can put a version under any name, so a name is known by the keys that sign it, as a
-hub is known by its key. The first key is accepted by a person, or named by ``--signer``; a later one is refused until
+Anybody who can write to a store can publish a version under any name, so a name is identified by its signing keys, like
+a hub by its key. The first key must be accepted by a person or named by ``--signer``; a different key is refused until
 it is named.
 """
 
@@ -35,7 +35,7 @@ class _Pin(StrictModel):
 
 
 def own_key() -> SigningKey:
-    """Return the user's key, which contributors use too: ``key.pem`` in the home, created on first use.
+    """Return the user's key, ``key.pem`` in the home, which is also the contributor's key; created on first use.
 
     Raises:
         GymError: ``KEY_LOCKED`` if it has a passphrase that is not given.
@@ -44,7 +44,7 @@ def own_key() -> SigningKey:
 
 
 def _parsed_fingerprint(text: str) -> str:
-    """Parse ``sha256:<hex>``, or the bare digits, to the first form.
+    """Normalise a fingerprint, ``sha256:<hex>`` or only the hex digits, to ``sha256:<hex>``.
 
     Raises:
         GymError: ``USAGE``.
@@ -95,17 +95,17 @@ class Pins:
     def require(
         self, name: str, what: str, signer: Signer, confirm: Confirm | None, expected: str | None
     ) -> None:
-        """Check that a key may sign for a model; an accepted one is pinned.
+        """Check that a key may sign for a model; pin it when it is accepted.
 
         Args:
             name: The name of the model.
             what: The name of the signed object for messages: ``name@version``.
             signer: The key that signed it.
             confirm: Confirms the first key of a model; None refuses it.
-            expected: The fingerprint that was named; it also replaces a pinned one.
+            expected: The fingerprint named by the user; it replaces a pinned one.
 
         Raises:
-            GymError: ``SIGNATURE_INVALID`` for another key than the expected or pinned one; ``UNAUTHENTICATED`` for a
+            GymError: ``SIGNATURE_INVALID`` for a key other than the expected or pinned one; ``UNAUTHENTICATED`` for a
                 first key that cannot be confirmed; ``PERMISSION_DENIED`` if the user declines.
         """
         known = self.keys(name)

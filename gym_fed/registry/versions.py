@@ -1,7 +1,7 @@
-"""Versions and tags in a store: numbered files, written atomically after all others and never replaced.
+"""Versions and tags in a store: numbered files that are written atomically after all other files and never replaced.
 
 models/<name>/<version>.json          a version: its signed manifest
-tags/<name>/<tag>/<number>.json       a tag: its signed moves; the newest counts
+tags/<name>/<tag>/<number>.json       a tag: its signed moves; the newest is valid
 digests/<hex>.json                    the version with these tensors, a hint for finding the base of a delta
 objects/<first two digits>/<sha256>   the files of all versions, each once
 """
@@ -129,7 +129,7 @@ class VersionStore:
         return sorted(tag_names)
 
     def note_digest(self, digest: str, name: str, version: int) -> None:
-        """Record which version has these tensors, as a hint for deltas; the first hint stays."""
+        """Record which version has these tensors, as a hint for deltas; an existing hint is kept."""
         hint = json.dumps({"name": name, "version": version}, sort_keys=True).encode()
         self._objects.create(f"digests/{digest.removeprefix('sha256:')}.json", hint)
 
@@ -266,7 +266,7 @@ def publish(
             return newest
         failpoint("registry-before-manifest")
         if versions.create(draft.name, manifest.version, sealed(manifest, key)):
-            break  # otherwise another push has taken this number
+            break  # otherwise a concurrent push has used this number
     failpoint("registry-after-manifest")
     return versions.read(draft.name, manifest.version)
 
@@ -277,5 +277,5 @@ def _newest(versions: VersionStore, name: str, numbers: Sequence[int]) -> ModelV
         return None
     try:
         return versions.read(name, numbers[-1])
-    except GymError:  # a push repairs it
+    except GymError:  # the push repairs it
         return None

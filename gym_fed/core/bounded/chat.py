@@ -1,7 +1,7 @@
-"""Render chat templates as transformers does, but in a child process with limits.
+"""Render chat templates in the same way as transformers, but in a child process with limits.
 
-``install`` replaces transformers' function by ``render_chat``. So every ``apply_chat_template`` uses it, including
-calls from TRL, lm-eval or user code.
+``install`` replaces transformers' function by ``render_chat``. Therefore every ``apply_chat_template`` uses it,
+including calls from TRL, lm-eval or user code.
 """
 
 from __future__ import annotations

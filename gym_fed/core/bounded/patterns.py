@@ -19,11 +19,11 @@ _MAX_GROWTH = 8
 """Four times the text takes 4 times as long if a pattern is linear, and 16 times if it is quadratic."""
 _SUSPECT_GROWTH = 6
 _SUSPECT_SECONDS = 0.0002
-"""CPU time for ``_TEXT_CHARS``. A quadratic pattern below it takes at most 13 s for 1 MB."""
+"""Maximum CPU time for ``_TEXT_CHARS``. A quadratic pattern below it takes at most 13 s for 1 MB."""
 _SLOW_SECONDS = 0.02
-"""CPU time for ``_LONGER * _TEXT_CHARS``; linear patterns of published models take up to 0.016 s."""
+"""Maximum CPU time for ``_LONGER * _TEXT_CHARS``; linear patterns of published models take up to 0.016 s."""
 _MAX_DIGITS_SECONDS = 0.2
-"""CPU time for ``_TEXT_CHARS`` digits; published patterns that group digits take up to 0.05 s."""
+"""Maximum CPU time for ``_TEXT_CHARS`` digits; published patterns that group digits take up to 0.05 s."""
 _MAX_WINDOW = 3
 _MAX_WINDOWS = 200
 _ATOM = re.compile(
@@ -33,7 +33,7 @@ _ALPHABET = "aZé中क1²٣ \t\n\r\u00a0.,!'\"-_/$+\u0301\u200d\x00"
 
 
 def search_texts(pattern: str) -> None:
-    """Search a pattern in texts that it partly matches, and in longer ones while the time grows too fast.
+    """Check a pattern's search time on texts that it partly matches, and on longer texts while the time grows too fast.
 
     Quadratic time is accepted for runs of digits only: published tokenizers group digits from the right.
 
@@ -60,7 +60,7 @@ def search_texts(pattern: str) -> None:
             continue
         if short < max(_SUSPECT_SECONDS, _SUSPECT_GROWTH * shorter):
             continue
-        # Times this short vary, so longer texts must confirm the growth.
+        # Such short times vary, so longer texts must confirm the growth.
         long = seconds(unit, end, _LONGER * _TEXT_CHARS)
         short = max(short, seconds(unit, end, _TEXT_CHARS))
         if long > _MAX_GROWTH * short and (
@@ -110,7 +110,7 @@ BOUNDED_REGEX = "bounded_regex"
 
 
 _HALF_SECONDS = 1.0
-"""For half of the patterns, while the slow one among them is looked for."""
+"""Time limit in seconds for half of the patterns in the search for the slow one."""
 
 
 class BoundedPattern:
@@ -125,7 +125,7 @@ class BoundedPattern:
         self.pattern, self._place = pattern, place
 
     def findall(self, text: str) -> list[Any]:
-        """Return all matches in a text, as ``re.Pattern.findall`` does.
+        """Return all matches in a text, like ``re.Pattern.findall``.
 
         Raises:
             GymError: ``DATA_INVALID`` if the search takes too long, or its result is too large.

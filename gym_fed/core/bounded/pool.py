@@ -24,7 +24,7 @@ MAX_PROCESSES = 4
 MAX_PER_OWNER = 2
 """Maximum number of processes for the requests of one owner at the same time."""
 _START_SECONDS = 120.0
-"""Time limit for the imports of a child process; a busy machine needs long."""
+"""Time limit for the imports of a child process, which are slow on a busy machine."""
 _MAX_REPLY_BYTES = 8 * OUTPUT_CHARS + (1 << 16)
 _TICK_SECONDS = 0.1
 _IDLE_TICKS = 50
@@ -36,7 +36,8 @@ _deadline: ContextVar[tuple[float, GymError] | None] = ContextVar("gym_fed_bound
 
 
 evaluation_owner: ContextVar[str | None] = ContextVar("gym_fed_bounded_owner", default=None)
-"""Whose requests these are, in a server with API keys; None without them, and then ``MAX_PER_OWNER`` does not apply."""
+"""Owner of the current requests in a server with API keys; None without keys, in which case ``MAX_PER_OWNER`` does not
+apply."""
 
 
 class EvaluationError(Exception):
@@ -296,12 +297,12 @@ class _Pool:
             limit: Limit | None = reply.get("limit")
             if limit is not None:  # the process is killed: its memory may be full
                 raise LimitExceededError(limit, seconds)
-        except BaseException:  # including Ctrl-C: the process would send a late reply
+        except BaseException:  # including Ctrl-C: the process would otherwise send a late reply
             if process is not None:
                 process.close()
             raise
         with self._lock:
-            self._idle.append(process)  # ``_living`` drops a process that was killed just too late
+            self._idle.append(process)  # ``_living`` drops a process that was killed just after its reply
         return reply
 
     def _living(self) -> _Process | None:

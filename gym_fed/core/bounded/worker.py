@@ -26,7 +26,7 @@ def main() -> None:
     pool.in_child = True
     with suppress(ImportError):  # imported now, so that the first request's time limit does not include it
         import_module("transformers.utils.chat_template_utils")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     sys.stdout.buffer.write(b"{}\n")
     sys.stdout.buffer.flush()
     _limit_process()

@@ -231,7 +231,7 @@ def _arc_row(file: Path, row: Row) -> Row:
 
 
 def winogrande(folder: Path, subset: str) -> FoundRows | None:
-    """Read AllenAI's ``dev.jsonl`` with a sentence and options, or a file with two beginnings and their continuation."""
+    """Read AllenAI's ``dev.jsonl`` with sentence and options, or a file with two beginnings and their continuation."""
     file = _first(folder, "dev.jsonl")
     if file is None:
         return None
@@ -354,7 +354,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def folders(data: Path, dataset: str) -> list[Path]:
-    """Return the folders to search for a data set: subfolders with its name, or the given folder if it has that name."""
+    """Return the folders to search for a data set: subfolders with its name, or ``data`` itself if it has that name."""
     named = re.compile(rf"{re.escape(dataset)}([-_].*)?", re.IGNORECASE)
     inside = sorted(folder for folder in data.iterdir() if folder.is_dir() and named.fullmatch(folder.name))
     return [*inside, data] if named.fullmatch(data.resolve().name) else inside

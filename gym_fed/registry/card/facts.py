@@ -81,7 +81,7 @@ def _data_of(sources: Iterable[DataConfig]) -> Iterable[DataUsed]:
 
 
 def _of_path(path: str) -> DataUsed:
-    """Return a pulled data set of the registry by its manifest, and anything else without a name."""
+    """Describe a data set that was pulled from the registry by its manifest, and any other path without a name."""
     card = Path(path).expanduser() / CARD_NAME
     if "://" in path or not card.is_file():
         return DataUsed(name=OWN_FILES)
@@ -183,11 +183,11 @@ class CardFigure:
         metric: The name of the metric.
         value: The mean over the samples.
         stderr: The standard error; None if unknown.
-        num_samples: The number of samples; None if the record does not say.
-        date: When it was measured, ISO 8601; empty if the record does not say.
+        num_samples: The number of samples; None if the record does not contain it.
+        date: Date of the measurement, ISO 8601; empty if the record does not contain it.
         engine: The program that measured it.
         record: The name of the record's file.
-        num_fewshot: Examples in the prompt; None if the record does not say.
+        num_fewshot: Examples in the prompt; None if the record does not contain it.
     """
 
     task: str
@@ -266,12 +266,12 @@ def read_evaluations(
     """Read the figures of some records.
 
     Args:
-        places: Files of records, which must be of this model; and folders, from which its records are taken.
-        identities: Digests of model and delta that its records may name; empty if they are not known: then every
-            record must name the same model.
+        places: Files of records, which must belong to this model, and folders, whose records of this model are used.
+        identities: Digests of model and delta that its records may name; empty if they are not known, in which case all
+            records must name the same model.
 
     Returns:
-        The figures, and the files that they are from.
+        The figures, and the files that contain them.
 
     Raises:
         GymError: ``DATA_INVALID`` for an invalid record, one of another model, and a folder without one of this model;
@@ -346,7 +346,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return {}  # of another program, which may have a sentence there
+        return {}  # a record of another program may have a sentence here
     return value if isinstance(value, dict) else {}
 
 

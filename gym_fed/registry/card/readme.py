@@ -1,6 +1,7 @@
 """The ``README.md`` of a model: YAML for the Hub, then a text for readers.
 
-All texts in it are untrusted: names, descriptions, figures of others. YAML is written by a YAML library; in the
+All texts in it are untrusted, such as names, descriptions and evaluation results of others. YAML is written by a YAML
+library; in the
 body each text is one line without control characters, in which Markdown and HTML are escaped.
 """
 
@@ -83,7 +84,7 @@ def card_of(
 
     Args:
         manifest: The manifest of the version; its number and its files are not in the card.
-        figures: The figures of its evaluations.
+        figures: Evaluation results of the version.
         folder: The folder with the records of its run.
         library: The Hub's name of the library that loads it; by default transformers or PEFT.
         relation: The relation to the base in the Hub's terms; by default adapter or finetune.
@@ -280,8 +281,8 @@ _SHARE_ALIKE = re.compile(r"-sa-|-sa\b|^a?gpl|^lgpl|^odbl|^eupl|sharing", re.IGN
 def conflicts(manifest: ModelManifest) -> list[str]:
     """Return a sentence for each conflict of the licences of model, base and data; empty if none is known.
 
-    This is not legal advice. It quotes the licences' own terms, so that a person decides knowingly: whether the licence
-    of rows binds a model that learned from them differs between countries.
+    This is not legal advice. It quotes the terms of the licences so that a person can decide. Whether the licence of
+    training data applies to the trained model differs between countries.
     """
     problems = []
     own = manifest.licence
