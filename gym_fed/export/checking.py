@@ -190,8 +190,7 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
 def effect_kept(
     base: Mapping[str, Any], tuned: Mapping[str, Any], written: Mapping[str, Any]
 ) -> float | None:
-    """Compute the share of a delta's effect on the logits that the export preserves: ``1 - |written - tuned| / |tuned -
-    base|``.
+    """Compute the preserved share of a delta's effect on the logits: ``1 - |written - tuned| / |tuned - base|``.
 
     Args:
         base: The ``answers`` of the base.

@@ -263,8 +263,7 @@ class Access:
         return self._begin(self._known(secret))
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
-        """Return the sender of a request with ``Authorization: Bearer`` and the token or a key; None without that
-        header.
+        """Return the sender of a request whose ``Authorization: Bearer`` has the token or a key; None without it.
 
         Programs have no session and may not make changes.
 

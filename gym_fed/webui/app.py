@@ -59,7 +59,7 @@ def _job_routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/jobs/{id}/stop")
     def stop(id: str, visitor: Changing) -> dict[str, Any]:
-        """Stop a job; a second call stops it immediately."""
+        """Interrupt a job; a second call terminates it, and a third kills it."""
         return jobs.stop(id).facts()
 
     return router

@@ -87,8 +87,7 @@ def json_of(command: Sequence[str], folder: Path, seconds: float) -> Any:
 
 
 def main(folder: Path, module: str, words: list[str]) -> None:
-    """Run a job: ``python -m MODULE WORDS``, after the workbench has written ``job.json``; do nothing if it does not
-    write it.
+    """Run ``python -m MODULE WORDS`` as a job when ``job.json`` has been written; do nothing if it never is.
 
     Signals go to the whole group: the command handles them, and this process stays alive to write the status.
     """

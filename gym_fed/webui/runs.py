@@ -356,8 +356,7 @@ def _begun(folder: Path) -> dict[str, Any]:
 
 
 def _holder(folder: Path) -> psutil.Process | None:
-    """Return the process that holds the folder's lock, or None; it must have the lock file open, since ids are
-    reused."""
+    """Return the process that has the folder's lock file open (its id alone may have been reused), or None."""
     if not is_held(folder):
         return None
     lock = folder / LOCK_FILE

@@ -1,4 +1,4 @@
-"""The formats of `gym export`: file name = registry name = value of ``--format``. A file in this folder is registered
+"""The formats of `gym export`, one file each: its name is the value of ``--format``, and it is registered
 automatically.
 
 Installed packages register formats by the entry points ``gym_fed.export_formats``;

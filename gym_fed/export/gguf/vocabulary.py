@@ -81,8 +81,7 @@ def matching(tokenizer: Any, first: str = "") -> Match:
 
 
 def _first_difference(tokenizer: Any, texts: list[str], expected: list[list[int]]) -> int | None:
-    """Return the index of the first text with different ids; None if there is none. A few texts suffice for most
-    patterns."""
+    """Return the index of the first text with different ids, which often comes early; None if there is none."""
     step = 250
     for first in range(0, len(texts), step):
         encodings = tokenizer.encode_batch(texts[first : first + step], add_special_tokens=False)

@@ -97,8 +97,7 @@ class AdmissionQueue:
             log.exception("variant %s could not be released", variant.name)
 
     def _next(self, absent: dict[str, bool]) -> ScheduledRequest | None:
-        """Return the next request whose variant is in memory, or None; a request that waits for KV blocks is not
-        bypassed."""
+        """Return the next request whose variant is in memory, or None; none bypasses one that waits for KV blocks."""
         makes_room = False
         for request in self.waiting.by_priority():
             pinned = request.variant is not None  # it was preempted

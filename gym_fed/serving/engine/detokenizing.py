@@ -145,7 +145,7 @@ class StopTexts:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """Add text, and return the text that may be shown; after ``matched`` no further text may be added."""
+        """Add text, and return the text that may be shown; if that sets ``matched``, the answer ends with it."""
         if not self._stops:
             return text
         if not text:

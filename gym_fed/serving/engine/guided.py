@@ -202,8 +202,7 @@ def compiled(grammar: Grammar) -> str:
 
 
 def not_enforced(words: str, reason: str) -> GymError:
-    """Return the error for a grammar that llguidance refuses. For a pattern, llguidance quotes the position before the
-    fault."""
+    """Return the error for a grammar that llguidance refuses; for a pattern it names the position, then the fault."""
     lines = reason.splitlines() or ["no reason given"]
     fault = next((line for line in lines if line.startswith("error: ")), lines[0])
     return GymError(

@@ -87,8 +87,7 @@ class InputQueue:
             self._changed.notify_all()
 
     def retry_after_seconds(self) -> int:
-        """Estimate the wait of a new request: the mean time of the last answers divided by the number of concurrent
-        ones."""
+        """Estimate the wait of a new request: the mean time of the last answers divided by their concurrency."""
         seconds = self._counters.seconds_a_request()
         if seconds is None:
             return 1
@@ -147,8 +146,7 @@ class InputQueue:
         return cancelled
 
     def shut(self, error: GymError | None) -> list[ScheduledRequest]:
-        """Refuse all new requests, because of ``error`` if there is one. Returns the requests that never reached the
-        loop."""
+        """Refuse all new requests, with ``error`` if given; return the requests that never reached the loop."""
         with self._changed:
             self.closing, self.broken = True, error
             arrived, self._arrived = self._arrived, []

@@ -1,5 +1,4 @@
-"""The engine's loop: admit requests, run one forward for all running ones, and sample a token for each request in
-decode.
+"""The engine's loop: admit requests, run one forward for all running ones, and sample a token for each in decode.
 
 One thread runs it. ``admission`` decides which requests run, and ``scheduler`` what each computes in a step.
 """

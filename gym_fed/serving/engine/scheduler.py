@@ -206,8 +206,7 @@ class Scheduler:
             self._preempt(victim)
 
     def _victim(self) -> ScheduledRequest | None:
-        """Choose the request to preempt: the newest one of the user with the most blocks, but never the oldest of
-        all."""
+        """Choose whom to preempt: the newest request of the user with the most blocks, never the oldest of all."""
         held: Counter[str] = Counter()
         for row in self.running:
             assert row.cache is not None

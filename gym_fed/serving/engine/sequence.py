@@ -185,7 +185,7 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Create the last event, for ``deliver``. The returned reason accounts for a stop text in the held-back
+        """Create the last event for ``deliver``, and return the reason: ``stop`` if the held-back text has a stop
         text."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())

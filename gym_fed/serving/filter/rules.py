@@ -107,8 +107,7 @@ def safe_pattern(text: str) -> tuple[re.Pattern[str], int]:
 
 
 def _ways(tree: Iterable[tuple[Any, Any]]) -> int:
-    """Return an upper bound of the paths of a backtracking search from one position; stops counting beyond
-    ``MAX_WAYS``."""
+    """Return an upper bound of a backtracking search's paths from one position; stops counting beyond ``MAX_WAYS``."""
     total = 1
     for kind, value in tree:
         total *= _ways_of(kind, value)

@@ -45,8 +45,7 @@ class NotRecordable(Exception):
 
 
 class TorchLinear:
-    """A module's own weight, float32 or bfloat16. With bfloat16 weights, activations are rounded to bfloat16, as in the
-    module.
+    """A module's own weight, float32 or bfloat16; activations are rounded to its dtype, as in the module.
 
     Attributes:
         wide: Whether to keep activations in float32 instead.

@@ -1,5 +1,4 @@
-"""The operations of a decoder layer, computed immediately (``DirectCalls``) or recorded as a program
-(``RecordedCalls``).
+"""A decoder layer's operations, computed immediately (``DirectCalls``) or recorded as a program (``RecordedCalls``).
 
 A program computes all layers of a step in one native call, with the same calls in the same order, so the results are
 bit-identical. It is valid for one number of rows, one set of variants and the blocks of one pool, and is recorded when
@@ -296,8 +295,7 @@ class StepBuffers:
         self._views.clear()
 
     def of(self, rows: int) -> SimpleNamespace:
-        """Return tensors of ``rows`` rows by name, and their ``recording``; their contents are those of the previous
-        step."""
+        """Return tensors of ``rows`` rows by name, with the previous step's contents, and their ``recording``."""
         if rows > self._rows:
             self._rows = max(8, 1 << (rows - 1).bit_length())
             self._held = {name: torch.empty(self._rows, width) for name, width in self._widths.items()}

@@ -158,9 +158,8 @@ class MultiVariantModel:
 
         Args:
             chunks: The chunks, each with its own cache.
-            merge: Whether to multiply base and delta at once (``MergedWeights``) if all chunks are for one variant. Not
-                for
-                serving: the last bits of an answer would depend on the other requests.
+            merge: Whether to multiply base and delta at once (``MergedWeights``) if all chunks have one variant. Not
+                for serving: the last bits of an answer would depend on the other requests.
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant

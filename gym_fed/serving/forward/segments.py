@@ -156,8 +156,7 @@ class StepRows:
         return self._few
 
     def tables(self, batch: ResidentBatch, some: Tensor) -> object | None:
-        """Return the look-up tables that batches with one kernel share for the rows of ``few``; None if it needs
-        none."""
+        """Return the look-up tables that batches with one kernel share for the rows of ``few``, if it needs any."""
         if batch.kernel not in self._tables:
             self._tables[batch.kernel] = batch.tables(some, None, self.path)
         return self._tables[batch.kernel]

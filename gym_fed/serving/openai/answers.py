@@ -52,8 +52,7 @@ class AnswerChoice:
         return shown
 
     def _end_of(self, event: Event) -> str | None:
-        """Return the finish reason if the answer ends with this event or its only allowed call is complete, else
-        None."""
+        """Return the finish reason if this event ends the answer or completes its only allowed call, else None."""
         over = self.parser is not None and self.parser.is_over
         return event.finish_reason or ("stop" if over else None)
 

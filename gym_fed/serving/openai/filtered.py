@@ -125,8 +125,7 @@ class FilteredChoice(AnswerChoice):
         return out
 
     def _refuse(self, category: str) -> Shown:
-        """Replace the whole answer with the refusal; in a stream that has begun, the refusal follows after an empty
-        line."""
+        """Replace the answer with the refusal; in a stream that has begun, it follows after an empty line."""
         self._filter.count("output", category)
         begun = bool(self.text)
         self.text, self.calls, self.logprobs = self._filter.config.text, [], []

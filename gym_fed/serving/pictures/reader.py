@@ -107,8 +107,7 @@ class MessagePictures:
 
 
 def count_pictures(body: Any) -> int:
-    """Count the pictures of an unvalidated body. An earlier response counts as one picture, since it may contain
-    some."""
+    """Count the pictures of an unvalidated body; an earlier response counts as one, since it may contain some."""
     if not isinstance(body, dict):
         return 0
     items = [item for name in ("messages", "input") for item in _listed(body.get(name))]

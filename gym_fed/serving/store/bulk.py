@@ -183,7 +183,7 @@ class _Faults:
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Collect the refusal of one variant, so that the others are checked too; a full disk ends the addition
+        """Collect the refusal of one variant, so that the others are also checked; a full disk is raised
         immediately."""
         try:
             yield

@@ -73,8 +73,7 @@ def base_of_delta(delta: Path) -> str:
 
 
 def is_here(base_model: str) -> bool:
-    """Return whether a manifest's base name is a model on this machine; a folder's name without its path does not
-    count."""
+    """Return whether a manifest's base name is a model on this machine; a folder counts only with its path."""
     return (base_model == NANO or is_hub_name(base_model)) and folder_here(base_model) is not None
 
 

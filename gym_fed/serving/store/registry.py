@@ -50,8 +50,7 @@ DEFAULT_KEPT = 10
 
 
 class VariantRegistry:
-    """The rows of variants, and the keys that may sign for an owner in addition to the key whose hash is the owner's
-    id."""
+    """The rows of variants, and each owner's additional signing keys (the owner's id is the hash of the first)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

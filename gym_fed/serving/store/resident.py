@@ -145,8 +145,7 @@ class ResidentFiles:
         return self._drop_unused(file)
 
     def make_room(self, size: int, urgent: bool) -> bool:
-        """Evict until ``size`` fits; evict nothing if it cannot fit; a load for a waiting request may evict prefetched
-        files."""
+        """Evict files until ``size`` fits, or none if it cannot fit; only urgent loads may evict prefetched files."""
         missing = self.used_bytes + size - self.limit_bytes
         if missing <= 0:
             return True

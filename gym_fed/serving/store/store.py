@@ -356,8 +356,7 @@ class VariantStore:
         self.close()
 
     def _forget(self, digests: set[str]) -> set[str]:
-        """Remove objects that a committed change left unused, and return the others; after a kill, ``gc`` removes
-        them."""
+        """Remove the objects that a committed change left unused, as ``gc`` does after a kill; return the others."""
         if not digests:
             return set()
         with self._registry.writing() as transaction:

@@ -106,8 +106,7 @@ class ToolFormat(ABC):
         return True
 
     def hinted(self, shown: str) -> bool:
-        """Return whether a template that shows no call describes this format; ``shown`` is its rendering of the
-        tools."""
+        """Return whether a template that shows no call describes this format; ``shown`` is its text of the tools."""
         return False
 
     @abstractmethod
@@ -197,7 +196,7 @@ def mark(text: str) -> str:
 def with_control_tokens(lark: str, control: Mapping[str, int]) -> str:
     """Replace the marks in rules.
 
-    A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token needs no such rule.
+    A rule ``NAME[lazy]: TEXT mark`` ends free text at the first mark. A control token ends it without ``lazy``.
     """
 
     def lazy(match: re.Match[str]) -> str:

@@ -1,5 +1,4 @@
-"""Pythonic format: ``[name(key=value), ...]`` in place of an answer, or in
-``<|tool_call_start|>...<|tool_call_end|>``."""
+"""Pythonic format: ``[name(key=value), ...]`` as the answer, or in ``<|tool_call_start|>...<|tool_call_end|>``."""
 
 from __future__ import annotations
 
