@@ -185,8 +185,8 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Create the last event for ``deliver``, and return the reason: ``stop`` if the held-back text has a stop
-        text."""
+        """Create the last event and return its reason; a stop text in the held-back text turns ``length`` into
+        ``stop``."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())
             if not self._stops.matched:

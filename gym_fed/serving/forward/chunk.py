@@ -84,7 +84,7 @@ class PackedTokens:
 
     @cached_property
     def native(self) -> bool:
-        """True if there is native code."""
+        """True if the kernels' code path is native code, not torch."""
         return dispatch.path() != "torch"
 
 

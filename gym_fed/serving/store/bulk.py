@@ -183,8 +183,7 @@ class _Faults:
 
     @contextmanager
     def collected(self, new: IncomingVariant) -> Iterator[None]:
-        """Collect the refusal of one variant, so that the others are also checked; a full disk is raised
-        immediately."""
+        """Collect one variant's refusal, so that the others are also checked; a full disk ends it immediately."""
         try:
             yield
         except GymError as error:

@@ -145,7 +145,7 @@ class ResidentFiles:
         return self._drop_unused(file)
 
     def make_room(self, size: int, urgent: bool) -> bool:
-        """Evict files until ``size`` fits, or none if it cannot fit; only urgent loads may evict prefetched files."""
+        """Evict files until ``size`` fits, or none if it cannot; urgent loads may also evict recent prefetches."""
         missing = self.used_bytes + size - self.limit_bytes
         if missing <= 0:
             return True
