@@ -185,8 +185,7 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
-        """Create the last event and return its reason; a stop text in the held-back text turns ``length`` into
-        ``stop``."""
+        """Create the last event and return its reason; a stop text in held-back text turns ``length`` into ``stop``."""
         if not self._stops.matched:
             text += self._stops.push(self._text.finish())
             if not self._stops.matched:
