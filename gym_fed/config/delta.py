@@ -49,7 +49,7 @@ class CodecPolicy(StrictModel):
     """The codecs of a contributor's update, or of a soup."""
 
     codec: MatrixCodec = "bitdelta"
-    """Codec of matrices, built-in or from an installed package: sign bits, the values themselves, factors of a truncated
+    """Codec of matrices, built-in or of an installed package: sign bits, the values themselves, factors of a truncated
     SVD, or 8 to 1 bits per weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
     gives factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
     ``auto`` is sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
@@ -64,7 +64,7 @@ class CodecPolicy(StrictModel):
     """Codec of an output head with weights of its own (``lm_head``, ``embed_out``); as ``embeddings``."""
 
     small_tensors: SmallCodec = "dense"
-    """Codec of small tensors: norms, biases, and others with one dimension or at most ``small_max_elements`` elements."""
+    """Codec of norms, biases, and other tensors with one dimension or at most ``small_max_elements`` elements."""
 
     small_max_elements: Annotated[int, Field(ge=0)] = 256
     """Maximum elements of a small matrix."""
@@ -73,7 +73,7 @@ class CodecPolicy(StrictModel):
     """Levels of the grids int8 to binary: symmetric about zero, or with an offset (ternary: a scale per sign)."""
 
     group_size: Annotated[int, Field(ge=8)] | Literal["tensor", "row", "auto"] | None = None
-    """Columns that share a scale; ``row`` for one scale per row, ``tensor`` for one per tensor. The default is ``tensor`` for
+    """Columns that share a scale; ``row`` for one scale per row, ``tensor`` for one per tensor. Default: ``tensor`` for
     bitdelta and ``row`` for the grids. ``auto`` gives a bitdelta tensor row scales where those bytes keep more of
     its energy than its bits do: embeddings, mostly, whose rows change by very different amounts; a grid has row
     scales."""

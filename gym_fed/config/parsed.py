@@ -1,7 +1,7 @@
-"""A config file, read and parsed once before it is validated, and the dialects of other tools' config files.
+"""Parsed config files before validation, and the dialects of other tools' config files.
 
-A dialect recognises a file of another tool and translates its keys to ours. Dialects are found by the entry point group
-``gym_fed.dialects``; nothing here knows one of them.
+A dialect recognises a file of another tool and translates its keys. Dialects are found by the entry point group
+``gym_fed.dialects``; this module depends on none of them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ParsedConfig:
 
     @classmethod
     def read(cls, file: ParsedConfig | str | Path) -> ParsedConfig:
-        """Read and parse a file; a parsed one is returned as it is.
+        """Read and parse a file; return a parsed one unchanged.
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID``; see ``parse_config``.
@@ -56,11 +56,11 @@ class ParsedConfig:
 
     @cached_property
     def dialect(self) -> Dialect | None:
-        """The dialect of another tool that the file is written in; None for our own keys."""
+        """The file's dialect; None for gym-fed's own keys."""
         return dialect_of(self.values)
 
     def mark(self, key: str) -> Mark:
-        """Return the line and column of a dotted key, or of the section that would hold it."""
+        """Return the line and column of a dotted key, or of the section that would contain it."""
         path: KeyPath = tuple(key.split("."))
         while path and path not in self.marks:
             path = path[:-1]
@@ -86,7 +86,7 @@ class Dialect(Protocol):
         ...
 
     def job_of(self, values: dict[str, Any]) -> Job:
-        """Return the command that the file is for."""
+        """Return the command that the file configures."""
         ...
 
     def translate(self, values: dict[str, Any], job: Job, processes: int | None = None) -> Translation:
@@ -94,9 +94,9 @@ class Dialect(Protocol):
 
         Args:
             values: The file's values; they are not changed.
-            job: Whose keys to write: ``train`` (the keys of TrainingConfig), ``predict`` (PredictConfig),
+            job: Command whose keys to write: ``train`` (the keys of TrainingConfig), ``predict`` (PredictConfig),
                 ``export`` (model, adapters, output) or ``inference`` (model, adapters, sampling).
-            processes: How many processes will share the run; None if that is not known.
+            processes: Number of processes of the run; None if unknown.
         """
         ...
 
@@ -106,10 +106,10 @@ class Translation:
     """The translated keys of another tool's file.
 
     Attributes:
-        values: Our keys, ready to be validated.
-        origins: For each key of ours that has one, the key of the file that it comes from.
-        notes: Key of the file and a remark on it. The result of training does not depend on it.
-        lost: Key of the file and why it has no counterpart, although the result depends on it.
+        values: Values by gym-fed's keys, before validation.
+        origins: Original key in the file, by translated key.
+        notes: Keys of the file with remarks; they do not affect the result of training.
+        lost: Keys of the file that affect the result but have no counterpart, with reasons.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -125,5 +125,5 @@ def dialects() -> tuple[Dialect, ...]:
 
 
 def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
-    """Return the dialect of a config's values; None for our own keys."""
+    """Return the dialect of a config's values; None for gym-fed's own keys."""
     return next((dialect for dialect in dialects() if dialect.matches(values)), None)

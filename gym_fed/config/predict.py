@@ -15,22 +15,22 @@ _OF_DRAWING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0}
 
 
 class PredictConfig(StrictModel):
-    """A model, its rows and its sampling. Names of sampling are those of transformers' ``generate``."""
+    """The config of `gym predict`: model, rows and sampling, with the sampling names of transformers' ``generate``."""
 
     model: str
-    """``gym-nano``, a model folder, a run folder, or a Hugging Face name that is in the local cache."""
+    """Model: ``gym-nano``, a model folder, a run folder, or a Hugging Face name in the local cache."""
 
     adapter: str | Annotated[list[str], Field(min_length=1)] | None = None
     """Adapters to merge into ``model``, in this order."""
 
     eval_data: list[DataConfig] = Field(min_length=1)
-    """Rows that end with an answer; the model gets the part before it."""
+    """Rows that end with an answer, of which the model gets the part before it."""
 
     output_dir: Path = Path("runs/predict")
     """Folder of ``generated_predictions.jsonl`` and ``predict_results.json``."""
 
     chat_template: str | None = Field(default=None, min_length=1)
-    """A chat template instead of the model's, as in a training config."""
+    """Chat template instead of the model's, as in a training config."""
 
     enable_thinking: bool | None = None
     """Value for the chat template of models with a thinking mode (Qwen3); None = the template's default."""
@@ -52,10 +52,10 @@ class PredictConfig(StrictModel):
     repetition_penalty: float = Field(default=1.0, gt=0)
     num_beams: int = Field(default=1, ge=1)
     skip_special_tokens: bool = True
-    """Leave special tokens out of the saved and compared answers."""
+    """Omit special tokens from the saved and compared answers."""
 
     batch_size: int = Field(default=8, ge=1)
-    """Prompts that are answered together."""
+    """Number of prompts that are answered together."""
 
     seed: int = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

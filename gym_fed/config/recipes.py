@@ -1,7 +1,7 @@
-"""The recipes of the package: the checkout's ``configs/``, which a wheel carries as ``assets/configs``.
+"""The package's recipes: the checkout's ``configs/``, which a wheel includes as ``assets/configs``.
 
 Two tables next to the recipes (``configs/models/presets``) hold the sizes of public models and kinds of machines, for
-`gym configs copy qwen3-lora --size 4B --on cuda`. A value replaces that of its key in the recipe's text, so that
+`gym configs copy qwen3-lora --size 4B --on cuda`. Values are replaced in the recipe's text, so that
 comments stay; a key that the recipe lacks is added at the end.
 """
 
@@ -23,10 +23,10 @@ class Recipe:
     """A recipe file.
 
     Attributes:
-        name: Without ``.yaml``.
+        name: File name without ``.yaml``.
         file: Its path.
-        summary: Its first comment, as one line.
-        sizes: Public models that it fits, by size; empty for others.
+        summary: First comment, as one line.
+        sizes: Public models that the recipe supports, by size; may be empty.
     """
 
     name: str
@@ -39,7 +39,7 @@ def recipes() -> list[Recipe]:
     """Return every recipe, by name.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` when the installation has none.
+        GymError: ``FILE_NOT_FOUND`` if the installation has none.
     """
     package = Path(__file__).parents[1]
     folders = (package / "assets" / "configs", package.parent / "configs")
@@ -58,7 +58,7 @@ def get_recipe(name: str) -> Recipe:
     """Return the recipe with a name, with or without ``.yaml``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` when there is none.
+        GymError: ``FILE_NOT_FOUND`` if there is none.
     """
     by_name = {recipe.name: recipe for recipe in recipes()}
     stem = name.removesuffix(".yaml")
@@ -74,16 +74,16 @@ def relocated(
 ) -> tuple[str, dict[Path, Path]]:
     """Return a recipe's text for another folder, and the data files to copy there.
 
-    A recipe names its rows as ``configs/data/...``, which is right in the checkout only.
+    A recipe names its rows as ``configs/data/...``, which exists only in the checkout.
 
     Args:
-        recipe: To be copied.
-        target: The file that it becomes.
-        size: One of ``recipe.sizes``.
+        recipe: Recipe to copy.
+        target: Path of the copy.
+        size: Key of ``recipe.sizes``.
         machine: ``cuda``, ``mps`` or ``cpu``.
 
     Returns:
-        The text, and the new path (in ``data/`` next to ``target``) and the old path of each data file.
+        Text, and new path (in ``data/`` next to ``target``) and old path of each data file.
     """
     rows: dict[Path, Path] = {}
 
@@ -112,7 +112,7 @@ def _summary(file: Path) -> str:
 
 
 def sizes_for(file: Path) -> dict[str, dict[str, Any]]:
-    """Return the sizes of a recipe by name: those of its model's family. Other recipes have none."""
+    """Return the sizes of a recipe's model family by name; empty for other recipes."""
     model = yaml.safe_load(file.read_text(encoding="utf-8")).get("model")
     for sizes in _table(file, "sizes").values():
         if any(size["model"] == model for size in sizes.values()):
@@ -124,7 +124,7 @@ def fitted(file: Path, *, size: str | None, machine: str | None) -> str:
     """Return a recipe's text for a size of its family and a kind of machine; None leaves either unchanged.
 
     Raises:
-        GymError: ``USAGE`` for a size or machine that there is not, or that the recipe cannot use.
+        GymError: ``USAGE`` for a size or machine that is unknown or not supported by the recipe.
     """
     text = file.read_text(encoding="utf-8")
     if size is not None:
@@ -172,7 +172,7 @@ def _placed(text: str, file: Path, machine: str) -> str:
 
 
 def _smaller_batches(recipe: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Lower the batch and keep the rows per step, and whole groups of answers where prompts are answered."""
+    """Lower the batch size while preserving rows per step and, for generated answers, complete groups."""
     group = (recipe.get(recipe.get("algorithm", "sft")) or {}).get("num_generations", 1)
     before = recipe["per_device_train_batch_size"]
     at_once = min(rows * group, before)
@@ -181,7 +181,7 @@ def _smaller_batches(recipe: dict[str, Any], rows: int) -> dict[str, Any]:
 
 
 def _with(text: str, key: str, value: Any, why: str) -> str:
-    """Replace ``key: value`` at the top level, and its comment by ``why``."""
+    """Replace ``key: value`` at the top level, with ``why`` as its comment."""
     shown = yaml.safe_dump({key: value}).strip()
     line = re.compile(rf"^{re.escape(key)}:.*$", re.MULTILINE)
     new = f"{shown} # {why}"

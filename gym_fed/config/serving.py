@@ -48,10 +48,10 @@ Side = bool | Annotated[list[Category], Field(min_length=1)]
 
 
 class EngineConfig(StrictModel):
-    """Settings of the engine: concurrent requests, and how the variants' terms are computed."""
+    """Settings of the engine: concurrent requests, memory, and computation of the variants' terms."""
 
     max_concurrent: int = Field(default=32, ge=1)
-    """Concurrent requests that generate, each with its own KV cache."""
+    """Maximum number of requests that generate at the same time, each with its own KV cache."""
 
     max_queued: int = Field(default=256, ge=0)
     """Maximum number of waiting requests, served fairly between users; more are refused (HTTP 429 with Retry-After)."""
@@ -60,10 +60,10 @@ class EngineConfig(StrictModel):
     """Maximum number of waiting requests of one user."""
 
     max_batch_tokens: int = Field(default=512, ge=16)
-    """Tokens per step: one for each running request, the rest for chunks of prompts."""
+    """Maximum tokens per step: one per running request, the rest for chunks of prompts."""
 
     max_context: int | None = Field(default=None, ge=2)
-    """Maximum length of prompt and answer together; by default the model's limit."""
+    """Maximum tokens of prompt and answer together; by default the model's limit."""
 
     kv_cache_size: Annotated[Bytes, Field(gt=0)] = 4 * 2**30
     """Maximum bytes of all KV caches together. A request waits until its prompt fits; if a running answer no longer
@@ -74,15 +74,15 @@ class EngineConfig(StrictModel):
     ``shared``, of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
-    """Limit of the time of a step with a prompt, as a multiple of a decode-only step. Of several prompts all but one
+    """Maximum time of a step with a prompt, as a multiple of a decode-only step. All but one of several prompts
     count as running answers. null: no limit but ``max_batch_tokens``."""
 
     speculative: Literal["off", "ngram"] = "off"
-    """Speculative decoding: ngram proposes the tokens that followed the same n-gram earlier in prompt and answer. A
+    """Speculative decoding: ngram proposes the tokens after an earlier occurrence of the same n-gram. A
     step verifies them, so answers do not change."""
 
     speculative_tokens: int = Field(default=4, ge=1, le=32)
-    """Maximum tokens of a proposal."""
+    """Maximum tokens per proposal."""
 
     kv_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """Type of keys and values: auto follows ``dtype``, int8 has a scale per token and head."""
@@ -97,7 +97,7 @@ class SamplingConfig(StrictModel):
     """Defaults of requests. null: the base's generation_config.json, or else OpenAI's."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
-    """0 = greedy; so is ``do_sample: false`` in the base's file."""
+    """Sampling temperature; 0 = greedy, as is ``do_sample: false`` in the base's file."""
 
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
@@ -111,10 +111,10 @@ class ConnectionsConfig(StrictModel):
     """Limits of HTTP connections: their number, and how slow they may be."""
 
     max_connections: int = Field(default=2000, ge=8)
-    """Maximum number, within the process's limit of open files. Beyond it, one without a request is closed."""
+    """Maximum number of connections, within the process's limit of open files. Beyond it, idle ones are closed."""
 
     max_per_address: int = Field(default=256, ge=4)
-    """Maximum from one address, by the same rule. Behind a reverse proxy set it to ``max_connections``."""
+    """Maximum connections per address, by the same rule. Behind a reverse proxy set it to ``max_connections``."""
 
     header_seconds: float = Field(default=10.0, gt=0)
     """Time limit for a request's headers, and for an idle connection."""
@@ -135,36 +135,36 @@ class StoredAnswersConfig(StrictModel):
     """Maximum age of an answer."""
 
     bytes_per_key: Bytes = 16 * 2**20
-    """Limit per API key; the oldest answers are deleted first. 0 keeps none, and ``store: true`` is refused."""
+    """Maximum bytes per API key; the oldest answers are deleted first. With 0, ``store: true`` is refused."""
 
     max_bytes: Bytes = 256 * 2**20
-    """Limit for all keys; the oldest answers of the key with the most bytes are deleted first."""
+    """Maximum bytes over all keys; the oldest answers of the key with the most bytes are deleted first."""
 
 
 class TlsConfig(StrictModel):
     """The server's certificate, in PEM; with it, plain HTTP is off."""
 
     certificate: Path
-    """The certificate and its intermediate certificates."""
+    """File with the certificate and its intermediate certificates."""
 
     key: Path
-    """The private key, without a passphrase."""
+    """File with the private key, without a passphrase."""
 
 
 class ClassifierConfig(StrictModel):
     """A question that the served model, or a variant of it, answers with yes or no."""
 
     variant: str | None = None
-    """Answers it; without one the base does."""
+    """Variant that answers; by default the base."""
 
     question: str = "Is the following text harmful? Answer yes or no.\n\n{text}"
-    """A user's message; ``{text}`` is the request or the answer."""
+    """User message, with ``{text}`` for the request or answer."""
 
     category: Category = "classifier"
-    """Category of what it refuses."""
+    """Category of refused texts."""
 
     threshold: float = Field(default=0.5, gt=0, lt=1)
-    """Probability of yes, of yes and no alone, from which on a text is refused."""
+    """Probability of yes, relative to yes and no, from which a text is refused."""
 
     @model_validator(mode="after")
     def _validate_place(self) -> ClassifierConfig:
@@ -174,25 +174,25 @@ class ClassifierConfig(StrictModel):
 
 
 class FilterConfig(StrictModel):
-    """The content filter of chat and completions. Off, unless ``input`` or ``output`` is on."""
+    """The content filter of chat and completions, off unless ``input`` or ``output`` is set."""
 
     input: Side = False
-    """True if requests are compared with the rules: true, or the categories that are."""
+    """Categories of the rules that requests are compared with, or true for all."""
 
     output: Side = False
-    """True if answers are. A stream is held back by as many characters as the longest rule can match."""
+    """Categories for answers, or true for all. Streams are delayed by the maximum characters that a rule can match."""
 
     package_rules: bool = True
-    """True if the small list of the package is used."""
+    """True to use the package's small list of rules."""
 
     rules: list[Path] = Field(default_factory=list, max_length=32)
-    """Rule files of your own, read when the server starts."""
+    """Additional rule files, read when the server starts."""
 
     text: str = Field(default="This request or its answer was refused by a content filter.", min_length=1)
-    """Answered in place of what is refused."""
+    """Text that replaces refused texts."""
 
     classifier: ClassifierConfig | None = None
-    """Judges what no rule matches. Answers are then held back whole."""
+    """Classifier of texts that no rule matches. Complete answers are then delayed until it has run."""
 
     @model_validator(mode="after")
     def _validate_rules(self) -> FilterConfig:
@@ -211,13 +211,13 @@ class ServingConfig(ReadsOtherWords):
     """The config of `gym api` and `gym batch`."""
 
     base: str = "gym-nano"
-    """gym-nano, a model folder, or a name in the local cache."""
+    """Base model: gym-nano, a model folder, or a name in the local cache."""
 
     adapter: Folders = Field(default_factory=list)
-    """PEFT folders to merge into the base, in this order; variants then apply to the merged model."""
+    """PEFT folders to merge into the base, in order; variants then apply to the merged model."""
 
     chat_template: str | None = Field(default=None, min_length=1)
-    """Instead of the model's own template: a name such as ``chatml``, the path of a Jinja file, or Jinja itself."""
+    """Chat template instead of the model's: a name such as ``chatml``, a Jinja file, or Jinja text."""
 
     tool_format: Annotated[str, MemberOf(TOOL_FORMATS, also=("auto",))] = "auto"
     """Format of the model's tool calls. auto follows its chat template; without tools in the template it is
@@ -240,16 +240,16 @@ class ServingConfig(ReadsOtherWords):
     num_threads: int | None = Field(default=None, ge=1)
 
     variants: Path | None = None
-    """Folder of the variant store (`gym variant` fills it); None serves the base alone.
+    """Folder of the variant store, written by `gym variant`; None to serve only the base.
 
-    Where a file has no such key, `gym api` and `gym batch` take the store of `gym variant`, if there is one.
+    Without this key, `gym api` and `gym batch` use the store of `gym variant`, if there is one.
     """
 
     cache_size: Bytes = 10 * 10**9
-    """Memory for variants; the least used are dropped first, and older uses count less."""
+    """Maximum memory of variants; the least used are unloaded first, and older uses count less."""
 
     require_signature: bool = True
-    """True if a variant without its owner's valid signature is refused."""
+    """True to refuse variants without their owner's valid signature."""
 
     adapters_folder: Path | None = None
     """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""
@@ -258,19 +258,19 @@ class ServingConfig(ReadsOtherWords):
     engine: EngineConfig = EngineConfig()
 
     host: str = "127.0.0.1"
-    """Loopback by default; any other address needs API keys."""
+    """Address to listen on, by default loopback; any other needs API keys."""
 
     port: int = Field(default=8000, ge=0, le=65_535)
-    """0 takes a free one and prints it."""
+    """Port; 0 selects a free one and prints it."""
 
     tls: TlsConfig | None = None
-    """Certificate and key of HTTPS; None serves plain HTTP."""
+    """Certificate and key of HTTPS; None for plain HTTP."""
 
     api_keys: Path | None = None
-    """File of hashed API keys (`gym api keys` fills it); None accepts every client on this machine."""
+    """File of hashed API keys, written by `gym api keys`; None to accept every client on this machine."""
 
     usage_log: Path | None = None
-    """JSON lines of the usage per user and version, for `gym-server ledger attribute --usage`."""
+    """JSON lines file for usage per user and version, for `gym-server ledger attribute --usage`."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 

@@ -1,4 +1,4 @@
-"""Loads configs of runs from files with our keys or another tool's; errors name the file's own lines."""
+"""Load run configs from files with gym-fed's or another tool's keys; errors name the file's lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 
 ConfigT = TypeVar("ConfigT", bound=StrictModel)
 Source = ParsedConfig | str | Path
-"""A config file, or one that was parsed before."""
+"""A config file's path, or a parsed file."""
 
 _COMMANDS = {
     "predict": ("predicts", "gym predict {}"),
@@ -36,17 +36,17 @@ def load_training_config(
     """Load the config of a training run.
 
     Args:
-        source: A YAML file with our keys, or in a dialect; None if the overrides are the whole config.
-        overrides: ``a.b=value`` settings with our keys; they win over the file. Keys of the file's dialect are accepted
-            too; without a file, either all keys are ours or all are of one dialect.
-        ignore_unsupported: Ignore the keys that have no counterpart; the notes name them.
-        processes: How many processes will share the run; None leaves it open.
+        source: YAML file with gym-fed's or a dialect's keys; None if the overrides are the complete config.
+        overrides: ``a.b=value`` settings that take precedence over the file. Keys of the file's dialect are accepted
+            too; without a file, all keys must be gym-fed's, or all of one dialect.
+        ignore_unsupported: True to ignore keys without a counterpart; the notes name them.
+        processes: Number of processes of the run; None if unknown.
 
     Returns:
-        The config, and a line for every key of a dialect that was left out.
+        Config, and a line for every omitted key of a dialect.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` listing every problem, a line each; see ``load_config`` for the others.
+        GymError: ``CONFIG_INVALID`` listing every problem, one per line; see ``load_config`` for other errors.
     """
     if source is None:
         return _from_overrides(overrides, ignore_unsupported=ignore_unsupported, processes=processes)
@@ -77,7 +77,7 @@ def load_training_config(
 def load_predict_config(
     source: Source, overrides: Sequence[str] = (), *, ignore_unsupported: bool = False
 ) -> tuple[PredictConfig, list[str]]:
-    """Load the config of `gym predict`, from our file or a dialect's.
+    """Load the config of `gym predict` from a file with gym-fed's or a dialect's keys.
 
     Raises:
         GymError: As ``load_training_config``.
@@ -90,19 +90,19 @@ def load_predict_config(
 
 
 def load_inference(source: Source) -> tuple[dict[str, Any], list[str]]:
-    """Load the model, adapters and sampling that a file in a dialect names, and its notes.
+    """Load model, adapters and sampling from a file in a dialect, and its notes.
 
     Raises:
-        GymError: ``USAGE`` for a file that is in no dialect; else as ``load_training_config``.
+        GymError: ``USAGE`` for a file that is not in a dialect; otherwise as ``load_training_config``.
     """
     return _plain_values(source, "inference")
 
 
 def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
-    """Load what a file in a dialect merges and exports, and its notes.
+    """Load model, adapters and output of an export from a file in a dialect, and its notes.
 
     Raises:
-        GymError: As ``load_inference``; ``USAGE`` for a file that names no output.
+        GymError: As ``load_inference``; ``USAGE`` for a file without an output.
     """
     parsed = ParsedConfig.read(source)
     values, notes = _plain_values(parsed, "export")
@@ -112,10 +112,10 @@ def load_export(source: Source) -> tuple[dict[str, Any], list[str]]:
 
 
 def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, list[str]]:
-    """Translate a file in a dialect to our keys, with comments that name what was left out.
+    """Translate a file in a dialect to YAML with gym-fed's keys; comments name omitted keys.
 
     Raises:
-        GymError: ``USAGE`` for a file that is in no dialect; ``CONFIG_INVALID`` as ``load_training_config``.
+        GymError: ``USAGE`` for a file that is not in a dialect; ``CONFIG_INVALID`` as ``load_training_config``.
     """
     parsed = ParsedConfig.read(source)
     if parsed.dialect is None:
@@ -136,7 +136,7 @@ def as_yaml(source: Source, *, ignore_unsupported: bool = False) -> tuple[str, l
 def _from_overrides(
     overrides: Sequence[str], *, ignore_unsupported: bool, processes: int | None
 ) -> tuple[TrainingConfig, list[str]]:
-    """Return the config of overrides without a file."""
+    """Return the config given by overrides alone."""
     values: dict[str, Any] = {}
     placed = place_overrides(values, overrides)
     dialect = dialect_of(values)
@@ -178,10 +178,10 @@ def _validated(
 
 
 def _notes(parsed: ParsedConfig, translation: Translation, *, ignore_unsupported: bool) -> list[str]:
-    """Return a line for every key that was left out.
+    """Return a line for every omitted key.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for keys on which the result depends.
+        GymError: ``CONFIG_INVALID`` for omitted keys that affect the result.
     """
     lost = [f"{parsed.place(key)}: {key}: no counterpart: {why}" for key, why in translation.lost.items()]
     notes = [f"{parsed.place(key)}: {key}: {text}" for key, text in translation.notes.items()]

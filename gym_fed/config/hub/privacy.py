@@ -16,7 +16,7 @@ from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.core.registries import AGGREGATORS
 
 TargetDelta = Annotated[float, Field(gt=0, le=0.01)]
-"""Upper bound on the delta of (epsilon, delta), the probability that epsilon does not hold."""
+"""The delta of (epsilon, delta): the probability that epsilon does not hold, which must be small."""
 
 Mechanism = Literal["gaussian", "discrete_gaussian"]
 

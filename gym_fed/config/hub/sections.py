@@ -139,7 +139,7 @@ class SafetyGateConfig(StrictModel):
     """The safety probe as a gate: a soup after which the model refuses less is rolled back."""
 
     max_margin_drop: Annotated[float, Field(ge=0)]
-    """Tolerated decrease of the refusal margin, in nats per token; a soup with more, at ``confidence``, is rolled back."""
+    """Tolerated decrease of the refusal margin, in nats per token; beyond it, at ``confidence``, a soup is rolled back."""
 
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Confidence of the drop's lower bound, paired by prompt."""
@@ -318,4 +318,4 @@ class ServerSections(StrictModel):
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None
-    """Address and settings of the dashboard; by default none, unless ``gym-server run --dashboard`` gives an address."""
+    """Settings of the dashboard; without them it is off, unless ``gym-server run --dashboard`` gives an address."""

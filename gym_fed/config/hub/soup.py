@@ -54,8 +54,7 @@ class SoupRecipe(StrictModel):
     """Further settings of the aggregator (its ``Config``)."""
 
     pre_aggregators: list[Annotated[str, MemberOf(PRE_AGGREGATORS)]] = Field(default_factory=list)
-    """Steps before the aggregator, in order: files of ``gym_fed/soup/pre_aggregators``, or from installed packages.
-    aggregator."""
+    """Steps before the aggregator, in order: files of ``gym_fed/soup/pre_aggregators``, or from installed packages."""
 
     pre_aggregator_options: dict[str, dict[str, Option]] = Field(default_factory=dict)
     """Further settings of pre-aggregators (their ``Config``), by name."""
@@ -95,7 +94,7 @@ class SoupRecipe(StrictModel):
 
     @classmethod
     def recorded(cls, stored: Mapping[str, Any]) -> SoupRecipe:
-        """Return a recipe from a ledger; without ``merge_version`` its version is 1."""
+        """Return a recipe from a ledger, with merge version 1 if it records none."""
         return cls.model_validate({"merge_version": 1, **stored})
 
     @field_validator("pre_aggregators")
@@ -198,7 +197,7 @@ class DeltaSoupConfig(ReadsOtherWords):
     """Steps before the aggregator, in addition to its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Number of malicious clients to tolerate, f. By default the method's: ``byzantine_robust`` tolerates a fifth of the
+    """Number of malicious clients to tolerate, f. By default the method's; ``byzantine_robust`` tolerates a fifth of the
     contributors, and one of three or four; other methods none."""
 
     base_model: str | None = None

@@ -1,7 +1,7 @@
 """The task of a round, as a hub sends it to contributors, and the chain of global versions that it starts from.
 
-A contributor's agent parses this strictly and refuses a task with any unlisted key (a path, a command,
-task. Names follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest names the version before it, the soup,
+A contributor's agent parses tasks strictly: it refuses one with any unlisted key (a path, a command, code).
+Names follow TRL and PEFT, as in ``TrainingConfig``. Each version's digest names the version before it, the soup,
 and the round that made it.
 """
 

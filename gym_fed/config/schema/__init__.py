@@ -1,1 +1,1 @@
-"""The common part of all schemas: the base class, members of registries as values, keys that members add."""
+"""Common parts of schemas: base class, registry members as values, and keys that members add."""

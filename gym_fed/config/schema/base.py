@@ -1,6 +1,6 @@
 """The base class of every config schema: unknown keys are refused, values are frozen after validation.
 
-Also errors about combinations of settings, and the defaults of keys that a stored config does not have.
+Also errors about combinations of settings, and defaults of keys that a stored config lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from gym_fed.core import aliases as other_words
 
 _SAID = {False: ("no", "off"), True: ("yes", "on")}
-"""Words that YAML 1.1 reads as a truth value where they stand without quotes."""
+"""Words that YAML 1.1 reads as booleans if unquoted."""
 
 
 class StrictModel(BaseModel):
@@ -32,7 +32,7 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _parse_truth_values(cls, values: Any) -> Any:
-        """``mixed_precision: no`` is the word ``no``, where a key takes that word and no truth value."""
+        """Read ``mixed_precision: no`` as the word ``no`` if the key accepts that word and not a boolean."""
         if not isinstance(values, dict) or not any(isinstance(value, bool) for value in values.values()):
             return values
         return {
@@ -44,10 +44,10 @@ class StrictModel(BaseModel):
 
 
 class ReadsOtherWords(StrictModel):
-    """A schema that accepts values of other platforms, each with a note; they are looked up when a value is refused."""
+    """A schema that accepts other platforms' values with a note; they are looked up after a value is refused."""
 
     from_file: ClassVar[str] = "the values of a file"
-    """The context of a validation whose caller looks the words up, since it knows their places."""
+    """The context of a validation whose caller looks up the words, since it knows their positions."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -68,7 +68,7 @@ class ReadsOtherWords(StrictModel):
 
 
 def _word(value: bool, annotation: Any) -> Any:
-    """Return the written word if ``annotation`` can mean only that; else the value itself."""
+    """Return the written word if ``annotation`` accepts only that; otherwise the value itself."""
     members = list(_members(annotation))
     if bool in members:
         return value
@@ -87,20 +87,20 @@ class Problem(NamedTuple):
     """A reason for a refusal."""
 
     key: str
-    """The offending key, as ``gate.screen_updates``; it need not be in the file."""
+    """The offending key, such as ``gate.screen_updates``; it may be missing in the file."""
 
     text: str
-    """The reason and what to write instead; a message continues the key with it."""
+    """The reason and the remedy, which follow the key in a message."""
 
     def __str__(self) -> str:
         return f"{self.key} {self.text}" if self.text[:1] != ":" else f"{self.key}{self.text}"
 
 
 class Problems(ValueError):
-    """An error of validators; ``gym_fed.config.yaml.file`` writes a line per problem, with its place in the file.
+    """An error of validators; ``gym_fed.config.yaml.file`` writes one line per problem, with its position in the file.
 
     Args:
-        cause: The section that does not go with the keys, as ``privacy``; empty for none.
+        cause: Section that conflicts with the keys, such as ``privacy``; empty for none.
         found: At least one.
     """
 
@@ -114,8 +114,8 @@ def first_problem(error: ValidationError, whole: str = "") -> str:
     """Return the first error of a schema, as ``field.part: reason``.
 
     Args:
-        error: The error of a schema.
-        whole: Name of the document for reasons about no field.
+        error: Error of a schema.
+        whole: Name of the document, for errors that belong to no field.
     """
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"])) or whole
@@ -123,11 +123,11 @@ def first_problem(error: ValidationError, whole: str = "") -> str:
 
 
 def with_schema_defaults(stored: Any, config: Any) -> Any:
-    """Return stored values with the defaults of keys that ``config`` has and they lack, for a comparison.
+    """Return stored values with defaults for the keys that only ``config`` has, for comparison.
 
     Args:
-        stored: Values of a file of an older release, under current names of keys.
-        config: The current config. Its type has the defaults, also of sections and lists of sections; its values are
+        stored: Values from a file of an older release, with current key names.
+        config: Current config. Its type has the defaults, also of sections and lists of sections; its values are
             not used.
 
     Returns:

@@ -14,7 +14,7 @@ class Endpoint(NamedTuple):
     """An address to listen on or to connect to."""
 
     host: str
-    """A name or an address; IPv6 in brackets."""
+    """Host name or address; IPv6 in brackets."""
 
     port: int
 
@@ -36,7 +36,7 @@ class Endpoint(NamedTuple):
         """Read ``host:port``.
 
         Raises:
-            ValueError: With what is off, for people.
+            ValueError: If the text is invalid, with the reason for users.
         """
         host, colon, digits = text.rpartition(":")
         port = whole_number(digits, 5)

@@ -18,16 +18,16 @@ from gym_fed.core.registries import Kind
 
 @dataclass(frozen=True)
 class MemberOf:
-    """A marker for a key whose value is the name of a member: ``Annotated[str, MemberOf(AGGREGATORS)]``.
+    """A marker for keys whose value is a member's name: ``Annotated[str, MemberOf(AGGREGATORS)]``.
 
     The JSON schema lists the members of this machine. A member is looked up by name and not imported.
 
     Attributes:
-        kind: The registry.
-        also: Further words that the key takes, such as ``none``.
-        fact: An attribute of the class that must be true, such as ``federates``; "" takes every member. One that is
+        kind: Registry of the members.
+        also: Further accepted words, such as ``none``.
+        fact: Attribute of the class that must be true, such as ``federates``; "" accepts every member. A member that is
             named is then imported, and the schema lists those of other packages, which it does not import, unasked.
-        others: Further kinds whose members the key takes.
+        others: Further kinds whose members are accepted.
     """
 
     kind: Registry[Any]
@@ -68,7 +68,7 @@ class MemberOf:
         return name
 
     def _near(self, name: str) -> str:
-        """Return what may have been meant: our name for it, or a similar one."""
+        """Return a suggestion: gym-fed's name for it, or a similar one."""
         words = self.words()
         meant = [
             near for kind in self.kinds if (near := other_words.nearest_member(kind.kind, name)) in words
@@ -79,7 +79,7 @@ class MemberOf:
 
 
 class ByMember(StrictModel):
-    """The base of entries that are validated by the ``Settings`` of the member that they name.
+    """The base class of entries that are validated by the ``Settings`` of the named member.
 
     ``list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]]`` holds objects of those classes. Only members
     that are named are imported; the JSON schema, which lists what each takes, imports all of them and leaves out
@@ -109,7 +109,7 @@ class ByMember(StrictModel):
 
     @classmethod
     def chosen(cls, entry: Any) -> type[ByMember]:
-        """Return the class that validates an entry; this one if it names no member."""
+        """Return the class that validates an entry; this class if it names no member."""
         name = entry.get(cls.member_key) if isinstance(entry, Mapping) else None
         settings: type[ByMember] = cls
         if isinstance(name, str) and name in cls.member_kind:
@@ -119,7 +119,7 @@ class ByMember(StrictModel):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A marker for a value of a subclass of ``base`` that its member chooses."""
+    """A marker for values whose class, a subclass of ``base``, is determined by their member."""
 
     base: type[ByMember]
 

@@ -1,6 +1,6 @@
 """Keys that a registry adds to a schema: the section of an algorithm or tuning method, the key of a feature.
 
-Built-in ones are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
+Built-in keys are fields, so that ``config.lora.r`` has a type. A member without a field of its name comes from an
 installed package or a file that was dropped in. It names the class of its section as ``Settings``. The section is
 checked against that class, and an error in it is reported as for a field, with file, line and column.
 """
@@ -31,9 +31,9 @@ class _Added:
     """The value of a key that is not a field.
 
     Attributes:
-        value: The raw value.
-        wanted: Its type; None for a key that nothing reads.
-        idle: What is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
+        value: Raw value.
+        wanted: Type of the value; None for a key that nothing reads.
+        idle: Description of what is chosen instead, such as ``algorithm is sft``; empty if the key's member is chosen.
     """
 
     value: Any
@@ -67,17 +67,17 @@ class OpenModel(ReadsOtherWords):
     __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_checked)]]
 
     choices: ClassVar[tuple[tuple[str, Kind[Any]], ...]] = (("algorithm", ALGORITHMS), ("finetuning", TUNING))
-    """The keys that choose a member, and of which kind; each has a default."""
+    """The keys that choose a member, with the member's kind; each has a default."""
 
     sections_choose: ClassVar[frozenset[str]] = frozenset()
-    """Keys of ``choices`` that a section of a member sets, where they are not given themselves."""
+    """Keys of ``choices`` that a member's section sets if they are unset."""
 
     features: ClassVar[Kind[Any] | None] = None
     """The kind each of whose members is a key."""
 
     @classmethod
     def sections(cls, kind: Kind[Any]) -> list[str]:
-        """Return the fields that are sections of our members."""
+        """Return the fields that are sections of built-in members."""
         return [name for name in kind.own() if name in cls.model_fields]
 
     @classmethod
@@ -99,7 +99,7 @@ class OpenModel(ReadsOtherWords):
         return settings_types[0] if settings_types else None
 
     def chosen_sections(self) -> dict[str, Any]:
-        """Return the sections of the chosen members by name; a member without a section has none."""
+        """Return the sections of the chosen members by name; members without a section are omitted."""
         fields, added = type(self).model_fields, self.__pydantic_extra__ or {}
         chosen = [(kind, getattr(self, key)) for key, kind in self.choices]
         return {name: added[name] for _, name in chosen if name in added} | {
@@ -173,7 +173,7 @@ class OpenModel(ReadsOtherWords):
     def __get_pydantic_json_schema__(
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Return the fields and the keys of our members; other packages' are listed and not imported."""
+        """Return the fields and the keys of built-in members; other packages' members are listed but not imported."""
         resolved = handler.resolve_ref_schema(handler(schema))
         resolved["additionalProperties"] = False
         for key, kind in cls.choices:

@@ -1,10 +1,10 @@
 """The packages that a config's members come from, recorded so that another machine can require the same.
 
     plugins_of(config)                        # what the config uses of other packages, with version and digest
-    require_plugins(recorded, "the task")     # refuses by name where one is missing here, or is another
+    require_plugins(recorded, "the task")     # names a plug-in that is missing or differs
     with only_recorded(recorded, "the task"): # imports no other while untrusted names are read
 
-Nothing is imported because a record names it: members are looked up among the entry points that are installed.
+A record causes no import: members are looked up among the installed entry points.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from gym_fed.core.registries import ALL, FEATURES
 from gym_fed.core.text import plain
 
 MAX_PLUGINS = 64
-"""Records of one document."""
+"""The plug-in records of one document."""
 
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
 class PluginRecord(StrictModel):
-    """A member of another package, as it was where it was recorded."""
+    """A member of another package, as on the machine that recorded it."""
 
     kind: Annotated[str, Field(pattern=r"^[a-z][a-z -]{0,39}$")]
-    """The kind, as messages name it: ``aggregator``."""
+    """Kind of the member, as in messages: ``aggregator``."""
 
     name: Word
-    """The member, as configs call it."""
+    """Name of the member in configs."""
 
     distribution: Word
-    """The package, by its name in an index."""
+    """Name of the package in a package index."""
 
     version: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.!+_-]{0,63}$")]
     """Version of the package."""
@@ -62,16 +62,16 @@ class _RecordedPlugins(BaseModel):
 
 
 def plugins_of(*models: BaseModel) -> list[PluginRecord]:
-    """Return every member of another package that the configs name, once each, in order of kind and name.
+    """Return each member of another package that the configs name, once, in order of kind and name.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` where two packages have one of them, or where its name cannot be recorded.
+        GymError: ``MISSING_DEPENDENCY`` if two packages provide the same member, or its name cannot be recorded.
     """
     return records(pair for model in models for pair in members_of(model))
 
 
 def records(members: Iterable[tuple[Registry[Any], str]]) -> list[PluginRecord]:
-    """Return the records of ``members`` (kind and name) that are of another package, once each and sorted."""
+    """Return the sorted, unique records of those ``members`` (kind and name) that belong to other packages."""
     by_name = {}
     for kind, name in members:
         origin = kind.origin(name) if name in kind else None
@@ -103,9 +103,9 @@ def read_plugins(values: object) -> list[PluginRecord]:
 
 
 def recorded_in(text: str) -> list[PluginRecord]:
-    """Return the records of an untrusted JSON document; none if it has none that can be read.
+    """Return the readable plug-in records of an untrusted JSON document; empty if there are none.
 
-    What is wrong with the document, its records included, is reported by its own schema.
+    Errors in the document or its records are reported by its own schema.
     """
     try:
         return _RecordedPlugins.model_validate_json(text).plugins
@@ -120,8 +120,8 @@ def require_plugins(
 
     Args:
         recorded: The records of the document.
-        where: The document, at the beginning of messages: "the task".
-        used: Plug-ins that this machine would use, which must all be recorded; None if not known yet.
+        where: Name of the document, at the beginning of messages: "the task".
+        used: Plug-ins that this machine would use, all of which must be recorded; None if unknown yet.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY`` naming kind, name, package and versions.
@@ -136,7 +136,7 @@ def require_plugins(
 
 @contextmanager
 def only_recorded(recorded: Sequence[PluginRecord], where: str) -> Iterator[None]:
-    """Refuse every plug-in that ``where`` names and does not record, before it is imported.
+    """Refuse every plug-in that ``where`` names without recording it, before it is imported.
 
     Wrap it around code that reads untrusted names; ``require_plugins`` first compares the recorded ones.
 
@@ -163,7 +163,7 @@ def _unrecorded(used: PluginRecord, where: str) -> GymError:
 
 
 def require_run_plugins(folder: Path) -> None:
-    """Refuse to resume the run in a folder without the plug-ins that it started with; accept any other folder.
+    """Refuse to resume a folder's run without the plug-ins that it started with; accept any other folder.
 
     Raises:
         GymError: ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a broken record.
@@ -241,7 +241,7 @@ def members_of(model: BaseModel) -> Iterator[tuple[Registry[Any], str]]:
 
 
 def markers_of(field: FieldInfo) -> list[MemberOf]:
-    """Return the kinds that the names in a field's value have, at any depth of lists and mappings."""
+    """Return the kinds of members that a field's value names, at any depth of lists and mappings."""
     return [*_markers(field.metadata), *_markers(get_args(field.annotation)), *_own(field.annotation)]
 
 

@@ -1,6 +1,6 @@
 """The catalogue of Hugging Face datasets under their common names: ``data: [{name: gsm8k}]``.
 
-The entries are facts in ``assets/catalogue.yaml``. Facts about a dataset that are not certain are left out, and shown
+The entries are in ``assets/catalogue.yaml``. Uncertain properties of a dataset are omitted, and shown
 as not stated: a licence is never guessed.
 """
 
@@ -33,7 +33,7 @@ class CatalogueEntry(StrictModel):
     """Repository on the Hugging Face Hub, ``owner/name``."""
 
     llamafactory: str | None = None
-    """Instead of ``hub``: the file in ``data/`` of LLaMA-Factory's repository."""
+    """File in ``data/`` of LLaMA-Factory's repository, instead of ``hub``."""
 
     subset: str | None = None
     """Configuration on the Hub."""
@@ -42,40 +42,40 @@ class CatalogueEntry(StrictModel):
     """Several configurations, read one after the other."""
 
     split: str | None = "train"
-    """The split that is read unless another is named; None where one has to be named."""
+    """Default split; None if a split must be named."""
 
     folder: str | None = None
-    """Only the files in this folder of the repository."""
+    """Folder of the repository, outside of which no files are read."""
 
     files: list[str] = Field(default_factory=list)
-    """Only these files of the repository."""
+    """Files of the repository to read; by default all."""
 
     format: Literal["alpaca", "sharegpt", "messages", "preference", "kto", "text"]
-    """Format of its rows, a name in ``gym_fed.core.registries.FORMATS``."""
+    """Format of the rows, a name in ``gym_fed.core.registries.FORMATS``."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Its columns, by the names of the format; others are not read. Defaults to the format's own names."""
+    """Columns to read, by the format's names; by default the format's own names."""
 
     speakers: dict[str, str] = Field(default_factory=dict)
-    """Role names that the format does not know, and the roles that they mean."""
+    """Role names unknown to the format, mapped to known roles."""
 
     licence: str | None = None
-    """SPDX identifier of the licence that its card states; None where it was not certain."""
+    """SPDX identifier of the licence in the dataset card; None if uncertain."""
 
     rows: int | None = None
-    """Rows of the split, where certain."""
+    """Number of rows of the split; None if uncertain."""
 
     bytes: int | None = None
-    """Bytes of the split's texts unpacked, or of the file; where certain."""
+    """Bytes of the split's unpacked texts, or of the file; None if uncertain."""
 
     pictures: str | None = None
-    """The pictures that its rows name, where they are not part of the set."""
+    """Source of the images that rows refer to, if not included in the dataset."""
 
     about: str
     """A short description."""
 
     also: list[str] = Field(default_factory=list)
-    """Aliases."""
+    """Further names of the dataset."""
 
     @model_validator(mode="after")
     def _validate_place(self) -> CatalogueEntry:

@@ -1,6 +1,6 @@
 """Settings of a run's device, number types, memory savers, processes, and features of the model's code.
 
-A key that this machine or installation cannot honour is refused before a model is loaded; see
+A key that this machine or installation does not support is refused before a model is loaded; see
 ``gym_fed/training/features``, where each feature has a file.
 """
 
@@ -26,7 +26,7 @@ class RopeScalingConfig(StrictModel):
     """Factor of the row length; ``max_position_embeddings`` is multiplied by it."""
 
     original_max_position_embeddings: int | None = Field(default=None, ge=1)
-    """Length the model was trained on; by default that of its config."""
+    """Row length that the model was trained on; by default that of its config."""
 
     attention_factor: float | None = Field(default=None, gt=0)
     """yarn and longrope: scale of the attention logits; by default computed from ``factor`` as in the paper."""
@@ -36,10 +36,10 @@ class RopeScalingConfig(StrictModel):
     low_freq_factor: float | None = Field(default=None, gt=0)
     high_freq_factor: float | None = Field(default=None, gt=0)
     short_factor: list[float] | None = None
-    """longrope: a divisor for each of ``head_dim / 2`` frequencies, in rows no longer than the original length."""
+    """longrope: divisors of the ``head_dim / 2`` frequencies, in rows up to the original length."""
 
     long_factor: list[float] | None = None
-    """longrope: the same in longer rows."""
+    """longrope: divisors of the ``head_dim / 2`` frequencies in longer rows."""
 
     @model_validator(mode="after")
     def _validate_type(self) -> RopeScalingConfig:
@@ -59,17 +59,17 @@ class RopeScalingConfig(StrictModel):
 
 
 class ShiftAttentionConfig(StrictModel):
-    """S2-Attn of LongLoRA, Chen et al. 2023: attention within groups while training, full attention afterwards."""
+    """S2-Attn of LongLoRA, Chen et al. 2023: attention within groups during training, full attention afterwards."""
 
     group_size_ratio: float = Field(default=0.25, gt=0, lt=1)
-    """Size of a group as a share of the row."""
+    """Size of a group as a fraction of the row."""
 
 
 class MixtureOfDepthsConfig(StrictModel):
     """Mixture of depths (Raposo et al. 2024): routers of some blocks let few tokens through; others skip the block."""
 
     capacity: float = Field(default=0.125, gt=0, le=1)
-    """Share of a row's tokens that a routed block computes."""
+    """Fraction of a row's tokens that a routed block computes."""
 
     every: int = Field(default=2, ge=1)
     """Distance between routed blocks: 2 routes the second, the fourth, and so on."""
@@ -79,13 +79,13 @@ class MixtureOfDepthsConfig(StrictModel):
 
 
 class ComputeSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """``auto`` takes CUDA, then MPS, then the CPU."""
+    """Device; ``auto`` selects CUDA, else MPS, else the CPU."""
 
     num_threads: int | None = Field(default=None, ge=1)
-    """CPU threads; by default torch's choice. Another number may change the last bits of a result."""
+    """Number of CPU threads, by default torch's choice. A different number may change the last bits of a result."""
 
     dtype: Dtype = "float32"
     """Type of the weights during training."""
@@ -100,7 +100,7 @@ class ComputeSections(StrictModel):
     """Recompute activations in the backward pass instead of storing them: less memory, about a third more time."""
 
     torch_compile: bool = False
-    """Compile the model; worth it for long runs only."""
+    """Compile the model, which pays off only in long runs."""
 
     torch_compile_backend: str | None = None
     """Backend of torch.compile, ``inductor`` by default; needs ``torch_compile``."""
@@ -116,10 +116,10 @@ class ComputeSections(StrictModel):
     mixture_of_depths: MixtureOfDepthsConfig | None = None
 
     liger: bool = False
-    """Use Liger's fused kernels; needs a CUDA GPU."""
+    """Use Liger's fused kernels, which need a CUDA GPU."""
 
     unsloth: bool = False
-    """Load and train through Unsloth; needs a CUDA GPU."""
+    """Load and train through Unsloth, which needs a CUDA GPU."""
 
     @property
     def loaded_dtype(self) -> Dtype:
@@ -151,25 +151,25 @@ class DistributedSettings(StrictModel):
     """
 
     strategy: Literal["ddp", "fsdp2", "deepspeed", "tensor_parallel"] = "ddp"
-    """``ddp`` keeps the whole model in every process; ``fsdp2`` shards weights, gradients and optimiser state
-    (transformers' own, at loading); ``deepspeed`` is ZeRO; ``tensor_parallel`` splits layers where transformers has a
+    """Strategy. ``ddp`` copies the model to every process; ``fsdp2`` shards weights, gradients and optimiser state
+    (transformers' own, at loading); ``deepspeed`` is ZeRO; ``tensor_parallel`` splits layers if transformers has a
     plan for the model."""
 
     zero_stage: Literal[2, 3] | None = None
-    """For ``deepspeed``: 2 shards gradients and optimiser state, 3 the weights too. Default 2."""
+    """For ``deepspeed``: ZeRO stage; 2 (default) shards gradients and optimiser state, 3 the weights too."""
 
     cpu_offload: bool = False
     """Keep sharded state in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
     under stage 3)."""
 
     world_size: int | None = Field(default=None, ge=1)
-    """Number of processes that the run is for; its batch depends on it. Any other number is refused."""
+    """Required number of processes, since the batch size depends on it; any other number is refused."""
 
     backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """Communication between processes: ``auto`` takes NCCL on CUDA, gloo otherwise."""
+    """Communication between processes: ``auto`` selects NCCL on CUDA, otherwise gloo."""
 
     timeout_seconds: float = Field(default=1800.0, gt=0)
-    """Timeout of a process that waits for the others."""
+    """Timeout of a process waiting for the others."""
 
     @model_validator(mode="after")
     def _validate_strategy(self) -> DistributedSettings:
@@ -181,10 +181,10 @@ class DistributedSettings(StrictModel):
 
 
 class DistributedSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     distributed: DistributedSettings | None = None
-    """Settings of several processes that share the run; by default ``ddp``."""
+    """Settings of a run in several processes; by default ``ddp``."""
 
     @property
     def distributed_strategy(self) -> str:

@@ -1,4 +1,4 @@
-"""Settings of the rows of a run: the ``data`` list, and how rows are cut, joined and labelled."""
+"""Settings of a run's rows: the ``data`` list, and truncation, packing and labels of rows."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class DataConfig(StrictModel):
     path: (
         Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
     ) = None
-    """A file (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), a folder of such files, a pattern such
-    as ``data/*.jsonl``, or an fsspec URL of any of these. Relative paths are taken from the working directory."""
+    """File (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), folder of such files, pattern such
+    as ``data/*.jsonl``, or fsspec URL of any of these. Relative paths start from the working directory."""
 
     tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None
     """Names of generated tasks (`gym data tasks` lists them), mixed in equal shares."""
 
     name: str | None = None
-    """A data set of the catalogue, such as ``gsm8k`` (`gym data catalogue` lists them)."""
+    """Name of a dataset in the catalogue, such as ``gsm8k`` (`gym data catalogue` lists them)."""
 
     hub: str | None = Field(default=None, pattern=r"^[\w.-]+(/[\w.-]+)?$")
-    """A dataset of the Hugging Face hub, ``owner/name``: from the local cache, else streamed from the network."""
+    """Dataset of the Hugging Face Hub, ``owner/name``: from the local cache, or else streamed from the network."""
 
     dataset: str | None = Field(default=None, min_length=1)
-    """A name in ``dataset_info``."""
+    """Name of a dataset in ``dataset_info``."""
 
     dataset_info: Path | None = None
-    """LLaMA-Factory's ``dataset_info.json``, or the folder that holds it; needed with ``dataset``."""
+    """LLaMA-Factory's ``dataset_info.json``, or its folder; needed with ``dataset``."""
 
     subset: str | None = None
     """For ``hub``: the configuration of the dataset."""
@@ -59,10 +59,10 @@ class DataConfig(StrictModel):
     """Names of columns in the files, by the name that the format expects: ``{prompt: question}``."""
 
     num_examples: int | None = Field(default=None, ge=1)
-    """For tasks: rows to generate. For other sources: use the first N rows; by default all."""
+    """Number of rows: for tasks, rows to generate; for other sources, the first N rows, by default all."""
 
     max_turns: int = Field(default=1, ge=1)
-    """For tasks: above 1, one row in five is a conversation of up to this many questions."""
+    """For tasks: maximum questions per conversation; above 1, one row in five is such a conversation."""
 
     weight: float = Field(default=1.0, gt=0)
     """Number of times that the rows of this source are repeated; rows for a fraction are drawn by the seed."""
@@ -103,28 +103,28 @@ def _require_in_catalogue(name: str) -> None:
 
 
 class DataSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     data: list[DataConfig] = Field(default_factory=list)
-    """The training rows. May be empty only when rows are handed to ``Trainer.train`` directly."""
+    """The training rows. May be empty only if rows are passed to ``Trainer.train``."""
 
     eval_data: list[DataConfig] = Field(default_factory=list)
-    """Held-out rows, never trained on; the loss on them is measured every ``eval_steps``."""
+    """Held-out rows, never trained on; their loss is measured every ``eval_steps``."""
 
     group_by_length: bool = False
     """Batch rows of similar length together: less padding, and a slightly less random order."""
 
     shuffle: bool = True
-    """Shuffle the rows of every epoch; false keeps the order of ``data``."""
+    """Shuffle the rows of every epoch; false preserves the order of ``data``."""
 
     max_length: int = Field(default=256, ge=2)
-    """Longest row in tokens. Longer rows are cut (sft), or continued in the next row (packing)."""
+    """Longest row in tokens. Longer rows are truncated (sft), or continued in the next row (packing)."""
 
     eval_split: float = Field(default=0.0, ge=0)
-    """Instead of ``eval_data``: hold out this many rows of ``data`` (below 1: this share), drawn by ``seed``."""
+    """Number (below 1: fraction) of rows of ``data`` to hold out instead of ``eval_data``, drawn with ``seed``."""
 
     tokenized_path: str | None = Field(default=None, min_length=1)
-    """A folder of encoded rows. A run writes its rows into an empty one; later runs with the same tokenizer and keys
+    """Folder of encoded rows. A run writes its rows into an empty one; later runs with the same tokenizer and keys
     read them and need no ``data``."""
 
     preprocess_only: bool = False
@@ -132,7 +132,7 @@ class DataSections(StrictModel):
 
     packing: bool | Literal["bfd"] | None = None
     """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` (best
-    fit, decreasing) packs whole rows into rows of ``max_length``; they do not attend to each other."""
+    fit, decreasing) packs unsplit rows into rows of ``max_length``; they do not attend to each other."""
 
     assistant_only_loss: bool | None = None
     """Learn only the assistant's messages of conversations. Default: on for ``sft``, off for ``pretrain``."""
@@ -147,9 +147,9 @@ class DataSections(StrictModel):
     """System message for conversations that have none."""
 
     reasoning: Literal["learn", "drop", "off"] = "learn"
-    """What to do with ``reasoning_content`` (or ``thinking``) of the assistant's messages.
+    """Treatment of ``reasoning_content`` (or ``thinking``) of the assistant's messages.
     ``off`` (``sft`` and ``pretrain``) drops it, and does not learn the empty thought that some templates (Qwen3's)
-    write in its place, as in prompts with thinking switched off. With ``learn``, a row whose reasoning the chat
+    write in its place, as in prompts with thinking disabled. With ``learn``, a row whose reasoning the chat
     template cannot show is refused."""
 
     chat_template: Literal["none"] | Annotated[str, Field(min_length=1)] | None = None

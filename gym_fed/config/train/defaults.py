@@ -1,7 +1,7 @@
-"""Default values that follow from the model, the tuning method, the rows and the memory. No torch here.
+"""Default values for the model, tuning method, rows and memory of a run, without importing torch.
 
 The schema's own defaults (all weights at 1e-3) suit gym-nano and models that start from random weights, and ruin a
-pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words of the user's rows after 12
+pre-trained one: SmolLM2-135M-Instruct answers "What is the capital of France?" with words from the user's rows after 12
 steps. For a pre-trained model of more than ``LARGE`` weights every unset key gets its value here, with the reason, and
 the value is stored in the run's ``config.yaml``. A smaller one gets only a learning rate for preferences and rewards.
 `gym train`, `gym webui`, `gym-server init` and `gym variant create` all call this module. ``benchmarks/defaults.py``
@@ -33,7 +33,7 @@ _SCHEDULE = "cosine"
 _WARMUP_RATIO = 0.1
 _ROWS_PER_STEP = ((32, 2), (96, 4))
 _MOST_ROWS_PER_STEP = 8
-"""Small data sets use fewer rows per step: (most rows, rows per step)."""
+"""(Maximum rows, rows per step): small data sets use fewer rows per step."""
 
 _PREFERENCES = ("preference", "unpaired")
 """Kinds of rows that are trained on for one epoch, or for up to ``_MOST_PREFERENCE_EPOCHS`` if there are few."""
@@ -49,15 +49,15 @@ rises by 4.9; 1.0 at 2.5e-4, where it rises by 0.33; 0.8 at 1e-4 (0.07); and 0.4
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
 _EPOCHS = ((2_000, 3), (10_000, 2))
-"""(Most rows, epochs); larger data sets are seen once."""
+"""(Maximum rows, epochs); larger data sets are seen once."""
 
 _LENGTH_STEP = 64
 _LEAST_LENGTH = 256
 _JOINED_LENGTH = 1024
 _OUTLIER = 4
-"""A row more than this many times longer than 95% of the rows does not decide the length of all."""
+"""Maximum ratio of the longest row to the 95th percentile at which the longest row determines ``max_length``."""
 MEMORY_SHARE = 0.7
-"""Share of the device's memory that the estimated peak of a run may take."""
+"""Fraction of the device's memory that the estimated peak of a run may use."""
 
 METHOD_KEYS = ("finetuning", "learning_rate", "lr_scheduler_type", "warmup_ratio")
 """Keys that ``method_defaults`` chooses."""
@@ -90,14 +90,14 @@ class Default:
 
 @dataclass(frozen=True)
 class RowFacts:
-    """The facts about rows that decide the defaults.
+    """The properties of rows that determine the defaults.
 
     Attributes:
         num_rows: Number of rows.
         longest: Tokens of the longest row; 0 if lengths do not matter.
         usual: 95th percentile of the rows' tokens.
-        context: Maximum tokens that the model reads; None if it does not say.
-        num_processes: Processes that share a step.
+        context: Maximum tokens that the model reads; None if unknown.
+        num_processes: Number of processes that share a step.
     """
 
     num_rows: int
@@ -124,12 +124,12 @@ def method_defaults(config: TrainingConfig, num_weights: int, *, is_quantized: b
     """Choose the tuning method, learning rate and schedule that ``config`` does not set.
 
     Args:
-        config: Names the algorithm, and perhaps the method.
+        config: Config with the algorithm, and possibly the method.
         num_weights: Number of weights of the pre-trained model.
         is_quantized: True if the model is stored quantised, so that only adapters can be trained.
 
     Returns:
-        Nothing for random weights; at most a learning rate for a model of up to ``LARGE`` weights.
+        Defaults; empty for random weights, at most a learning rate for a model of up to ``LARGE`` weights.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if no learning rate is known for the optimiser.
@@ -216,8 +216,8 @@ def row_defaults(
 
     Args:
         config: The config of a large pre-trained model, with ``method_defaults`` applied.
-        rows: Facts about the training rows.
-        peak_bytes: Estimates the memory of a run of a config.
+        rows: Properties of the training rows.
+        peak_bytes: Function that estimates a config's peak memory.
         memory_bytes: Memory of the device.
     """
     defaults: list[Default] = []
@@ -275,7 +275,7 @@ def _batch(size: int, per_step: int) -> dict[str, int]:
 
 
 def _length(rows: RowFacts, room: int) -> tuple[int, str]:
-    """Return the row length and its reason; ``room`` tokens are kept free for an answer."""
+    """Return the row length and its reason; ``room`` tokens are reserved for an answer."""
     context = None if rows.context is None else max(_LENGTH_STEP, rows.context - room)
     if not rows.longest:
         return min(_JOINED_LENGTH, context or _JOINED_LENGTH), "rows are joined, or hold pictures"

@@ -14,17 +14,17 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 class GraderConfig(ByMember):
-    """The keys of every entry, besides those of its grader."""
+    """The common keys of grader entries; graders add their own."""
 
     member_key: ClassVar[str] = "grader"
     member_kind: ClassVar[Kind[Any]] = GRADERS
 
     grader: Annotated[str, MemberOf(GRADERS)]
     weight: float = 1.0
-    """The grader's value is multiplied by this; a negative weight is a penalty."""
+    """Factor of the grader's value; a negative weight is a penalty."""
 
     clip: tuple[float, float] | None = None
-    """Lowest and highest value of the grader, before the weight."""
+    """Range to which the grader's value is clipped, before the weight."""
 
     name: str | None = Field(default=None, min_length=1)
     """Name of the reward in metrics; by default the grader's own name."""
@@ -37,7 +37,7 @@ class GraderConfig(ByMember):
 
 
 class GraderSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     graders: list[Annotated[SerializeAsAny[GraderConfig], Chosen(GraderConfig)]] = Field(default_factory=list)
     """Graders that reward an answer, for ``ppo``, ``grpo``, ``gspo`` and ``rloo``; rewards are summed by weight."""

@@ -37,13 +37,13 @@ _SCHEDULES: dict[str, tuple[str, ...]] = {
 
 
 class OptimizationSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     optimizer: Annotated[str, MemberOf(OPTIMIZERS)] = "adamw"
-    """A registered optimiser: the name of an entry of ``gym_fed/training/optimizers``."""
+    """Name of an optimiser in ``gym_fed/training/optimizers``, or of an installed package."""
 
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of the optimiser; unknown ones are refused."""
+    """Further arguments of the optimiser; unknown names are refused."""
 
     learning_rate: float = Field(default=1e-3, gt=0)
     lr_scheduler_type: Literal[
@@ -59,17 +59,17 @@ class OptimizationSections(StrictModel):
         "warmup_stable_decay",
     ] = "linear"
     lr_scheduler_kwargs: dict[str, float | int | str] = Field(default_factory=dict)
-    """Further arguments of the schedule, such as ``min_lr_rate`` or ``num_decay_steps``; unknown ones are refused."""
+    """Further arguments of the schedule, such as ``min_lr_rate`` or ``num_decay_steps``; unknown names are refused."""
 
     warmup_steps: int = Field(default=0, ge=0)
     warmup_ratio: float = Field(default=0.0, ge=0, lt=1)
-    """Instead of ``warmup_steps``: this share of all steps."""
+    """Fraction of all steps used for warmup, instead of ``warmup_steps``."""
 
     weight_decay: float = Field(default=0.0, ge=0)
     adam_beta1: float = Field(default=0.9, ge=0, lt=1)
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     max_grad_norm: float = Field(default=1.0, ge=0)
-    """Gradients are clipped to this norm; 0 = no clipping."""
+    """Maximum norm of gradients, to which they are clipped; 0 = no clipping."""
 
     max_steps: int | None = Field(default=None, ge=1)
     """Number of optimiser steps; overrides ``num_train_epochs``."""
@@ -129,7 +129,7 @@ class TrainingPrivacy(StrictModel):
     """Standard deviation of a step's noise over ``max_grad_norm``."""
 
     target_epsilon: Annotated[float, Field(gt=0)] | None = None
-    """Instead of ``noise_multiplier``: the epsilon of the whole run; the least noise for it is computed."""
+    """Epsilon of the whole run, instead of ``noise_multiplier``; the minimum noise for it is computed."""
 
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
     """L2 norm to which the gradient of every example is clipped."""
@@ -151,7 +151,7 @@ class TrainingPrivacy(StrictModel):
 
 
 class PrivacySections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     privacy: TrainingPrivacy | None = None
     """Train with differential privacy, by an algorithm whose loss is a mean over examples (``sft``, ``pretrain``).

@@ -1,4 +1,4 @@
-"""Settings of a run: its folder, trackers, how often it is saved and evaluated, and when it stops or rolls back."""
+"""Settings of a run: folder, trackers, checkpoints, evaluation, stopping and rollbacks."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Cadence = Literal["no", "steps", "epoch"]
 """The frequency of an action in a run; values are transformers'."""
 
 ALWAYS = ("jsonl", "tensorboard")
-"""Trackers of every run; both write only into its folder."""
+"""Trackers that are always on; both write only into the run folder."""
 
 
 class Reproducibility(StrictModel):
     """Settings that make a run repeatable and record its environment."""
 
     deterministic: Literal["warn"] | bool = False
-    """True: torch refuses operations without a deterministic form; ``warn`` logs them. CPU runs repeat without it."""
+    """True makes torch refuse nondeterministic operations; ``warn`` logs them. CPU runs are reproducible without it."""
 
     cublas_workspace: Literal[":4096:8", ":16:8"] = ":4096:8"
-    """With ``deterministic``: the value of ``CUBLAS_WORKSPACE_CONFIG``, unless it is set."""
+    """Value of ``CUBLAS_WORKSPACE_CONFIG`` with ``deterministic``, unless it is set."""
 
     record: bool = True
     """Write ``environment.json``: versions, hardware, git commit and digests; a resume reports what has changed."""
@@ -37,27 +37,27 @@ class EarlyStopping(StrictModel):
     """Stop when the metric on ``eval_data`` no longer improves (Prechelt 1998)."""
 
     metric: str = "eval_loss"
-    """A metric that evaluation logs."""
+    """Name of a metric that evaluation logs."""
 
     direction: Literal["minimize", "maximize"] = "minimize"
     patience: int = Field(default=3, ge=1)
     """Stop after N evaluations in a row without an improvement."""
 
     min_delta: float = Field(default=0.0, ge=0)
-    """The least change that counts as an improvement."""
+    """Minimum change that counts as an improvement."""
 
     restore_best: bool = True
-    """End with the weights of the best evaluation, not of the last step. Also when the run is not stopped early."""
+    """Restore the weights of the best evaluation at the end, even if the run is not stopped early."""
 
 
 class LossSpikes(StrictModel):
-    """Roll back to a checkpoint and skip the batches since when the loss jumps (PaLM, Chowdhery et al. 2022, 5.1)."""
+    """Roll back to a checkpoint after a loss spike and skip the batches since (PaLM, Chowdhery et al. 2022, 5.1)."""
 
     factor: float = Field(default=3.0, gt=1)
-    """A loss above ``factor`` times the median of the last ``window`` losses is a spike, and so is NaN."""
+    """Ratio of a loss to the median of the last ``window`` losses above which it is a spike; NaN is one too."""
 
     grad_norm_factor: float | None = Field(default=None, gt=1)
-    """The same rule for the norm of the gradient before clipping; off by default."""
+    """Same ratio for the gradient norm before clipping; off by default."""
 
     window: int = Field(default=20, ge=2)
     """Number of losses in the median. Before there are that many, only NaN and infinity are spikes."""
@@ -73,17 +73,17 @@ class AutoBatchSize(StrictModel):
     """Find the largest ``per_device_train_batch_size`` that fits by trying; the global batch stays as configured."""
 
     memory_share: float = Field(default=0.8, gt=0, le=1)
-    """Share of the free memory at the start that may be used."""
+    """Fraction of the memory free at the start that may be used."""
 
     memory_gib: float | None = Field(default=None, gt=0)
-    """Instead of a share: GiB beyond what the loaded model takes."""
+    """GiB in addition to the loaded model's memory, instead of a fraction."""
 
 
 class RunSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     output_dir: Path = Path("runs/train")
-    """Folder of config, metrics, checkpoints and result; relative to the working directory."""
+    """Run folder for config, metrics, checkpoints and result, relative to the working directory."""
 
     seed: int = 0
     logging_steps: int = Field(default=10, ge=1)
@@ -91,10 +91,10 @@ class RunSections(StrictModel):
     """Save a checkpoint every N steps; 0 = only when interrupted."""
 
     save_strategy: Cadence | None = None
-    """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` where ``save_steps`` is set."""
+    """``epoch`` saves a checkpoint at the end of every epoch. By default ``steps`` if ``save_steps`` is set."""
 
     save_total_limit: int = Field(default=2, ge=1)
-    """Number of checkpoints to keep. With two, a damaged newest one costs no more than the steps since the other."""
+    """Number of checkpoints to keep. With two, a damaged newest one costs only the steps since the other."""
 
     resume_from_checkpoint: bool | str | None = None
     """By default a run resumes from the newest checkpoint in ``output_dir``, if there is one. ``true`` requires one,
@@ -113,7 +113,7 @@ class RunSections(StrictModel):
     """With ``eval_data``: evaluate every N steps; 0 = after every epoch and at the end."""
 
     eval_strategy: Cadence | None = None
-    """``no`` does not evaluate during training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
+    """Frequency of evaluation; ``no`` disables it during training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
 
     evaluate_only: bool = False
     """Evaluate the model on ``eval_data`` and write ``eval_results.json``; nothing is trained."""
@@ -126,7 +126,7 @@ class RunSections(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _default_error_feedback(cls, values: Any) -> Any:
-        """Turn error feedback off: no later round could receive the error."""
+        """Turn off error feedback: there is no later round to correct the error."""
         if isinstance(values, dict) and isinstance(policy := values.get("save_delta"), dict):
             return {**values, "save_delta": {"error_feedback": False, **policy}}
         return values
@@ -172,19 +172,19 @@ class TrackerSettings(StrictModel):
 
     tags: list[str] = Field(default_factory=list)
     mode: Literal["offline", "online"] = "offline"
-    """``offline`` keeps everything in the run folder; ``wandb sync`` and similar commands send it later."""
+    """``offline`` stores everything in the run folder, for a later ``wandb sync`` or similar command."""
 
     uri: str | None = None
-    """For ``mlflow`` and ``mode: online``: the tracking server. Offline is always a file in the run folder."""
+    """Tracking server for ``mlflow`` with ``mode: online``; ``offline`` always uses a file in the run folder."""
 
 
 class TrackingSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
-    """Trackers of the metrics. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves the machine."""
+    """Trackers of the metrics. ``jsonl`` and ``tensorboard`` are always on; by default nothing is sent from this machine."""
 
     tracker: TrackerSettings = Field(default_factory=TrackerSettings)
 

@@ -2,7 +2,7 @@
 
 Nothing here imports torch; the values are turned into TRL arguments by ``gym_fed.training``. Keys of the top level
 are grouped by subject, a file of this folder each; an algorithm or tuning method has a section of its own name
-(``open_keys.py``). Facts about one are attributes of its class.
+(``open_keys.py``). Its properties are attributes of its class.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ __all__ = ["DataConfig", "LoraSettings", "ModelInit", "TrainingConfig"]
 
 
 class ModelInit(StrictModel):
-    """The architecture of a model that starts from random weights, a decoder."""
+    """The architecture of a decoder with random initial weights."""
 
     architecture: Literal["qwen3", "llama"] = "qwen3"
-    """``qwen3`` norms queries and keys of each head; ``llama`` does not."""
+    """Architecture; ``qwen3`` norms queries and keys of each head, ``llama`` does not."""
 
     tokenizer: str = "gym-nano"
     """Source of the tokenizer: ``gym-nano`` (bytes), or a model folder."""
 
     vocab_size: int | None = Field(default=None, ge=1)
-    """Rows of the embeddings, at least as many as the tokenizer has tokens; by default as many."""
+    """Number of embedding rows, at least the tokenizer's number of tokens, which is the default."""
 
     hidden_size: int = Field(ge=8)
     num_hidden_layers: int = Field(ge=1)
@@ -72,19 +72,19 @@ class TrainingConfig(
     TrackingSections,
     OpenModel,
 ):
-    """The config of a run. Two runs of one config on one machine are bit-identical (CPU, one process)."""
+    """The config of a run. Runs with the same config on the same machine are bit-identical (CPU, one process)."""
 
     features: ClassVar[Kind[Any] | None] = FEATURES
     sections_choose: ClassVar[frozenset[str]] = frozenset({"finetuning"})
 
     algorithm: Annotated[str, MemberOf(ALGORITHMS)] = "sft"
-    """A registered algorithm: a file's name in ``gym_fed/training/algorithms`` or its folders, or a package's."""
+    """Name of an algorithm: a file in ``gym_fed/training/algorithms`` or its folders, or from an installed package."""
 
     model: str | None = None
-    """``gym-nano``, a model folder, a LoRA run folder, or a Hugging Face name that is in the local cache."""
+    """Model: ``gym-nano``, a model folder, a LoRA run folder, or a Hugging Face name in the local cache."""
 
     model_init: ModelInit | None = None
-    """Instead of ``model``: train from random weights."""
+    """Architecture to train from random weights, instead of ``model``."""
 
     @model_validator(mode="after")
     def _validate_combinations(self) -> TrainingConfig:
@@ -124,16 +124,16 @@ class TrainingConfig(
 
 
 class SearchRange(StrictModel):
-    """The values that one key may take: a range of numbers, or a list."""
+    """The possible values of one key: a range of numbers, or a list."""
 
     low: float | None = None
     high: float | None = None
     log: bool = False
-    """Draw on a logarithmic scale; for learning rates."""
+    """Sample on a logarithmic scale, as for learning rates."""
 
     step: float | None = Field(default=None, gt=0)
     integer: bool = False
-    """Whole numbers only."""
+    """Sample only integers."""
 
     choices: list[Any] | None = Field(default=None, min_length=1)
 
@@ -153,17 +153,17 @@ class SearchRange(StrictModel):
 
 
 class PrunerSettings(StrictModel):
-    """When a trial that is worse than others at the same step is stopped; names are Optuna's."""
+    """Settings for stopping trials that are worse than others at the same step; names are Optuna's."""
 
     name: Literal["median", "hyperband", "none"] = "median"
     n_startup_trials: int = Field(default=3, ge=0)
-    """``median``: the first N trials run to their end."""
+    """``median``: number of first trials that are never stopped."""
 
     n_warmup_steps: int = Field(default=0, ge=0)
-    """``median``: no trial ends before this step."""
+    """``median``: step before which no trial is stopped."""
 
     min_resource: int = Field(default=1, ge=1)
-    """``hyperband``: steps that the shortest trials get."""
+    """``hyperband``: number of steps of the shortest trials."""
 
 
 class SearchSettings(StrictModel):
@@ -173,7 +173,7 @@ class SearchSettings(StrictModel):
     """Ranges by key, named as in ``--set``: ``learning_rate``, ``lora.r``."""
 
     metric: str = "eval_loss"
-    """A metric that a run logs; its last value counts. ``eval_*`` needs ``eval_data``."""
+    """Name of a logged metric, whose last value is used. ``eval_*`` needs ``eval_data``."""
 
     direction: Literal["minimize", "maximize"] = "minimize"
     num_trials: int = Field(default=20, ge=1)

@@ -1,4 +1,4 @@
-"""Settings of what is trained: the ``finetuning`` method, adapters to start from, and parts that are frozen."""
+"""Settings of the trained weights: ``finetuning`` method, initial adapters and frozen parts."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Folders = Annotated[list[str], BeforeValidator(_listed)]
 
 
 class AdapterSettings(StrictModel):
-    """The keys of every adapter: the layers that it is put on."""
+    """The common settings of adapters: the adapted layers."""
 
     target_modules: list[str] | str = "all-linear"
     """Names of linear layers, or ``all-linear`` for all but the output head. Any other string is a regular expression
     for whole module names."""
 
     modules_to_save: list[str] = Field(default_factory=list)
-    """Further modules (``embed_tokens``, ``lm_head``) that are trained whole and saved with the adapter."""
+    """Further modules (``embed_tokens``, ``lm_head``) that are trained in full and saved with the adapter."""
 
 
 class LoraSettings(AdapterSettings):
@@ -45,13 +45,13 @@ class LoraSettings(AdapterSettings):
     """Layers to leave out of ``target_modules``."""
 
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    """Ranks for some layers instead of ``r``, by the end of a name or a regular expression."""
+    """Ranks for some layers instead of ``r``, by name suffix or regular expression."""
 
     alpha_pattern: dict[str, Annotated[int | float, Field(gt=0)]] = Field(default_factory=dict)
     """Values for some layers instead of ``lora_alpha``."""
 
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Which of the model's biases are trained too; removing the adapter does not restore them."""
+    """Biases of the model to train too; removing the adapter does not restore them."""
 
     use_dora: bool = False
     """Train the direction by LoRA and the magnitude by a separate vector (DoRA, Liu et al. 2024)."""
@@ -71,10 +71,10 @@ class LoraSettings(AdapterSettings):
     """Learning rate of B over that of A (LoRA+, Hayou et al. 2024)."""
 
     lora_fa: bool = False
-    """Freeze A and project the gradient of B (LoRA-FA, Zhang et al. 2023); it has its own optimiser."""
+    """Freeze A and project the gradient of B (LoRA-FA, Zhang et al. 2023), with a dedicated optimiser."""
 
     freeze_a: bool = False
-    """Train only B; A is drawn from ``seed`` and the layers' names, the same on every machine. Runs with one seed on
+    """Train only B; A is drawn from ``seed`` and the layers' names, the same on every machine. Runs with the same seed on
     different data can then be merged exactly, coordinate by coordinate."""
 
     @model_validator(mode="after")
@@ -99,7 +99,7 @@ class FreezeSettings(StrictModel):
     """Settings of ``finetuning: freeze``, which trains some layers."""
 
     num_trainable_layers: int = 2
-    """Train the last N layers; a negative number counts from the first."""
+    """Number of last layers to train; negative for the first N layers."""
 
     trainable_modules: list[str] = Field(default_factory=list)
     """Modules of those layers to train (``mlp``, ``self_attn.q_proj``); by default all."""
@@ -123,7 +123,7 @@ class FreezeSettings(StrictModel):
 
 
 class AdaLoraSettings(AdapterSettings):
-    """AdaLoRA, Zhang et al. 2023: training lowers the ranks of the layers that need them least."""
+    """AdaLoRA, Zhang et al. 2023: training lowers the ranks of the least important layers."""
 
     init_r: int = Field(default=12, ge=1)
     """Initial rank of every layer."""
@@ -134,10 +134,10 @@ class AdaLoraSettings(AdapterSettings):
     lora_alpha: int = Field(default=16, ge=1)
     lora_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     warmup_fraction: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the steps before ranks are lowered (PEFT's ``tinit``)."""
+    """Fraction of the steps before ranks are lowered (PEFT's ``tinit``)."""
 
     final_fraction: float = Field(default=0.3, ge=0, lt=1)
-    """Share of the steps after the ranks are fixed (PEFT's ``tfinal``)."""
+    """Fraction of the steps after the ranks are fixed (PEFT's ``tfinal``)."""
 
     delta_t: int = Field(default=1, ge=1)
     """Steps between changes of the ranks."""
@@ -173,7 +173,7 @@ class OftSettings(AdapterSettings):
 
     eps: float = Field(default=6e-5, gt=0)
     block_share: bool = False
-    """Use one block for all positions."""
+    """Share one block between all positions."""
 
     use_cayley_neumann: bool = True
     """Invert by a Neumann series (fast) instead of exactly."""
@@ -195,7 +195,7 @@ class BoftSettings(AdapterSettings):
 
     boft_block_num: int = Field(default=0, ge=0)
     boft_n_butterfly_factor: int = Field(default=1, ge=1)
-    """1 is plain block-diagonal OFT; each further factor doubles a block's reach."""
+    """Number of butterfly factors; 1 is block-diagonal OFT, and each further factor doubles a block's reach."""
 
     boft_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     bias: Literal["none", "all", "boft_only"] = "none"
@@ -224,10 +224,10 @@ class Ia3Settings(StrictModel):
     """Layers whose output (or input, for ``feedforward_modules``) is rescaled."""
 
     feedforward_modules: list[str] = Field(default_factory=lambda: ["down_proj"])
-    """Those of ``target_modules`` whose input is rescaled."""
+    """Modules of ``target_modules`` whose input is rescaled."""
 
     modules_to_save: list[str] = Field(default_factory=list)
-    """Further modules that are trained whole and saved with the adapter."""
+    """Further modules that are trained in full and saved with the adapter."""
 
     @model_validator(mode="after")
     def _validate_feedforward_modules(self) -> Ia3Settings:
@@ -243,7 +243,7 @@ class QuantizationSettings(StrictModel):
     method: Literal["bitsandbytes"] = "bitsandbytes"
     bits: Literal[4, 8] = 4
     quant_type: Literal["nf4", "fp4"] = "nf4"
-    """The 4-bit type: quantiles of a normal distribution, or a float."""
+    """4-bit data type: quantiles of a normal distribution, or a float."""
 
     double_quant: bool = True
     """Quantise the scales of the 4-bit blocks too."""
@@ -261,7 +261,7 @@ class QuantizationSettings(StrictModel):
 
 
 class TuningSections(StrictModel):
-    """The tuning method and its section. Only the section of the chosen method may be given; it has defaults."""
+    """The tuning method and its section. Only the section of the chosen method may be given; its keys have defaults."""
 
     finetuning: Annotated[str, MemberOf(TUNING)] = "full"
     freeze: FreezeSettings | None = None
@@ -272,11 +272,11 @@ class TuningSections(StrictModel):
     vera: VeraSettings | None = None
     ia3: Ia3Settings | None = None
     quantization: QuantizationSettings | None = None
-    """Quantise the base under an adapter; needs a ``finetuning`` that trains one."""
+    """Quantisation of the base; requires a ``finetuning`` that trains an adapter."""
 
 
 class AdapterSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     adapter: Folders = Field(default_factory=list)
     """Adapters of ``model`` to start from: folders, finished runs or cached names. All but the last are merged into the
@@ -286,10 +286,10 @@ class AdapterSections(StrictModel):
     """Merge all of ``adapter`` into the model and train a new adapter on the result."""
 
     reference_model: str | None = None
-    """The model that the algorithm compares the policy with; by default the model before training."""
+    """Reference model of the policy; by default the model before training."""
 
     reference_adapter: Folders = Field(default_factory=list)
-    """Adapters of the reference, merged into ``reference_model``, or into ``model`` where that is not given."""
+    """Adapters of the reference, merged into ``reference_model``, or into ``model`` if that is not given."""
 
     @model_validator(mode="after")
     def _validate_adapters(self) -> AdapterSections:
@@ -305,7 +305,7 @@ class AdapterSections(StrictModel):
 
 
 class VisionSections(StrictModel):
-    """Keys of the YAML's top level."""
+    """Top-level keys of the YAML file."""
 
     freeze_vision_tower: bool = True
     """Freeze the part that reads images under every ``finetuning``; it gets no adapters."""
@@ -317,10 +317,10 @@ class VisionSections(StrictModel):
     """Freeze the language model, its embeddings and its head."""
 
     image_max_pixels: int | None = Field(default=None, ge=1)
-    """Images with more pixels (width times height) are scaled down before the processor."""
+    """Maximum pixels (width times height); larger images are scaled down before the processor."""
 
     image_min_pixels: int | None = Field(default=None, ge=1)
-    """Images with fewer pixels are scaled up."""
+    """Minimum pixels (width times height); smaller images are scaled up."""
 
     @model_validator(mode="after")
     def _validate_pixels(self) -> VisionSections:

@@ -1,1 +1,1 @@
-"""YAML files to validated schemas; every error names file, line and column."""
+"""Reading YAML files into validated schemas; every error names file, line and column."""

@@ -1,6 +1,6 @@
-"""YAML files to validated schemas; every error reads ``file:line:column: path: message``.
+"""Read YAML files into validated schemas; errors have the form ``file:line:column: path: message``.
 
-Positions come from the YAML parser's marks, which are stored with the values: a pydantic error on ``training.lr``
+Positions are the YAML parser's marks, which are stored with the values: a pydantic error on ``training.lr``
 points at that key (an item of a list: at the item; a missing key: at its parent), and an error in a value
 from the command line names ``--set``.
 """
@@ -28,7 +28,7 @@ from gym_fed.core.plain_yaml import parse_value, shown
 from gym_fed.core.registries import UnusableMember
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-_MOST_NAMES = 30  # more of them help nobody
+_MOST_NAMES = 30  # more problems do not help
 
 
 def load_config(
@@ -37,13 +37,13 @@ def load_config(
     """Read a YAML file into ``schema``.
 
     Args:
-        source: The file, UTF-8 and at most 1 MiB; or one that was parsed before.
+        source: File, UTF-8 and at most 1 MiB, or a parsed file.
         schema: A pydantic model.
-        overrides: ``a.b=value`` settings that win over the file; values are parsed as YAML.
+        overrides: ``a.b=value`` settings that take precedence over the file; values are parsed as YAML.
 
     Raises:
         GymError: ``FILE_NOT_FOUND``, ``USAGE`` for a malformed override, ``MISSING_DEPENDENCY`` for the first member
-            that cannot be used, or ``CONFIG_INVALID`` listing every problem, a line each.
+            that cannot be used, or ``CONFIG_INVALID`` listing every problem, one per line.
     """
     parsed = ParsedConfig.read(source)
     values = _unshared(parsed.values)
@@ -61,7 +61,7 @@ def validate(
     *,
     read_others: bool = True,
 ) -> ConfigT:
-    """Validate plain values; see ``load_config`` for the errors. Words of other platforms are read, with a note."""
+    """Validate plain values; errors as in ``load_config``. Words of other platforms are accepted with a note."""
     try:
         return schema.model_validate(values, context=ReadsOtherWords.from_file)
     except ValidationError as error:
@@ -82,7 +82,7 @@ def validate(
 
 
 def dump_yaml(config: BaseModel) -> str:
-    """Return the resolved config as YAML, in schema order, for ``load_config``; absent sections are left out."""
+    """Return the resolved config as YAML for ``load_config``, in schema order, without absent sections."""
     fields = type(config).model_fields
     values = {
         key: value
@@ -93,7 +93,7 @@ def dump_yaml(config: BaseModel) -> str:
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[tuple[KeyPath, Any]]:
-    """Parse ``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key of digits alone is an index into a list.
+    """Parse ``["a.b=3"]`` to ``[(("a", "b"), 3)]``; a key that consists of digits is a list index.
 
     Raises:
         GymError: ``USAGE`` for text without ``=`` or with an empty key, ``CONFIG_INVALID`` for bad YAML.
@@ -118,7 +118,7 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
     """Set overrides in plain values.
 
     Args:
-        values: Changed in place.
+        values: Plain values, changed in place.
         overrides: ``a.b=value`` settings.
 
     Returns:
@@ -131,13 +131,13 @@ def place_overrides(values: dict[str, Any], overrides: Sequence[str]) -> set[Key
 
 
 def place_of(kind: str, name: str, values: Any, schema: type[BaseModel]) -> KeyPath:
-    """Return the first place that names a member, as its kind is spelled; empty without one.
+    """Return the position of the first mention of a member, in the spelling of its kind; empty without one.
 
     Args:
-        kind: The kind of member, such as ``grader``.
-        name: Its name in configs; a key of that name that is not a field counts too.
-        values: Plain values as they came, valid or not.
-        schema: The schema of the values.
+        kind: Kind of the member, such as ``grader``.
+        name: Name of the member in configs; also found as a key that is not a field.
+        values: Plain values, valid or not.
+        schema: Schema of the values.
     """
     return next(_places(kind, name, values, schema, ()), ())
 
@@ -182,7 +182,7 @@ def _read_others(
     marks: dict[KeyPath, Mark],
     overridden: set[KeyPath],
 ) -> tuple[dict[str, Any], dict[KeyPath, Mark], set[KeyPath]] | None:
-    """Return refused values in our words, with their places in the file, and what came from the command line."""
+    """Return refused values in gym-fed's words, with positions in the file, and those from the command line."""
 
     def place(path: KeyPath) -> str:
         return _placed(path, "", source, marks, overridden).partition(f": {dotted(path)}")[0]
@@ -206,14 +206,14 @@ def _read_others(
 
 
 def _unshared(value: Any) -> Any:
-    """Return a copy in which an alias is a value of its own, so that setting one place leaves the others."""
+    """Return a copy in which YAML aliases are separate values, so that setting one does not change the others."""
     if isinstance(value, dict):
         return {k: _unshared(v) for k, v in value.items()}
     return [_unshared(v) for v in value] if isinstance(value, list) else value
 
 
 def _set(values: Any, path: KeyPath, value: Any) -> KeyPath:
-    """Put ``value`` at ``path``, creating mappings on the way; return the path with its keys' actual types."""
+    """Set ``value`` at ``path``, creating mappings as needed; return the path with its keys' actual types."""
     place: KeyPath = ()
     for key in path[:-1]:
         key = _key_for(values, key, path)
@@ -251,7 +251,7 @@ def _lines(
     marks: dict[KeyPath, Mark],
     overridden: set[KeyPath],
 ) -> Iterator[str]:
-    """Yield a line, or one per reason for a refused combination."""
+    """Yield one line, or one per reason for a refused combination."""
     raised = error.get("ctx", {}).get("error")
     if not isinstance(raised, Problems):
         yield _describe(error, values, schema, source, marks, overridden)
@@ -269,7 +269,7 @@ def _lines(
 
 
 def _mark(path: KeyPath, marks: dict[KeyPath, Mark], otherwise: Mark = (1, 1)) -> Mark:
-    """Return the place of a key in the file, or of the section that lacks it."""
+    """Return the position of a key in the file, or of the section that lacks it."""
     known = path
     while known not in marks and known:
         known = known[:-1]
@@ -298,7 +298,7 @@ def _describe(
 def _placed(
     path: KeyPath, message: str, source: str, marks: dict[KeyPath, Mark], overridden: set[KeyPath]
 ) -> str:
-    """Return the message after its place in the file, or on the command line."""
+    """Return the message, prefixed with its position in the file or on the command line."""
     if any(path[: len(o)] == o for o in overridden):
         return f"--set: {dotted(path)}: {message}" if path else f"--set: {message}"
     line, column = _mark(path, marks, marks.get((), (1, 1)))

@@ -1,7 +1,7 @@
-"""Strict YAML: parses text to plain values and the place of each.
+"""Parse strict YAML to plain values and the position of each.
 
-Stricter than YAML 1.1: no key twice, no merge keys, no tags but YAML's own, and bounds on size,
-depth and the expansion of aliases, so that a hostile file is refused before it costs anything.
+Stricter than YAML 1.1: no duplicate keys, no merge keys, only YAML's own tags, and bounds on size,
+depth and the expansion of aliases, so that a hostile file is refused before it uses resources.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gym_fed.core.plain_yaml import StrictLoader
 KeyPath = tuple[str | int, ...]
 """Keys of mappings and indices of lists, from the root down."""
 Mark = tuple[int, int]
-"""Line and column, both counted from 1."""
+"""Line and column, both from 1."""
 
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_VALUES = 200_000
@@ -29,7 +29,7 @@ def read_config_text(file: Path) -> str:
     """Read the text of a config file.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``, or ``CONFIG_INVALID`` when it is unreadable, too large or not UTF-8.
+        GymError: ``FILE_NOT_FOUND``, or ``CONFIG_INVALID`` if it is unreadable, too large or not UTF-8.
     """
     if not file.is_file():
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {file}", "give the path of a YAML file")
@@ -50,7 +50,7 @@ def parse_config(file: Path, text: str) -> tuple[dict[str, Any], dict[KeyPath, M
     """Parse ``text`` to values and marks; ``file`` is for messages only.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with line and column, for anything but one mapping of keys to values.
+        GymError: ``CONFIG_INVALID`` with line and column if it is not a single mapping of keys to values.
     """
     marks: dict[KeyPath, Mark] = {}
     try:
@@ -79,7 +79,7 @@ def read_run_config(folder: Path) -> dict[str, Any]:
     """Return the run's ``config.yaml``.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` where there is no run, ``STATE_CORRUPT`` where it is not a mapping.
+        GymError: ``FILE_NOT_FOUND`` if there is no run, ``STATE_CORRUPT`` if the file is not a mapping.
     """
     file = folder / "config.yaml"
     if not file.is_file():
@@ -101,7 +101,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def _collect_marks(node: yaml.Node, path: KeyPath, marks: dict[KeyPath, Mark], file: Path) -> None:
-    """Record the place of every key and item; an alias counts at each use, which bounds its expansion."""
+    """Record the position of every key and item; an alias counts at each use, which bounds its expansion."""
     marks.setdefault(path, _mark(node))
     if len(path) > MAX_DEPTH:
         raise _refusal(file, node.start_mark, f"nested more than {MAX_DEPTH} deep")
