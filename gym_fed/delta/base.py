@@ -18,18 +18,18 @@ Tensors: TypeAlias = "Mapping[str, Tensor]"
 
 
 def model_tensors(model: nn.Module | Tensors) -> dict[str, Tensor]:
-    """The parameters of a model, sorted by name; tied ones once. Buffers are not trained, so not included."""
+    """Return the parameters of a model, sorted by name; tied ones once. Buffers are not trained, so not included."""
     named = model.items() if isinstance(model, Mapping) else model.named_parameters()
     return {name: tensor.detach() for name, tensor in sorted(named)}
 
 
 def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> dict[str, Tensor]:
-    """The parameters of ``model``, checked against ``spec``.
+    """Return the parameters of ``model``, checked against ``spec``.
 
     Args:
-        model: A module, or its tensors by name.
+        model: Module, or its tensors by name.
         spec: The base.
-        what: Name of the model in errors, such as "tuned".
+        what: Name of the model in messages, such as "tuned".
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the first tensor that differs.
@@ -52,7 +52,7 @@ def checked_tensors(model: nn.Module | Tensors, spec: BaseSpec, what: str) -> di
 def _require_tied_alike(
     model: nn.Module | Tensors, different: Sequence[str], shapes: Mapping[str, tuple[int, ...]], what: str
 ) -> None:
-    """Explain the usual cause of one missing or extra tensor: the head is tied in one of the models only.
+    """Explain the usual cause of one missing or extra tensor: the head is tied in only one of the models.
 
     Raises:
         GymError: ``BASE_MISMATCH``.
@@ -89,7 +89,7 @@ def tensors_digest(model: nn.Module | Tensors) -> str:
 
 
 def digests_by_tensor(model: nn.Module | Tensors) -> dict[str, bytes]:
-    """Sixteen bytes of sha256 per parameter, over what ``tensors_digest`` hashes of it, to find differences."""
+    """Return 16 bytes of sha256 per parameter, over its input to ``tensors_digest``, to find differences."""
     digests = {}
     for name, tensor in model_tensors(model).items():
         digest = hashlib.sha256()
@@ -111,7 +111,7 @@ class BaseSpec:
     """The base model that a delta is checked against.
 
     Attributes:
-        model_name: The base's name, for people.
+        model_name: Display name of the base.
         digest: ``sha256:<hex>`` from ``tensors_digest``.
         shapes: Shape of every parameter by name.
     """
@@ -144,10 +144,10 @@ class BaseSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> BaseSpec:
-        """The inverse of ``to_dict``.
+        """Restore from the result of ``to_dict``.
 
         Raises:
-            GymError: ``MODEL_INVALID`` when the data is not of that form.
+            GymError: ``MODEL_INVALID`` if the data has a different form.
         """
         try:
             shapes = {str(name): tuple(int(side) for side in shape) for name, shape in data["shapes"].items()}

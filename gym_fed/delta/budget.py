@@ -1,9 +1,9 @@
 """Choose tensors and codecs that minimise the error within a byte budget for the whole file.
 
-A tensor's options are its codecs and, if a residual keeps it for the next round, omission (a kind of top-k
+A tensor's options are its codecs and, if a residual defers it to the next round, omission (a kind of top-k
 sparsification with whole tensors as the unit; Stich et al. 2018, "Sparsified SGD with Memory").
-``gym_quant.allocation`` spends the budget along the convex hulls of error over bytes. What a codec loses is measured,
-not assumed: a tensor is encoded with it, on a sample of its rows if it is large. If the mean squares of a layer's
+``gym_quant.allocation`` spends the budget along the convex hulls of error over bytes. A codec's error is measured,
+not assumed: a tensor is encoded, or a sample of its rows if it is large. If the mean squares of a layer's
 inputs are known, the error is that of the layer's output (``gym_quant.calibration.output_error``). If the divergence of
 the predictions is measured (``Sensitivity``), errors are in units of that divergence.
 """
@@ -32,10 +32,10 @@ from gym_fed.delta.policy import CodecChoice, choice_of, choose
 from gym_fed.delta.writer import Layout, header_bytes
 
 MENU = ("bitdelta", "bitdelta-row", "ternary", "int2", "int4", "int8", "dense")
-"""Codecs that ``auto`` weighs for a matrix, unless others are given."""
+"""Codecs that ``auto`` compares for a matrix, unless others are given."""
 
 Sensitivity: TypeAlias = Callable[[str, Tensor], float]
-"""Maps a tensor's name and its decoded delta to the cost of encoding only this tensor."""
+"""A function from a tensor's name and decoded delta to the cost of encoding only this tensor."""
 
 _SAMPLE = 1 << 18
 _TRIES = 8
@@ -44,7 +44,7 @@ _ATTEMPTS = 16
 
 @dataclass(frozen=True)
 class BudgetOption:
-    """A codec for a tensor and the error it leaves; without a codec the tensor stays in the residual."""
+    """A codec for a tensor and its error; without a codec the tensor stays in the residual."""
 
     choice: CodecChoice | None
     error: float
@@ -62,17 +62,17 @@ def candidates(
     sensitivity: Sensitivity | None = None,
     menu: Sequence[str] = MENU,
 ) -> list[BudgetOption]:
-    """List every encoding of a tensor that the policy allows, with its error.
+    """Return every encoding of a tensor that the policy allows, with its error.
 
     The first option is to omit it, if the policy has error feedback. If the policy's
     codec is not ``auto``, the error of encoding counts as 0.
 
     Args:
         delta: Its (error-corrected) delta.
-        choice: The choice of ``choose``; if its reason begins with ``auto``, the menu is tried instead.
-        policy: The codec policy, which has a budget.
+        choice: Result of ``choose``; if its reason begins with ``auto``, the menu is tried instead.
+        policy: Codec policy with a budget.
         importance: ``[in]`` or ``[in, in]`` moments of the layer's inputs, on one scale for all layers.
-        sensitivity: Measures the cost of the smallest encoding; that of the others is scaled by their error, since a
+        sensitivity: Measure of the smallest encoding's cost; that of the others is scaled by their error, since a
             divergence grows with the square of a small change.
         menu: Names of the codecs to try, as in a config.
     """
@@ -151,9 +151,9 @@ def fit(
 def _fit_by_payload(
     options: Mapping[str, Sequence[BudgetOption]], spec: BaseSpec, extra: Mapping[str, str], budget: int
 ) -> list[CodecChoice]:
-    """Allocate as in merge version 1: payloads get what the header leaves, reduced until both fit; [] if they cannot.
+    """Allocate as in merge version 1: reduce the payloads until they fit with the header; [] if they cannot.
 
-    It leaves some bytes of the budget unused.
+    Some bytes of the budget stay unused.
     """
     sizes = {
         name: [(c.payload_bytes, c.error) for c in tensor_options] for name, tensor_options in options.items()
@@ -192,7 +192,7 @@ def require_budget(
 
 
 def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -> int:
-    """Upper bound of the file size for a policy, before any values exist."""
+    """Return an upper bound of the file size for a policy, before any values exist."""
     empty = ((name, torch.empty(spec.shapes[name], device="meta")) for name in names)
     size = file_bytes([choose(name, delta, policy) for name, delta in empty], spec, {})
     if policy.max_bits_per_weight is None:
@@ -202,7 +202,7 @@ def estimated_bytes(names: Iterable[str], policy: CodecPolicy, spec: BaseSpec) -
 
 
 def file_bytes(choices: Sequence[CodecChoice], spec: BaseSpec, extra: Mapping[str, str]) -> int:
-    """Exact size of the file for these choices."""
+    """Return the exact file size in bytes for these choices."""
     manifest = Manifest.of(spec.model_name, spec.digest, [c.record for c in choices], extra)
     layout = Layout.of(manifest.tensors)
     return len(header_bytes(manifest, layout)) + layout.data_bytes

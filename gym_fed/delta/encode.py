@@ -26,16 +26,16 @@ from gym_fed.delta.policy import CodecChoice, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 DeltaSource = Callable[[str], Tensor]
-"""Name of a tensor to its true delta; called twice for each, must return the same values."""
+"""A function from a tensor's name to its true delta; called twice per tensor, it must return equal values."""
 
 Coded = Mapping[str, tuple[str, tuple[int, ...], Encoded]]
-"""Name of a tensor to its codec's name, its shape, and its encoded delta."""
+"""A mapping from a tensor's name to its codec's name, shape and encoded delta."""
 
 Write = Callable[[CodecChoice, Tensor], Encoded]
-"""A choice and an error-corrected delta to what is stored of it."""
+"""A function from a choice and an error-corrected delta to the encoded delta."""
 
 Refine = Callable[[Coded], Mapping[str, Encoded]]
-"""Encoded tensors to better ones of the same layout: scales distilled, for one."""
+"""A function that improves encoded tensors of the same layout, such as by distilling scales."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class TensorReport:
     """The encoding of one tensor.
 
     Attributes:
-        codec: The codec, or None for a tensor that is not in the file.
+        codec: Codec; None for a tensor that is not in the file.
         why: The reason for the choice.
-        payload_bytes: Its bytes in the file.
+        payload_bytes: Bytes of the tensor in the file.
         energy: Squared L2 norm of its error-corrected delta.
     """
 
@@ -94,17 +94,17 @@ def encode_delta(
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
-    The new residual is recorded in ``residual``, and counts when the caller commits it. ``importance`` holds second
+    The new residual is recorded in ``residual``, and takes effect when the caller commits it. ``importance`` holds second
     moments of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
-    outputs instead of that of their weights. ``refine`` sees all tensors encoded at once and may better their scales
-    (``gym_fed.quantization.distiller``); what it changes is in the residual too. Which tensors are embeddings and head
-    is read off the tuned model or the base where one is a module, or else off their names. ``on_tensor`` is called with
+    outputs instead of that of their weights. ``refine`` gets all encoded tensors together and may improve their scales
+    (``gym_fed.quantization.distiller``); the residual includes its changes. Embeddings and head are identified
+    by the tuned model or the base if one is a module, or else by their names. ``on_tensor`` is called with
     the name of each tensor before it is read; it may raise to stop the encoding.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` when tensors differ from the base's, ``DELTA_INVALID`` for values that are
-            not finite, ``CONFIG_INVALID`` when policy and ``residual`` do not fit or the budget is too small.
+        GymError: ``BASE_MISMATCH`` if tensors differ from the base's, ``DELTA_INVALID`` for values that are
+            not finite, ``CONFIG_INVALID`` if policy and ``residual`` do not match or the budget is too small.
     """
     new, old = checked_tensors(tuned, spec, "tuned"), checked_tensors(base, spec, "base")
 
@@ -133,11 +133,11 @@ def encode_source(
     menu: Sequence[str] = MENU,
     version: int = MERGE_VERSION,
 ) -> EncodeReport:
-    """Run ``encode_delta`` on deltas from any source, with one tensor in memory at a time.
+    """Encode deltas from any source like ``encode_delta``, with one tensor in memory at a time.
 
     ``parts`` gives each tensor's part (``parts_of``; by default from its name). ``sensitivity`` measures what encoding
-    costs, and ``menu`` names the codecs that ``auto`` weighs under a budget (``gym_fed.delta.budget``); ``version`` is
-    that of merging, by which a soup's budget is split.
+    costs, and ``menu`` names the codecs that ``auto`` compares under a budget (``gym_fed.delta.budget``); ``version`` is
+    the merge version, which determines how a soup's budget is split.
     """
     if policy.error_feedback != (residual is not None):
         raise GymError(
@@ -197,11 +197,11 @@ def lora_delta(
 ) -> EncodeReport:
     """Write trained LoRA factors: name to (A ``[r, in]``, B ``[out, r]``, scaling).
 
-    Without a policy they are written as they are, in bfloat16; with ``factors: bfloat16`` or ``float32`` too, in that
-    format. Otherwise they are quantised as the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` say (its
+    Without a policy they are written unquantised in bfloat16, and with ``factors: bfloat16`` or ``float32`` in that
+    format. Otherwise they are quantised by the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` (its
     other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
-    spaces, so that only products add up. What is written is then the best of rank r for this round's product plus the
-    residual, and the residual is what the decoded product lacks of that.
+    spaces, so that only products add up. The file then has the best rank-r approximation of this round's product plus the
+    residual, and the new residual is the difference to the decoded product.
 
     ``on_tensor`` is called with the name of each factored tensor before it is quantised; it may raise to stop.
 
@@ -264,7 +264,7 @@ def lora_delta(
 
 
 def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | None:
-    """A layer's second moments relative to their mean over all layers; a tensor without any counts as average."""
+    """Return a layer's second moments relative to their mean over all layers; missing ones count as average."""
     if not importance or name not in importance:
         return None
     squares = [m.diagonal() if m.dim() == 2 else m for m in importance.values()]
@@ -273,7 +273,7 @@ def _relative(name: str, importance: Mapping[str, Tensor] | None) -> Tensor | No
 
 
 def energy_of(name: str, delta: Tensor) -> float:
-    """The squared norm of a delta.
+    """Return the squared norm of a delta.
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor whose values are not finite.
@@ -288,7 +288,7 @@ def energy_of(name: str, delta: Tensor) -> float:
 
 
 def _coded(kept: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
-    """All tensors, encoded, as input of ``Refine``."""
+    """Return all encoded tensors as input of ``Refine``."""
     return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
 
 
@@ -314,7 +314,7 @@ def _entry(
     write: Write,
     refined: Mapping[str, Encoded],
 ) -> DeltaEntry:
-    """A lazy entry for the writer, which encodes on demand and records norm and loss."""
+    """Return a lazy entry for the writer, which encodes on demand and records norm and loss."""
     record, codec = choice.record, get_codec(choice.record.codec)
 
     def payload() -> Payload:

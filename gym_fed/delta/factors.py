@@ -22,8 +22,8 @@ class LoraChange:
     """Everything that an adapter changed in its base.
 
     Attributes:
-        factors: By weight, as ``lora_delta`` takes them: A ``[r, in]``, B ``[out, r]``, scaling.
-        values: By name, the differences of all other tensors that changed, in float32: saved modules, trained tokens,
+        factors: A ``[r, in]``, B ``[out, r]`` and scaling by weight, as input of ``lora_delta``.
+        values: Differences of all other changed tensors by name, in float32: saved modules, trained tokens,
             biases, embeddings, and layers whose change is not one product (DoRA).
     """
 
@@ -32,16 +32,16 @@ class LoraChange:
 
 
 def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) -> LoraChange:
-    """Split an adapter's change into factors and differences, without omissions.
+    """Split an adapter's complete change into factors and differences.
 
     Args:
         model: A ``peft.PeftModel``.
-        base: The tensors that the change is relative to; they need not be those that the adapter is on.
-        owned: Merge the adapter into ``model`` itself, which is used up, instead of into a copy.
+        base: Tensors that the change is relative to; they may differ from those under the adapter.
+        owned: True to merge the adapter into ``model`` itself instead of a copy.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as the own head of a model whose base
-            shares the embeddings' weights; as ``gym_fed.base.modeling.adapters.merged``.
+        GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as a separate head if the base
+            shares the embeddings' weights; errors of ``gym_fed.base.modeling.adapters.merged``.
     """
     import torch
 
@@ -61,7 +61,7 @@ def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) 
 
 
 def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
-    """The factors of each weight whose change from ``base`` is one product; other tensors may have changed too."""
+    """Return the factors of each weight whose change from ``base`` is one product; others may have changed too."""
     import torch
 
     return {
@@ -72,7 +72,7 @@ def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:
 
 
 def lora_factors(model: Any) -> dict[str, Factors]:
-    """The factors of each adapted weight by name, for an adapter that changes nothing else.
+    """Return the factors of each adapted weight by name, for an adapter that changes nothing else.
 
     Args:
         model: A ``peft.PeftModel`` with one active LoRA adapter on linear layers.
@@ -97,7 +97,7 @@ def lora_factors(model: Any) -> dict[str, Factors]:
 
 
 def is_plain_lora(model: Any) -> bool:
-    """True if only LoRA factors were trained, and they are smaller than the weights they change."""
+    """Return True if only LoRA factors were trained, and they are smaller than the weights they change."""
     if not hasattr(model, "peft_config") or any(True for _ in _beyond_factors(model)):
         return False
     shapes = [(a.shape, b.shape) for _, (a, b, _), _ in _products(model)]

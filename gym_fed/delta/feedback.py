@@ -3,7 +3,7 @@
 Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error Feedback Fixes
 SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta ``g_t`` and the residual
 ``e_t``, send ``C(g_t + e_t)`` and keep ``e_{t+1} = g_t + e_t - C(g_t + e_t)``. Sums telescope, so over any number of
-rounds the sum of what was sent plus the residual is the sum of the true deltas, but for float32 rounding.
+rounds the sent deltas plus the residual equal the sum of the true deltas, except for float32 rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FORMAT = 1
 class ErrorFeedback:
     """A residual on disk, of a contributor or the server, float32 by tensor name.
 
-    Two phases, because a residual may only change when the update it belongs to was acknowledged: ``record``
+    Updates have two phases, because a residual may only change after its update was acknowledged: ``record``
     gathers the next residual, ``stage`` writes it next to the current one, ``commit`` puts it in place.
     """
 
@@ -47,12 +47,12 @@ class ErrorFeedback:
         """Read the committed residual; start from zero if there is no file.
 
         Args:
-            path: The safetensors file that holds it.
+            path: Safetensors file of the residual.
             lineage: Digest of the base from which the federation started. Global versions descend from it, so
-                a residual outlives rounds but never moves to another model.
+                a residual outlives rounds but is never used with a different model.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` for a residual of another lineage, ``STATE_CORRUPT`` for a broken one.
+            GymError: ``BASE_MISMATCH`` for a residual from a different lineage, ``STATE_CORRUPT`` for a broken one.
         """
         file = Path(path)
         return cls(file, lineage, _read(file, lineage) if file.exists() else {})
@@ -61,7 +61,7 @@ class ErrorFeedback:
         """Add the committed residual of this tensor to ``delta``; float32 on the CPU.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` when the shapes differ.
+            GymError: ``BASE_MISMATCH`` if the shapes differ.
         """
         exact = delta.detach().to("cpu", torch.float32)
         held = self._current.get(name)
@@ -80,7 +80,7 @@ class ErrorFeedback:
         self._next = {}
 
     def record(self, name: str, lost: Tensor) -> None:
-        """Record what encoding a tensor lost, compensated minus decoded. Takes effect at ``commit``."""
+        """Record the encoding error of a tensor, compensated minus decoded. It takes effect at ``commit``."""
         self._next[name] = lost.detach().to("cpu", torch.float32).contiguous()
 
     def residual(self, name: str) -> Tensor | None:
@@ -112,7 +112,7 @@ class ErrorFeedback:
         """Replace the committed residual by the staged one; after a crash, call ``load`` and ``commit``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` when nothing was staged or the staged file is broken.
+            GymError: ``STATE_CORRUPT`` if nothing was staged or the staged file is broken.
         """
         staged = Path(path) if path is not None else self.staged_path()
         if not staged.exists():
@@ -126,7 +126,7 @@ class ErrorFeedback:
         self._current, self._next = fresh, {}
 
     def save(self) -> None:
-        """Run ``stage`` and ``commit``, if there is nothing to wait for."""
+        """Run ``stage`` and ``commit`` together, if no acknowledgement is needed."""
         self.stage()
         self.commit()
 

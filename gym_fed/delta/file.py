@@ -36,9 +36,9 @@ class DeltaLimits:
     """Limits that are checked before anything is read or allocated.
 
     Attributes:
-        max_header_bytes: Size of the safetensors header.
-        max_tensors: Tensors in the manifest; the base's own number holds too where a base is given.
-        max_file_bytes: Size of the file.
+        max_header_bytes: Maximum bytes of the safetensors header.
+        max_tensors: Maximum tensors in the manifest; with a base, also at most the base's number.
+        max_file_bytes: Maximum bytes of the file.
     """
 
     max_header_bytes: int = 8 << 20
@@ -73,13 +73,13 @@ class DeltaFile:
         """Map and validate a file.
 
         Args:
-            path: The file; it must not change while it is open.
-            spec: The base it must belong to; without one, base and shapes are not checked.
-            limits: Caps on header, tensors and file; the defaults of ``DeltaLimits`` when absent.
+            path: File, which must not change while it is open.
+            spec: Base of the delta; without one, base and shapes are not checked.
+            limits: Limits on header, tensors and file; by default those of ``DeltaLimits``.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` for another base's digest; ``DELTA_INVALID``, with
-                the tensor's name, for everything else.
+            GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` if the base's digest differs; ``DELTA_INVALID``, with
+                the tensor's name, for all other errors.
         """
         file = Path(path)
         with _named_in_errors(file):
@@ -367,11 +367,11 @@ def _invalid(message: str, hint: str = "") -> GymError:
 def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0) -> None:
     """Add ``scale * delta`` to the model's tensors in place.
 
-    The sum is taken in float32 and then cast to the tensor's dtype. Whether the delta belongs to this base is
-    checked where it is opened (``DeltaFile.open(path, spec)``); here names and shapes must fit.
+    The sum is computed in float32 and then cast to the tensor's dtype. Whether the delta belongs to this base is
+    checked when it is opened (``DeltaFile.open(path, spec)``); here names and shapes must match.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` naming the tensor; nothing was changed then.
+        GymError: ``BASE_MISMATCH`` naming the tensor, before anything is changed.
     """
     tensors = model_tensors(model)
     for record in delta.manifest.tensors:

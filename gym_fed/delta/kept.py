@@ -1,6 +1,6 @@
 """Measure how much of a delta survives in a written model: rounding to 16 bits can lose most of a fine-tune.
 
-A weight in bfloat16 has 8 significant bits, so a change below 1/512 of it is rounded away. What a LoRA changes is often
+A weight in bfloat16 has 8 significant bits, so a change below 1/512 of it is rounded away. Changes by LoRA are often
 that small. The logits barely move then, and so does the fine-tune's own effect on them: errors are measured against the
 delta, not against the weights.
 """
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MIN_KEPT = 0.99
-"""A default precision keeps at least this share; less must be asked for by name."""
+"""Minimum fraction of the delta that a default precision preserves; lower precisions must be requested by name."""
 _BLOCK = 1 << 22
 
 
 class KeptDelta:
-    """Sum what a written model lost of its delta, tensor by tensor."""
+    """Accumulates the loss of a delta in a written model, tensor by tensor."""
 
     def __init__(self) -> None:
         self._lost = self._whole = 0.0
 
     def add(self, base: Tensor, tuned: Tensor, written: Tensor) -> None:
-        """Add a tensor of the base, the exact model and the written model, all of one shape."""
+        """Add a tensor of the base, the exact model and the written model, all with the same shape."""
         flat = [tensor.detach().reshape(-1) for tensor in (base, tuned, written)]
         for at in range(0, flat[0].numel(), _BLOCK):
             old, exact, rounded = (tensor[at : at + _BLOCK].to("cpu").double() for tensor in flat)
@@ -40,11 +40,11 @@ class KeptDelta:
 
 
 def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: str) -> float | None:
-    """The share of ``tuned - base`` that survives rounding the tuned tensors to ``dtype``.
+    """Return the fraction of ``tuned - base`` that survives rounding the tuned tensors to ``dtype``.
 
     Args:
-        base: By name; a tensor that it does not have is not counted.
-        tuned: By name.
+        base: Tensors by name; missing ones are not counted.
+        tuned: Tensors by name.
         dtype: ``float32``, ``bfloat16`` or ``float16``.
 
     Returns:
@@ -60,15 +60,15 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
 
 
 def precise_dtype(stored: str, base: Mapping[str, Tensor], tuned: Mapping[str, Tensor]) -> str:
-    """The default dtype of a written model: the base's own if it keeps the delta, otherwise float32."""
+    """Return the default dtype of a written model: the base's if it preserves the delta, otherwise float32."""
     share = share_kept(base, tuned, stored)
     return stored if share is None or share >= MIN_KEPT else "float32"
 
 
 def mapped_base(folder: Path, tuned: Mapping[str, Tensor]) -> Mapping[str, Tensor] | None:
-    """The tensors of a base's folder, memory-mapped; None if names or shapes differ from the model's.
+    """Return the memory-mapped tensors of a base's folder; None if names or shapes differ from the model's.
 
-    An output head of the tuned model's own is not asked for: the base may share the embeddings' weights.
+    A separate output head of the tuned model is not required: the base may share the embeddings' weights.
     """
     from gym_fed.base.modeling.checkpoint import Checkpoint
 

@@ -57,7 +57,7 @@ def quantise_factors(
     """Quantise factors by the policy; the loss of the products is recorded in ``residual``.
 
     With ``factors: auto`` bits go to the components of all tensors where they lose the least; a tensor of which no
-    component is worth its bytes is left out, and waits in the residual.
+    component is worth its bytes is left out, and stays in the residual.
     """
     components: dict[str, Components] = {}
     for name, (a, b, scaling) in factors.items():

@@ -1,7 +1,7 @@
 """The manifest of a ``.gymdelta``: its base, and the name, shape, codec and parameters of every tensor.
 
-Headers count where one bit is spent on a weight, so the rows of the canonical JSON are short: codecs with
-their parameters stand once in a table, and tensors that differ only in the first number of their dotted name
+At one bit per weight the header's size matters, so the rows of the canonical JSON are short: codecs with
+their parameters are listed once in a table, and tensors that differ only in the first number of their dotted name
 (the layers of a model) share one row. docs/delta-format.md has the grammar. No torch here.
 """
 
@@ -55,7 +55,7 @@ class Manifest:
         tensors: Iterable[TensorRecord],
         extra: Mapping[str, str] | None,
     ) -> Manifest:
-        """Sort the records; refuses what ``parse`` refuses."""
+        """Create a manifest from records in any order; errors as ``parse``."""
         ordered = tuple(sorted(tensors, key=lambda record: record.name))
         for first, second in itertools.pairwise(ordered):
             if first.name == second.name:

@@ -34,8 +34,8 @@ class CodecChoice:
 def parts_of(shapes: Mapping[str, tuple[int, ...]], model: nn.Module | None = None) -> dict[str, str]:
     """Classify each tensor as ``embeddings``, ``head`` or ``body``, by the model if given, else by name.
 
-    By the model, embeddings are the weights of its ``nn.Embedding`` modules and its input embeddings, and the head is
-    what it calls its output embeddings. A head that is tied to the embeddings is listed once, as them. By the names,
+    In a model, embeddings are the weights of its ``nn.Embedding`` modules and its input embeddings, and the head is
+    its output embeddings. A head tied to the embeddings is listed once, as embeddings. For names,
     see ``part_of``.
     """
     by_name = {name: part_of(name, shape) for name, shape in shapes.items()}
@@ -106,7 +106,7 @@ def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str
 
 
 def _end(model: nn.Module, getter: str) -> nn.Module | None:
-    """The model's own embeddings or head, if its class provides them."""
+    """Return the model's embeddings or head, if its class provides them."""
     try:
         module = getattr(model, getter)()
     except (AttributeError, NotImplementedError):

@@ -1,7 +1,7 @@
 """Write a ``.gymdelta`` atomically; equal entries give equal bytes.
 
 The layout is one safetensors tensor per dtype, filled in order of name. All payload fields of one dtype are
-concatenated in one section (``f32``, ``bf16``, ``u8``), so that the header costs bytes for three tensors and not for
+concatenated in one section (``f32``, ``bf16``, ``u8``), so that the header lists three tensors instead of
 thousands. Offsets follow from the manifest.
 """
 
@@ -124,7 +124,7 @@ class DeltaEntry:
         """Encode a delta immediately.
 
         Raises:
-            GymError: ``DELTA_INVALID`` naming the tensor, for what the codec refuses.
+            GymError: ``DELTA_INVALID`` naming the tensor, if the codec refuses it.
         """
         try:
             encoded = get_codec(codec).encode(delta, **params)
@@ -143,8 +143,8 @@ def write_delta(
     """Write entries, in any order, as a delta of ``spec``.
 
     Raises:
-        GymError: ``DELTA_INVALID`` naming the tensor that the base does not have in that shape, that is
-            listed twice, or whose payload is not what its codec says.
+        GymError: ``DELTA_INVALID`` naming the tensor that the base does not have with that shape, that is
+            listed twice, or whose payload does not match its codec.
     """
     listed = list(entries)
     by_name = {entry.name: entry for entry in listed}

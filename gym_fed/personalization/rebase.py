@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 _FINER = (-0.1, 0.1)
 _WORTH = 0.02
-"""A smaller alpha is taken where it adds more than this share to what the delta gains; otherwise the delta stays as it
+"""A smaller alpha is used if it raises the delta's gain by more than this fraction; otherwise the delta stays as it
 is."""
 _UNREADABLE = (ErrorCode.MODEL_NOT_FOUND, ErrorCode.MODEL_INVALID)
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gym_fed.personalization.rows import PersonalRows
 
 Method = str
-"""A tuning method whose difference a ``.gymdelta`` holds: as LoRA's factors, or as values."""
+"""A tuning method whose difference a ``.gymdelta`` can store: as LoRA factors, or as values."""
 
 FULL_BITS = 16 / 15
 """A full variant takes at most 1/15 of the base in bfloat16, in bits per weight of the base."""
@@ -199,7 +199,7 @@ def encoding_of(
 
     Args:
         method: Name of the tuning method.
-        codec: Name of a codec, ours or of an installed package, or ``auto``.
+        codec: Name of a codec, built-in or from an installed package, or ``auto``.
         overrides: Keys of ``CodecPolicy`` that replace the defaults.
         spec: Spec of the base.
 

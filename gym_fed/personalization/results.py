@@ -81,7 +81,7 @@ class CreatedVariant:
         steps: Number of optimiser steps.
         best_step: Step whose weights were used, if held-out rows selected it.
         encoding: The codec and the reason for it.
-        note: Note in the manifest on how it was made.
+        note: Note in the manifest on how it was created.
     """
 
     name: str

@@ -137,7 +137,7 @@ def read_rows(
         columns: Names of columns in the rows, by the name that the format expects.
 
     Raises:
-        GymError: ``DATA_INVALID`` with the first row of an unknown kind, or of another kind than the first row;
+        GymError: ``DATA_INVALID`` with the first row of an unknown kind, or of a different kind from the first row;
             ``FILE_NOT_FOUND``; ``USAGE`` for a fraction outside [0, 0.5].
     """
     if not 0.0 <= held_out <= 0.5:

@@ -44,7 +44,7 @@ class PersonalizedTrainer:
         variants: Folder of the variant store, created on first write; defaults to that of `gym variant`.
         method: ``lora``, or ``full`` to train all weights.
         codec: Codec of the variants. ``auto`` selects ``lora`` (quantised factors) or ``bitdelta`` according to the
-            method; any other codec of ours or an installed package is allowed.
+            method; any other codec, built-in or from an installed package, is allowed.
         training: Keys of ``TrainingConfig`` that replace the defaults of ``recipe.training_config``.
         encoding: Keys of ``CodecPolicy`` that replace the defaults of ``codec``.
         key: Key that signs the variants; defaults to a key of the store, created on first use.
@@ -292,7 +292,7 @@ class ServedVariant:
         return self._submit(self._conversation(messages), sampling).result()
 
     def complete(self, prompt: str, **sampling: Any) -> CompletionOutput:
-        """Complete a text; raises as ``chat``."""
+        """Complete a text; errors as ``chat``."""
         return self._submit(self._text(prompt), sampling).result()
 
     def stream(self, messages: str | Sequence[Mapping[str, Any]], **sampling: Any) -> Iterator[str]:

@@ -133,7 +133,7 @@ class VariantWriter:
         replace: bool,
         figures: Mapping[str, Any],
     ) -> VariantRecord:
-        """Sign a delta and add it as the user's; its figures stay in the store."""
+        """Sign a delta and add it for the user; its metrics stay in the store."""
         from gym_fed.serving.store.signing import sign_variant
 
         signed = (

@@ -25,32 +25,32 @@ class Calibration(StrictModel):
     """Settings of calibration text and of the models before and after alignment."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Steps of scale distillation against the tuned model's logits; 0 for none."""
+    """Number of steps of scale distillation against the tuned model's logits; 0 disables it."""
 
     distill_bits: bool = False
-    """Train the bits of ``bitdelta`` tensors besides the scales. Beyond BitDelta: the bits are then no longer all the
-    signs of the delta, and more of the fine-tune is kept in the same bytes."""
+    """Train the bits of ``bitdelta`` tensors in addition to the scales. Beyond BitDelta: the bits are then no longer all the
+    signs of the delta, and the same bytes preserve more of the fine-tune."""
 
     distill_loss: Literal["mse", "kl"] = "kl"
-    """``mse`` of the logits, as in BitDelta's paper, or ``kl``, the divergence of what the models predict."""
+    """Loss: ``mse`` of the logits, as in BitDelta's paper, or ``kl``, the divergence of the models' predictions."""
 
     distill_lr: Annotated[float, Field(gt=0)] = 5e-2
     """Peak learning rate of the logarithm of a scale (a step of 0.05 changes a scale by about 5%)."""
 
     distill_batch: Annotated[int, Field(ge=1)] = 4
-    """Sequences a step."""
+    """Number of sequences per step."""
 
     distill_bits_lr: Annotated[float, Field(gt=0)] = 1e-2
     """Peak learning rate of the numbers whose signs are the bits, in units of the scale."""
 
     calibration_samples: Annotated[int, Field(ge=0)] = 256
-    """Sequences of ``max_length`` tokens taken from the calibration text, evenly spaced; 0 uses none."""
+    """Number of sequences of ``max_length`` tokens from the calibration text, evenly spaced; 0 uses none."""
 
     max_length: Annotated[int, Field(ge=2)] = 128
-    """Tokens a sequence: texts are joined and cut, conversations are cut."""
+    """Maximum tokens per sequence: texts are joined and split, conversations are truncated."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """Decides the order of the batches. The same seed on the same machine gives the same bytes."""
+    """Seed of the order of batches. The same seed on the same machine gives the same bytes."""
 
     safety_threshold: Annotated[float, Field(ge=0, le=1)] | None = None
     """Safe LoRA (Hsu et al. 2024): a layer whose delta has a cosine similarity below this with its projection onto
@@ -77,10 +77,10 @@ class CalibratedPolicy(CodecPolicy, Calibration):
     _rank_is_needed: ClassVar[bool] = False
 
     error_feedback: Literal[False] = False
-    """There is no next round to which what was lost could be added."""
+    """Error feedback is off: a single file has no next round."""
 
     menu: tuple[MenuCodec, ...] | None = None
-    """codec auto with ``max_bits_per_weight``: the codecs to choose from; default: all built-in ones."""
+    """Codecs that ``codec: auto`` chooses from with ``max_bits_per_weight``; by default all built-in ones."""
 
     @model_validator(mode="after")
     def _one_file_by_itself(self) -> Self:
@@ -92,10 +92,10 @@ class CalibratedPolicy(CodecPolicy, Calibration):
 
 
 class _Method(Calibration):
-    """A method's own names for policy keys, with the policy's defaults."""
+    """The method-specific names of policy keys, with the policy's defaults."""
 
     group_size: Annotated[int, Field(ge=8)] | Literal["row"] | None = None
-    """Columns that share a scale; ``row`` for one scale a row."""
+    """Columns that share a scale; ``row`` for one scale per row."""
 
     scale_dtype: Literal["float32", "bfloat16"] = CodecPolicy.model_fields["scale_dtype"].default
     """Number format of the scales."""
@@ -104,7 +104,7 @@ class _Method(Calibration):
     """Codec of the embeddings, and of a head that is not tied to them."""
 
     norms: SmallCodec = CodecPolicy.model_fields["small_tensors"].default
-    """Codec of norms, biases and all else that is small."""
+    """Codec of norms, biases and other small tensors."""
 
     def policy(self) -> CalibratedPolicy:
         """Return the settings under the policy's keys."""
@@ -125,30 +125,30 @@ class _Method(Calibration):
 
 
 class BitDeltaConfig(_Method, ReadsOtherWords):
-    """BitDelta (Liu et al. 2024): signs and distilled scales for matrices, a policy's codecs for the rest."""
+    """Settings of BitDelta (Liu et al. 2024): signs and distilled scales for matrices, other codecs for the rest."""
 
     bits: Literal[1] = 1
     """Bits per weight of a matrix."""
 
     distill_steps: Annotated[int, Field(ge=0, le=10_000)] = 100
-    """Steps of scale distillation against the tuned model's logits; 0 for none. The paper takes 200."""
+    """Number of steps of scale distillation against the tuned model's logits; 0 disables it. The paper uses 200."""
 
 
 class DeltaQuantConfig(_Method):
     """DeltaQuant: uniform, ternary or binary levels, calibrated with the layers' inputs."""
 
     method: QuantMethod = QuantMethod.INT4
-    """Codec of matrices. With ``max_bits_per_weight`` it is the most that a matrix may get: bits go where the
+    """Codec of matrices. With ``max_bits_per_weight`` it is the largest that a matrix may get: bits go where the
     calibration text says that they lower the layers' output error most."""
 
     per_channel: bool = True
-    """A scale for each row (output channel); otherwise one a tensor."""
+    """True for one scale per row (output channel), False for one per tensor."""
 
     symmetric: bool = True
-    """Levels around zero; otherwise each group has an offset too."""
+    """True for levels symmetric about zero, False for an offset per group."""
 
     max_bits_per_weight: Annotated[float, Field(gt=0)] | None = None
-    """Budget for the whole file."""
+    """Maximum bits of the file per weight of the base."""
 
     def _own(self) -> dict[str, Any]:
         values: dict[str, Any] = {"codec": self.method.value}

@@ -42,7 +42,7 @@ from gym_fed.quantization.report import LayerSafety, QuantReport
 from gym_fed.quantization.tensor_reports import tensor_reports
 
 Model: TypeAlias = "nn.Module | str"
-"""A causal LM, or what ``gym_fed.base.models.load_model`` loads: ``gym-nano``, a folder, a name in the local cache."""
+"""A causal LM, or a name for ``gym_fed.base.models.load_model``: ``gym-nano``, a folder, a name in the local cache."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ _PROBE_SEQUENCES = 16
 
 
 class Quantizer:
-    """Write the change of a fine-tune as a ``.gymdelta``, as set by ``config``.
+    """Writes the change of a fine-tune as a ``.gymdelta``, as set by ``config``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if calibration text or models that the config needs are missing.
@@ -142,8 +142,8 @@ class Quantizer:
             progress: Show a bar on a terminal.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when the config needs calibration text or an unaligned model that is absent,
-                ``BASE_MISMATCH`` for models of another shape or with other settings, ``DATA_INVALID`` for calibration
+            GymError: ``CONFIG_INVALID`` if required calibration text or an unaligned model is missing,
+                ``BASE_MISMATCH`` for models with different shapes or settings, ``DATA_INVALID`` for calibration
                 without content, ``DELTA_INVALID`` for values that are not finite or a distillation that diverges.
         """
         policy = self.policy

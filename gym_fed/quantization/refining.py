@@ -20,7 +20,7 @@ from gym_fed.quantization.config import Calibration
 from gym_fed.quantization.report import DistillReport
 
 CalibrationText: TypeAlias = "Sequence[str] | Sequence[dict[str, Any]] | Tensor"
-"""Texts; rows as ``load_rows`` gives them (``text`` or ``messages``); or token ids ``[n, t]`` int64, no padding."""
+"""Texts, rows of ``load_rows`` (``text`` or ``messages``), or token ids ``[n, t]`` int64 without padding."""
 
 
 def calibration_batches(
@@ -144,7 +144,7 @@ def distiller(
 
 
 class Distiller:
-    """A callable that distils its input and keeps the ``report``; see ``distiller``, which creates it."""
+    """A callable that distils its input and stores the ``report``; see ``distiller``, which creates it."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ class QuantizedTensor:
         codec: Its codec; None if the tensor is not in the file.
         params: The codec's parameters.
         why: The reason for the choice.
-        payload_bytes: Its bytes in the file.
+        payload_bytes: Bytes of the tensor in the file.
         energy: Squared L2 norm of its delta.
         bits_per_weight: Bits per weight of its payload.
         error: Relative L2 error of the decoded delta: 0 if exact or if the tensor did not change; 1 for a changed

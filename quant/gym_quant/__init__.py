@@ -4,8 +4,8 @@
     encoded = codec.encode(tuned - base, group_size=128)
     restored = codec.decode(encoded.payload, tuned.shape, encoded.params)
 
-A new codec is one file in ``gym_quant/codecs``, or an entry point of another package (``gym_quant.registry``). Names
-are imported on first use: who only reads a config needs no torch.
+A codec is one file in ``gym_quant/codecs``, or an entry point of another package (``gym_quant.registry``). Names
+are imported on first use, so that reading a config does not import torch.
 """
 
 from typing import TYPE_CHECKING, Any

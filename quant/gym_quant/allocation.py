@@ -1,8 +1,8 @@
 """Mixed precision: choose a codec per tensor that minimises the summed error within a byte budget.
 
 The classic of Shoham and Gersho 1988, "Efficient bit allocation for an arbitrary set of quantizers": keep the lower
-convex hull of every tensor's (bytes, error) options, then spend the budget step by step along the hulls, always where
-a byte buys the most. Where it stops, the result is the best of all for the bytes it spends; the error is above the
+convex hull of every tensor's (bytes, error) options, then spend the budget along the hulls in steps, always where
+a byte removes the most error. The result is optimal for the bytes that it spends; its error is above the
 true optimum of the whole budget by less than the one step that did not fit.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Option = tuple[int, float]
-"""Bytes of a payload, and the squared error it leaves."""
+"""The bytes of a payload, and its squared error."""
 
 
 Picks = dict[str, int]
-"""Name to the index of its option."""
+"""A mapping from a tensor's name to the index of its option."""
 
 _Step = tuple[float, str, int]
-"""Minus what a byte removes, the name, and how far along its hull the step begins."""
+"""The negated error removed per byte, the name, and the step's position on the hull."""
 
 
 def allocate(
@@ -33,15 +33,15 @@ def allocate(
     """Choose one option per tensor.
 
     Args:
-        options: Name to the tensor's options; errors must be finite.
-        budget_bytes: Budget of all chosen options together.
-        size: What they take, where that is more than their sum: of a whole file, for one. It grows with every step.
+        options: Options of each tensor by name; errors must be finite.
+        budget_bytes: Maximum bytes of all chosen options together.
+        size: Function that returns their total bytes if more than their sum, as for a file; it increases with every step.
         tries: Where a large tensor's first step lacks a few bytes, all others go on and it stays as it was. So it is
             tried again with the worst first step taken at once, then with the two worst, and so on, in all this many
             times; of all results the one with the least error counts, of equals the first.
 
     Returns:
-        Name to the index of its option, or None when not even the smallest options fit together.
+        Index of the chosen option by name; None if the smallest options together exceed the budget.
     """
     hulls = {name: hull(picks) for name, picks in options.items()}
     plan = _SplitPlan(options, hulls, budget_bytes, size)
@@ -108,7 +108,7 @@ class _SplitPlan:
 
 
 def hull(found: Sequence[Option]) -> list[int]:
-    """Indices of the options on the lower convex hull of error over bytes, smallest first."""
+    """Return indices of the options on the lower convex hull of error over bytes, smallest first."""
     best: list[int] = []
     for index in sorted(range(len(found)), key=lambda i: (found[i], i)):
         if best and found[index][1] >= found[best[-1]][1]:

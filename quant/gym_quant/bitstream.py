@@ -1,6 +1,6 @@
 """Pack small unsigned codes into bytes: 1, 2, 4 or 8 bits each, or five trits per byte.
 
-Order, fixed by format version 1 and held by golden files: codes run along the last (input) dimension, the first
+The order is fixed by format version 1 and tested by golden files: codes run along the last (input) dimension, the first
 in the least significant place of the first byte; every row is padded to a whole byte with zeros, which readers
 ignore. Bits: code ``i`` of a byte is at bit ``i * bits``. Trits: a byte is ``sum_i t_i * 3**i`` for its five
 digits ``t_i`` in {0, 1, 2}, so that bytes above 242 do not occur.
@@ -66,7 +66,7 @@ def pack_trits(codes: Bytes) -> Bytes:
 
 
 def unpack_trits(packed: Bytes, cols: int) -> Bytes:
-    """The inverse of ``pack_trits``. Bytes above 242 decode to digits too, so refuse them first."""
+    """The inverse of ``pack_trits``. Bytes above 242 also decode to digits, so callers must refuse them first."""
     return _DIGITS[packed].reshape(packed.shape[0], -1)[:, :cols]
 
 

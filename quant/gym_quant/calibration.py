@@ -1,6 +1,6 @@
 """Calibration with activations: input moments of linear layers, and the output error they imply.
 
-A linear layer with weight error ``E`` (``[out, in]``) is off by ``E x`` at its output. Its expected square is
+A linear layer with weight error ``E`` (``[out, in]``) has output error ``E x``. Its expected square is
 ``sum_ijk E_ij E_ik M_jk`` over the second moments ``M`` of the inputs. Their diagonal alone, the mean square of each
 input channel, makes that ``sum_ij M_jj E_ij^2``: exact where channels do not correlate, an estimate otherwise. It is
 what Lin et al. 2023, "AWQ", sec. 3 find to matter; the whole matrix is the Hessian of Frantar et al. 2022, "GPTQ".
@@ -28,18 +28,18 @@ def collect_input_moments(
     """Compute second moments of the inputs of linear layers, over every token of some sequences.
 
     Args:
-        model: Called as ``model(batch)``; its mode is put to ``eval`` for the while.
+        model: Model, called as ``model(batch)`` in temporary ``eval`` mode.
         batches: Token ids ``[batch, length]``, without padding.
-        names: Weights to look at, by parameter name (``...weight``); None takes every ``nn.Linear``.
-        samples: Sequences to use at most; the last batch is cut to fit.
-        full: All second moments, ``[in, in]``, instead of the mean squares: ``in`` times the memory, and a third less
+        names: Parameter names of weights (``...weight``); None for every ``nn.Linear``.
+        samples: Maximum number of sequences; the last batch is truncated.
+        full: True for all second moments, ``[in, in]``, instead of mean squares: ``in`` times the memory, a third less
             output error (measured; docs/codecs.md).
 
     Returns:
-        Parameter name to ``[in]`` or ``[in, in]`` float32 on the CPU, in the order of the model's modules.
+        ``[in]`` or ``[in, in]`` float32 on the CPU by parameter name, in the order of the model's modules.
 
     Raises:
-        CodecError: When a name is not a linear layer's weight, when there is no sequence, and for a layer that no
+        CodecError: If a name is not a linear layer's weight, if there is no sequence, and for a layer that no
             sequence reached or whose input was not finite.
     """
     layers = {

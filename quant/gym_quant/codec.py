@@ -29,7 +29,7 @@ ROW = -1
 """Group size that means one group per row."""
 
 SCALE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Number formats of scales, by the word for them; float32 where nothing is said."""
+"""Number formats of scales by name; float32 by default."""
 
 _CHUNK = 1 << 16
 _MAX_GROUP = 1 << 31
@@ -55,8 +55,8 @@ class MergeForm:
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
         group_size: For signs: columns per scale; None for one scale per tensor.
-        since: The version of merging that brought it. Recipes of older versions see values, so that a soup of theirs
-            can be made again to the bit.
+        since: Merge version that introduced the form. Recipes of older versions read values, so that their soups
+            can be reproduced bit for bit.
     """
 
     kind: Literal["signs", "factors", "values"]
@@ -70,8 +70,8 @@ VALUES = MergeForm("values")
 class Codec(ABC):
     """An encoding of a delta. Stateless; one instance per process.
 
-    A tensor of any shape is seen as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension. What is abstract
-    here is all that a codec needs; everything else has a default that decodes, and facts that claim nothing.
+    A tensor of any shape is treated as a matrix ``[rows, cols]``: ``cols`` is its last (input) dimension. A codec must
+    implement only the abstract methods; the others have defaults that decode, and flags default to False.
     """
 
     name: ClassVar[str]
@@ -83,7 +83,7 @@ class Codec(ABC):
     """True if distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
-    """Parameters with which a soup may be written small (``gym_fed.soup.compact``); ``ROW`` is as many columns as a row
+    """Parameters for compact soups (``gym_fed.soup.compact``); ``ROW`` is the number of columns in a row
     has."""
 
     has_scales: ClassVar[bool] = False
@@ -97,7 +97,7 @@ class Codec(ABC):
     """True if it reads a policy's ``scale_gain``: its scales are mean magnitudes, which shorten an update."""
 
     weighs_inputs: ClassVar[bool] = False
-    """True if ``encode`` takes ``importance``, second moments of the layer's inputs."""
+    """True if ``encode`` accepts ``importance``, second moments of the layer's inputs."""
 
     for_small: ClassVar[bool] = False
     """True if it may encode norms, biases and other small tensors."""
@@ -110,7 +110,7 @@ class Codec(ABC):
         """Check parameters for a tensor of ``shape``, and drop those equal to the default.
 
         Raises:
-            CodecError: For unknown names and for values outside their range.
+            CodecError: For unknown names, and values out of range.
         """
 
     @abstractmethod
@@ -134,8 +134,8 @@ class Codec(ABC):
     ) -> Tensor:
         """Decode some columns of some rows, ``[rows, cols]`` float32, with the values of ``decode_rows``.
 
-        By default whole rows are decoded first. ``cols`` begins at a multiple of ``ALIGNED`` columns, which is a whole
-        byte in every packing of ours.
+        By default full rows are decoded first. ``cols`` begins at a multiple of ``ALIGNED`` columns, which is a whole
+        byte in every built-in packing.
         """
         return self.decode_rows(payload, shape, params, rows.start, rows.stop)[:, cols]
 
@@ -160,16 +160,16 @@ class Codec(ABC):
         """Scale the payload by ``factor``, with the same parameters.
 
         By default the delta is decoded and encoded again. Codecs that are linear in their scales multiply those, so
-        that codes and signs stay as they are and only the scales' number format rounds.
+        that codes and signs do not change and only the scales are rounded.
 
         Args:
             payload: Checked; it is not changed.
             shape: Shape of the tensor.
             params: Parameters of the payload.
-            factor: Finite and above 0.
+            factor: Factor, finite and above 0.
 
         Raises:
-            CodecError: For another factor, and where the result is not finite.
+            CodecError: For an invalid factor, or if the result is not finite.
         """
         delta = self.decode(payload, shape, params).mul_(positive(factor))
         return self.encode(delta, **params).payload
@@ -250,12 +250,12 @@ class Codec(ABC):
         """Choose parameters for a tensor under a codec policy, with the reason in words.
 
         Args:
-            words: The policy's keys, as in ``gym_fed.config.delta.CodecPolicy``; a codec looks at those it knows.
+            words: Keys of the policy, as in ``gym_fed.config.delta.CodecPolicy``; a codec reads those that it supports.
             shape: Shape of the tensor.
-            delta: Its values, float32 on the CPU; None while they are not known: then what takes the most bytes.
+            delta: Values, float32 on the CPU; None if unknown, for the parameters that need the most bytes.
 
         Raises:
-            Unsuited: When another codec should write this tensor.
+            Unsuited: If a different codec should encode this tensor.
         """
         del words, delta
         return self.normalise({}, shape), ""
@@ -267,7 +267,7 @@ class Codec(ABC):
 
 
 class Unsuited(CodecError):
-    """A tensor that a codec should not encode; ``instead`` names a suitable codec, the message says why."""
+    """The error for a tensor that a codec should not encode; ``instead`` names a suitable codec."""
 
     def __init__(self, why: str, instead: str) -> None:
         super().__init__(why)
@@ -280,7 +280,7 @@ def columns_of(words: Mapping[str, Any], cols: int, otherwise: int | None) -> in
     Args:
         words: The policy's keys.
         cols: Columns of the tensor.
-        otherwise: Where the policy names none, or leaves it to the codec (``auto``).
+        otherwise: Result if the policy sets none, or leaves it to the codec (``auto``).
     """
     size = words.get("group_size")
     if isinstance(size, int):
@@ -297,7 +297,7 @@ def to_matrix(tensor: Tensor) -> Tensor:
     """Convert a delta to a contiguous float32 CPU matrix ``[rows, cols]``.
 
     Raises:
-        CodecError: When it is empty or holds values that are not finite.
+        CodecError: If it is empty or has values that are not finite.
     """
     matrix = tensor.detach().to("cpu", torch.float32).reshape(as_matrix(tuple(tensor.shape))).contiguous()
     if matrix.numel() == 0:

@@ -35,7 +35,7 @@ def compensated_codes(values: Floats, moments: Floats, rounded: Rounded) -> Byte
         rounded: Rounds one column.
 
     Raises:
-        CodecError: When the moments are not second moments (not positive semidefinite).
+        CodecError: If the moments are not positive semidefinite.
     """
     upper = _factor(moments)
     rows, cols = values.shape

@@ -46,8 +46,8 @@ class Batch:
 
     Attributes:
         ids: Token ids ``[b, t]`` int64.
-        mask: Which of them are text and not padding, ``[b, t]`` bool.
-        counted: At which of them the next token's logits are compared, ``[b, t]`` bool.
+        mask: Mask of text, False at padding, ``[b, t]`` bool.
+        counted: Mask of positions at which the next token's logits are compared, ``[b, t]`` bool.
     """
 
     ids: Tensor
@@ -62,7 +62,7 @@ class Distilled:
     Attributes:
         encoded: Every tensor that was given; those that could train with their new scales (and bits).
         trained: Names of the tensors whose scales trained.
-        num_scales: How many scales trained.
+        num_scales: Number of trained scales.
         flipped: Share of all bits of the trained tensors that are no longer the sign of their delta.
         loss_before: Loss with the scales as encoded, over all batches or, of more than 32, evenly spaced ones.
         loss_after: The same with the scales that are returned, after rounding to their dtype; never
@@ -99,16 +99,16 @@ def distill_scales(
         base: Its frozen parameters by name.
         tuned: The teacher's parameters by name.
         encoded: The delta; parameters that it leaves out stay the base's.
-        batches: At least one; drawn in an order that the seed decides.
-        steps: One batch a step.
+        batches: At least one batch; the order is drawn from the seed.
+        steps: Number of steps of one batch each.
         lr: Peak learning rate of the logarithm of a scale.
-        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None leaves the bits alone.
+        bit_lr: Peak learning rate of the latent numbers whose signs are the bits; None to not train the bits.
         loss: ``mse`` of the logits, as in the paper, or ``kl``: the mean divergence from the teacher in nats per token.
         seed: Seed of the order of batches.
-        on_step: Hears of every step.
+        on_step: Called after every step.
 
     Raises:
-        CodecError: When the loss is not finite, there is no batch, or a name is not in ``base``.
+        CodecError: If the loss is not finite, there is no batch, or a name is not in ``base``.
     """
     if not batches:
         raise CodecError("distillation needs at least one batch of calibration text")

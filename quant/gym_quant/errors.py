@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class CodecError(ValueError):
-    """Invalid values, parameters or payload; the message says which and why."""
+    """The error for invalid values, parameters or payload, with the reason."""

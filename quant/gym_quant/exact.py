@@ -29,8 +29,8 @@ class Sliced:
     Attributes:
         slices: ``[n, k]`` float64 of whole numbers, the leading bits first; those that are all zero are left out.
         powers: ``[n]`` float64, the power of two that each row was divided by.
-        bits: Bits of a slice.
-        most: Slices that were asked for.
+        bits: Number of bits of a slice.
+        most: Number of requested slices.
     """
 
     slices: tuple[Tensor, ...]

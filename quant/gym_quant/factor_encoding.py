@@ -18,7 +18,7 @@ from gym_quant.codec import CodecError, Params, Payload, Shape
 from gym_quant.registry import CODECS, get_codec
 
 GROUP = 128
-"""Values of a component that share a scale, by default."""
+"""Default number of values of a component that share a scale."""
 
 Parts = Sequence[tuple[str, int]]
 """Codec and number of components of every part."""
@@ -29,7 +29,7 @@ _USUAL = (1, 4096)
 
 @functools.cache
 def factor_codecs() -> tuple[str, ...]:
-    """Our codecs that encode factors (``Codec.factor_params``), most precise first.
+    """Return the built-in codecs that encode factors (``Codec.factor_params``), most precise first.
 
     That is the order of their components in a plan. A plan may also name codecs of other packages.
     """
@@ -49,7 +49,7 @@ def part_params(codec: str, group: int) -> Params:
     """The parameters of a part.
 
     Raises:
-        CodecError: For a codec that encodes no factors.
+        CodecError: For a codec that does not encode factors.
     """
     params = get_codec(codec).factor_params(group)
     if params is None:

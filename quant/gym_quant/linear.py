@@ -25,7 +25,7 @@ class PackedLinear(ABC):
     """The weights ``[rows, cols]`` (out, in) of one linear layer, packed for products on the CPU.
 
     Attributes:
-        format: As files and settings call it.
+        format: Name of the format in files and settings.
         rows: ``out``.
         cols: ``in``.
     """
@@ -46,10 +46,10 @@ class PackedLinear(ABC):
 
         Args:
             weight: Finite numbers.
-            group_size: Columns that share a scale; the format's own choice when absent.
+            group_size: Columns that share a scale; by default chosen by the format.
 
         Raises:
-            CodecError: For numbers that are not finite, and shapes, dtypes or a group size that the format lacks.
+            CodecError: For numbers that are not finite, and for shapes, dtypes or a group size that are not supported.
         """
 
     @abstractmethod
@@ -60,10 +60,10 @@ class PackedLinear(ABC):
 
         Args:
             x: ``[n, cols]`` float32, contiguous, on the CPU.
-            y: ``[n, rows]``, likewise.
+            y: ``[n, rows]`` float32, contiguous, on the CPU.
 
         Raises:
-            CodecError: For other shapes, dtypes, devices or strides.
+            CodecError: For unsupported shapes, dtypes, devices or strides.
         """
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
@@ -75,7 +75,7 @@ class PackedLinear(ABC):
             y: Likewise, but its rows may be strided.
 
         Returns:
-            Whether it was added: False where no native call does it.
+            True if it was added; False if there is no native call for it.
         """
         return False
 
@@ -93,7 +93,7 @@ class PackedLinear(ABC):
         """Restore a layer from its ``tensors()``, used in place.
 
         Raises:
-            CodecError: For tensors that are absent or do not fit, and scales that are not finite.
+            CodecError: For missing or mismatching tensors, and scales that are not finite.
         """
 
 
@@ -106,7 +106,7 @@ def get_linear(format: str) -> type[PackedLinear]:
     """Return the format called ``format``.
 
     Raises:
-        CodecError: When there is none.
+        CodecError: If it does not exist.
     """
     try:
         return cast("type[PackedLinear]", LINEARS.type_of(format))

@@ -31,9 +31,9 @@ from gym_quant.errors import CodecError
 from gym_quant.linear import PackedLinear, get_linear, linear_formats
 
 MAX_HEADER_BYTES = 16 << 20
-"""A longer header is refused before it is read."""
+"""Maximum bytes of a header, checked before it is read."""
 MAX_TENSORS = 65_536
-"""More tensors are refused."""
+"""Maximum number of tensors."""
 
 _LINEARS, _DIGESTS = "linears", "sha256"
 _ALIGNMENT = 64
@@ -81,10 +81,10 @@ def write_packed(
     Args:
         path: The file.
         tensors: By name. No name may be that of a packed layer's field.
-        metadata: Texts to keep with them; ``linears`` and ``sha256`` are taken.
+        metadata: Texts to store; the names ``linears`` and ``sha256`` are reserved.
 
     Raises:
-        CodecError: For names, texts or dtypes that the file cannot hold; nothing is written.
+        CodecError: For names, texts or dtypes that the file cannot store, before anything is written.
     """
     flat, linears = _flattened(tensors)
     for key, text in (metadata or {}).items():
@@ -131,12 +131,12 @@ def open_packed(path: str | Path, require: Callable[[os.stat_result], None] | No
     """Map a file and check header, sizes, dtypes, tensor digests and scales. Nothing is copied.
 
     Args:
-        path: A file that ``write_packed`` made. It must not change while any of its tensors is in use.
-        require: Raises where the opened file, by its status, is not to be read.
+        path: File of ``write_packed``. It must not change while any of its tensors is in use.
+        require: Function that raises an error if the opened file, by its status, must not be read.
 
     Raises:
-        CodecError: For everything that is not such a file, with the tensor's name.
-        OSError: Where the file cannot be read.
+        CodecError: For an invalid file, with the tensor's name.
+        OSError: If the file cannot be read.
     """
     file = Path(path)
     try:

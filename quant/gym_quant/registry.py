@@ -1,10 +1,10 @@
-"""Registries of plug-in classes, found in our folders by file name, or in other packages by entry point.
+"""Registries of plug-in classes: built-in ones by file name, those of other packages by entry point.
 
     CODECS = Registry("codec", "gym_quant.codecs", "gym_quant.codec:Codec", "gym_fed.codecs")
     CODECS.names()          # ('binary', 'bitdelta', ...): nothing is imported
     CODECS.type_of("int4")  # the class
 
-A package of another author becomes a member by an entry point, and no file here changes::
+Another package adds a member by an entry point, without changes here::
 
     [project.entry-points."gym_fed.codecs"]
     nf4 = "my_package.nf4:Nf4"
@@ -42,15 +42,15 @@ _NEVER = ("base", "registry")
 
 
 class MemberError(ValueError):
-    """A member that is unknown, duplicated, or cannot be imported; the message says which and what to do."""
+    """The error for a member that is unknown, duplicated, or cannot be imported, with a remedy."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The package of a member that is not ours.
+    """The package of a member that is not built-in.
 
     Attributes:
-        distribution: The installed package, by the name it has in an index.
+        distribution: Name of the installed package in a package index.
         version: Version of the distribution.
         digest: Lower-case hex sha256 over the files of the module's top-level package (``digest_of``).
     """
@@ -64,12 +64,12 @@ class Registry(Generic[T]):
     """The members of one kind.
 
     Args:
-        kind: The word for one member, as messages say it: ``codec``.
-        package: The folder of ours, as a dotted name. Each file that is not called ``base`` or ``registry`` and does
+        kind: Word for one member in messages: ``codec``.
+        package: Folder of the built-in members, as a dotted name. Each file that is not called ``base`` or ``registry`` and does
             not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
             in it. A folder's own name is not a member.
-        base: ``module:Class``, imported when a member is.
-        group: The group of entry points; it begins with ``gym_fed.``.
+        base: ``module:Class``, imported with the first member.
+        group: Entry point group, which begins with ``gym_fed.``.
     """
 
     def __init__(self, kind: str, package: str, base: str, group: str) -> None:
@@ -79,15 +79,15 @@ class Registry(Generic[T]):
         self._types: dict[str, type[T]] = {}
 
     def names(self) -> tuple[str, ...]:
-        """Sorted names of all members, ours and installed ones. Imports none of them."""
+        """Return the sorted names of all built-in and installed members without importing any."""
         return tuple(sorted({*self.own(), *self._plugins()}))
 
     def own(self) -> tuple[str, ...]:
-        """Sorted names of our members."""
+        """Return the sorted names of built-in members."""
         return tuple(_files(self.package))
 
     def own_with(self, fact: str) -> tuple[str, ...]:
-        """Sorted names of our members with a true attribute ``fact``. Imports them."""
+        """Import the built-in members, and return the sorted names of those whose attribute ``fact`` is true."""
         return tuple(name for name in self.own() if getattr(self.type_of(name), fact))
 
     def __contains__(self, name: object) -> bool:
@@ -97,9 +97,9 @@ class Registry(Generic[T]):
         """Return the class called ``name``.
 
         Raises:
-            MemberError: When there is none; for one of another package that two packages have, that is no subclass of
+            MemberError: If there is none; for another package's member that two packages provide, that is not a subclass of
                 the kind's base or lacks what that requires, or whose import fails.
-            Exception: What ``checked_by`` raises.
+            Exception: An error of the check set by ``checked_by``.
         """
         self.require_allowed(name)
         if name not in self._types:
@@ -113,10 +113,10 @@ class Registry(Generic[T]):
             check(self, name)
 
     def origin(self, name: str) -> Origin | None:
-        """The package of a member; None for ours.
+        """Return the package of a member; None for a built-in one.
 
         Raises:
-            MemberError: When there is no such member, or when two packages have it.
+            MemberError: If there is no such member, or two packages provide it.
         """
         if name in self.own():
             return None
@@ -125,7 +125,7 @@ class Registry(Generic[T]):
         return Origin(point.dist.name, point.dist.version, digest_of(point.module))
 
     def shadowed(self) -> tuple[EntryPoint, ...]:
-        """Entry points that are ignored because one of our members has their name; `gym doctor` lists them."""
+        """Return entry points that are ignored because a built-in member has their name; `gym doctor` lists them."""
         own = self.own()
         return tuple(point for point in _installed(self.group) if point.name in own)
 
@@ -295,7 +295,7 @@ def get_codec(name: str) -> Codec:
     """Return the codec called ``name``.
 
     Raises:
-        CodecError: When there is none.
+        CodecError: If it does not exist.
     """
     try:
         return CODECS.type_of(name)()

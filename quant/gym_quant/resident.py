@@ -67,7 +67,7 @@ class Resident(ABC):
         """Refuse an unsupported sign kernel (``exact``, ``lookup``, ``lookup16``); decoding supports all.
 
         Raises:
-            CodecError: Where this delta cannot be multiplied by ``kernel``.
+            CodecError: If this delta cannot be multiplied by ``kernel``.
         """
         del kernel
 
@@ -91,7 +91,7 @@ class Resident(ABC):
         """Batch variants of one layer, all of this class; ``kernel`` is how sign deltas are multiplied.
 
         Raises:
-            CodecError: Where they do not go together, or not with the kernel.
+            CodecError: If they cannot be combined, or do not support the kernel.
         """
         del kernel
         return DecodedBatch(variants)
@@ -102,7 +102,7 @@ class ResidentBatch(ABC):
 
     Attributes:
         kernel: Its kernel in serving's statistics: ``exact``, ``lookup``, ``lookup16``, ``decoded``.
-        any_stride: Whether rows of ``y`` may lie apart, as those of a part of its columns do.
+        any_stride: True if rows of ``y`` may be strided, such as a slice of columns.
     """
 
     kernel: str
@@ -123,11 +123,11 @@ class ResidentBatch(ABC):
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, from -1 to the number of variants.
             y: ``[batch, out]`` float32, changed in place; contiguous, unless ``any_stride``.
-            path: What ``kernels.path()`` says, for callers that ask once for many calls.
+            path: Result of ``kernels.path()``, for callers that make many calls.
             tables: Of ``x``, from ``tables`` of a batch of the same kernel.
 
         Raises:
-            CodecError: For activations that the kernel cannot take.
+            CodecError: For activations that the kernel does not support.
         """
 
 
@@ -162,8 +162,8 @@ class ResidentLevels(Resident):
         rows: Rows of the delta.
         cols: Columns of the delta.
         decode: Fields of some rows to their values: ``[n, cols]`` float32 on the fields' device.
-        device: Where it is kept; every field is copied.
-        largest: A bound on the magnitude of the values; None: looked for when it is asked.
+        device: Device to which every field is copied.
+        largest: Upper bound on the magnitude of the values; None to compute it on demand.
     """
 
     form = "levels"
@@ -203,7 +203,7 @@ class ResidentFactors(Resident):
         rows: Rows of the delta.
         cols: Columns of the delta.
         decode: A payload on the CPU to ``a`` ``[r, cols]`` and ``b`` ``[rows, r]``; None: the fields are these.
-        device: Where it is kept; every field is copied.
+        device: Device to which every field is copied.
         scaling: Factor of the product.
     """
 

@@ -26,9 +26,9 @@ class SafetyProjection:
     """The result for a layer.
 
     Attributes:
-        cosine: Similarity of the delta with its projection, -1 to 1; None where V is zero, which spans no subspace,
+        cosine: Similarity of the delta with its projection, -1 to 1; None if V is zero, which spans no subspace,
             or the delta is.
-        replaced: Whether ``delta`` is the projection.
+        replaced: True if ``delta`` is the projection.
         delta: The resulting delta, in the given shape, float32.
     """
 
@@ -46,9 +46,9 @@ def project_delta(
     Args:
         delta: ``[out, in]``, any float dtype.
         aligned: The layer's weight in the aligned (instruction-tuned, safe) model, ``[out, in]``.
-        unaligned: The same in the base it was aligned from.
-        threshold: Smallest cosine similarity that is left alone, 0 to 1.
-        projection: Which form of the paper.
+        unaligned: Weight in the base that it was aligned from, ``[out, in]``.
+        threshold: Minimum cosine similarity of an unchanged delta, 0 to 1.
+        projection: Form of the projection in the paper.
 
     Raises:
         CodecError: For shapes that differ or are not matrices, and for values that are not finite.

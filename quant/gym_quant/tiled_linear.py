@@ -1,4 +1,4 @@
-"""The base of our formats of base linears: tiles of 32 outputs, multiplied by native code (``csrc/linear.h``)."""
+"""The base class of built-in linear formats: tiles of 32 outputs, multiplied by native code (``csrc/linear.h``)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from gym_quant.kernels.program import Program
 from gym_quant.linear import PackedLinear, check_product
 
 _BLOCK = 1 << 20
-"""Weights that are decoded at a time for a product with many rows."""
+"""Number of weights decoded at a time for a product with many rows."""
 _LARGEST = 3.3e38
-"""Weights above it may round to infinity."""
+"""Maximum weight; larger ones may round to infinity."""
 
 
 class TiledLinear(PackedLinear):

@@ -14,8 +14,8 @@ class SftSettings(StrictModel):
     """The next-token loss of ``sft``; models that read images use ``nll``."""
 
     loss_type: Literal["nll", "dft", "eaft", "asft"] = "nll"
-    """Loss per token. ``dft`` weights it by the token's probability (Wu et al. 2025, "Dynamic Fine-Tuning"), ``eaft`` by the
-    model's entropy (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass.
+    """Loss per token. ``dft`` weights it by the token's probability (Wu et al. 2025, "Dynamic Fine-Tuning"), ``eaft`` by
+the model's entropy (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass.
     ``asft`` is ``dft`` plus a KL divergence from the initial model, or from ``reference_model`` (Zhu et al. 2025,
     "Anchored Supervised Fine-Tuning")."""
 
@@ -104,5 +104,5 @@ class NpoSettings(UnlearningSettings):
     """Negative preference optimisation, Zhang et al. 2024."""
 
     beta: float = Field(default=0.1, gt=0)
-    """Inverse temperature: the larger, the sooner a row's gradient vanishes as its probability falls; near 0 it is gradient
+    """Inverse temperature: the larger, the sooner a row's gradient vanishes as its probability falls; near 0: gradient
     ascent."""

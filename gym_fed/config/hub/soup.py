@@ -197,8 +197,8 @@ class DeltaSoupConfig(ReadsOtherWords):
     """Steps before the aggregator, in addition to its own."""
 
     num_malicious_nodes: Annotated[int, Field(ge=0)] | None = None
-    """Number of malicious clients to tolerate, f. By default the method's; ``byzantine_robust`` tolerates a fifth of the
-    contributors, and one of three or four; other methods none."""
+    """Number of malicious clients to tolerate, f; by default the method's. ``byzantine_robust`` tolerates a fifth of
+    the contributors, and one of three or four; other methods none."""
 
     base_model: str | None = None
     """Base of the contributions: ``gym-nano``, a folder, or a name in the local cache."""

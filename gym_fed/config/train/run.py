@@ -113,7 +113,7 @@ class RunSections(StrictModel):
     """With ``eval_data``: evaluate every N steps; 0 = after every epoch and at the end."""
 
     eval_strategy: Cadence | None = None
-    """Frequency of evaluation; ``no`` disables it during training. By default ``steps`` with ``eval_steps``, else ``epoch``."""
+    """Frequency of evaluation; ``no`` disables it. By default ``steps`` with ``eval_steps``, else ``epoch``."""
 
     evaluate_only: bool = False
     """Evaluate the model on ``eval_data`` and write ``eval_results.json``; nothing is trained."""
@@ -184,7 +184,7 @@ class TrackingSections(StrictModel):
     tracking: list[Annotated[str, MemberOf(TRACKERS)]] = Field(
         default_factory=lambda: list(ALWAYS), validate_default=True
     )
-    """Trackers of the metrics. ``jsonl`` and ``tensorboard`` are always on; by default nothing is sent from this machine."""
+    """Trackers of the metrics. ``jsonl`` and ``tensorboard`` are always on; by default nothing leaves this machine."""
 
     tracker: TrackerSettings = Field(default_factory=TrackerSettings)
 

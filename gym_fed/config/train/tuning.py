@@ -74,7 +74,7 @@ class LoraSettings(AdapterSettings):
     """Freeze A and project the gradient of B (LoRA-FA, Zhang et al. 2023), with a dedicated optimiser."""
 
     freeze_a: bool = False
-    """Train only B; A is drawn from ``seed`` and the layers' names, the same on every machine. Runs with the same seed on
+    """Train only B; A is drawn from ``seed`` and the layers' names, the same on every machine. Runs with one seed on
     different data can then be merged exactly, coordinate by coordinate."""
 
     @model_validator(mode="after")

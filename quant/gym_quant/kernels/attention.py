@@ -82,18 +82,18 @@ def attend(
     The last two dimensions of all are contiguous; rows may lie apart, as columns of a fused projection do.
 
     Args:
-        layer: On the CPU.
-        spans: Which rows are whose.
+        layer: Cache of the layer, on the CPU.
+        spans: Requests of the rows.
         query: ``[rows, heads, dim] float32``; ``heads`` is a multiple of ``kv_heads``, and neighbouring heads
             share a key head.
         key: ``[rows, kv_heads, dim] float32``.
         value: ``[rows, kv_heads, value_dim] float32``.
-        out: ``[rows, heads, value_dim] float32``, is written.
+        out: ``[rows, heads, value_dim] float32``, the output.
         scale: Factor of the scores before the softmax.
-        window: How many tokens a token sees, itself counted. None: all before it.
+        window: Number of tokens that a token attends to, including itself; None for all before it.
 
     Raises:
-        CodecError: For other shapes and dtypes.
+        CodecError: For unsupported shapes and dtypes.
     """
     shapes = (spans.rows, query.shape[1], layer.dim), (spans.rows, layer.kv_heads, layer.dim)
     if query.shape != shapes[0] or key.shape != shapes[1] or query.shape[1] % layer.kv_heads:

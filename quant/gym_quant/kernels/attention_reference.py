@@ -22,15 +22,15 @@ class PagedLayer:
     rounded up to 16, and for int8 the float32 scales of 16 keys and of 16 values.
 
     Args:
-        num_blocks: How many.
-        kv_heads: Key heads.
+        num_blocks: Number of blocks.
+        kv_heads: Number of key heads.
         dim: Dimension of a key.
         value_dim: Dimension of a value.
         dtype: One of ``KV_DTYPES``.
-        device: Where they are.
+        device: Device of the blocks.
 
     Raises:
-        CodecError: For another dtype.
+        CodecError: For an unsupported dtype.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def block_bytes(kv_heads: int, dim: int, value_dim: int, dtype: str) -> int:
     """Size of a block in bytes.
 
     Raises:
-        CodecError: For a dtype that is none of ``KV_DTYPES``.
+        CodecError: For a dtype that is not in ``KV_DTYPES``.
     """
     if dtype not in KV_DTYPES:
         raise CodecError(f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")

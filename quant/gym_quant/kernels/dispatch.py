@@ -1,4 +1,4 @@
-"""Choose the kernel path: the best instruction set of this processor, or the one the user names."""
+"""Choose the kernel path: the best instruction set of this processor, or the one set by the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def path() -> str:
     """The active path: ``avx512``, ``avx2``, ``scalar`` or ``torch``.
 
     Raises:
-        CodecError: When ``GYM_KERNELS`` names a path that does not exist or that this machine lacks.
+        CodecError: If ``GYM_KERNELS`` names a path that is unknown or not available on this machine.
     """
     forced = _forced.get()
     if forced is not None:
@@ -40,7 +40,7 @@ def using(wanted: str) -> Iterator[None]:
     """Use the path ``wanted`` inside this context (this thread or task only).
 
     Raises:
-        CodecError: When there is no such path here.
+        CodecError: If this machine does not have the path.
     """
     token = _forced.set(_checked(wanted, "using()"))
     try:

@@ -45,11 +45,11 @@ class FactorTerms:
 
     Args:
         matrices: All in one number format; kept alive.
-        variants: How many numbers of variants there are.
+        variants: Number of variants.
         cols: ``in``.
 
     Raises:
-        CodecError: For factors that do not go together.
+        CodecError: For factors that cannot be combined.
     """
 
     def __init__(self, matrices: Sequence[FactorMatrix], variants: int, cols: int) -> None:

@@ -129,7 +129,7 @@ def signed_trimmed(
         bits: ``n`` times ``[rows, ceil(cols / 8)]`` uint8.
         mixing: ``[m, n]`` whole numbers; the magnitudes of a row sum to less than 2^31.
         cols: Columns of the matrix.
-        trim: How many values are dropped at either end; ``2 * trim < m``.
+        trim: Number of values dropped at each end; ``2 * trim < m``.
         unit: Value of a weight of one.
         out: ``[rows, cols]`` float32, contiguous, to write into; made here when ``None``.
 

@@ -1,11 +1,11 @@
 """Merge kernels over contributors' float updates: trimmed means, medians, combinations and inner products.
 
-Updates are ``[n, d]`` float32 on the CPU, a contributor a row. What a result is does not depend on the path or the
-number of threads, to the last bit; sums in order of value depend neither on the order of contributors. Blocks of
+Updates are ``[n, d]`` float32 on the CPU, one row per contributor. Results do not depend on the path or the
+number of threads, to the last bit; sums in order of value do not depend on the order of contributors either. Blocks of
 coordinates can be given one after another, each with its slice of ``out``; rows that lie a large power of two of
 bytes apart meet in the same lines of the cache, so give a block some odd width.
 
-Finite values are the caller's to see to: with NaN or infinities a result is undefined (and may depend on the path),
+Callers must pass finite values: with NaN or infinities a result is undefined (and may depend on the path),
 but every function returns. -0.0 counts as 0.0.
 """
 
@@ -22,7 +22,7 @@ from gym_quant.kernels import order_reference as reference
 def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tensor:
     """Coordinate-wise mean without the ``trim`` smallest and ``trim`` largest values (Yin et al. 2018).
 
-    What is kept is added in float64 in ascending order, divided by its number, and rounded once.
+    The remaining values are added in float64 in ascending order, divided by their number, and rounded once.
 
     Args:
         updates: ``[n, d]`` float32.
@@ -33,7 +33,7 @@ def trimmed_mean(updates: Tensor, trim: int, out: Tensor | None = None) -> Tenso
         ``[d]`` float32.
 
     Raises:
-        CodecError: For other shapes, dtypes or numbers.
+        CodecError: For invalid shapes, dtypes or numbers.
     """
     rows, out = _checked(updates, out)
     _check_trim(trim, len(rows))
@@ -60,7 +60,7 @@ def weighted_trimmed_mean(updates: Tensor, weights: Tensor, trim: int, out: Tens
         ``[d]`` float32.
 
     Raises:
-        CodecError: For other shapes, dtypes or numbers.
+        CodecError: For invalid shapes, dtypes or numbers.
     """
     rows, out = _checked(updates, out)
     heavy = _checked_weights(weights, len(rows))
@@ -84,7 +84,7 @@ def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
         ``[d]`` float32.
 
     Raises:
-        CodecError: For other shapes or dtypes.
+        CodecError: For unsupported shapes or dtypes.
     """
     rows, out = _checked(updates, out)
     chosen = dispatch.path()
@@ -98,7 +98,7 @@ def median(updates: Tensor, out: Tensor | None = None) -> Tensor:
 def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) -> Tensor:
     """Coordinate-wise mean of the ``keep`` values nearest to the median (Xie et al. 2018; Bulyan's last step).
 
-    In sorted order the nearest values stand together: the window of ``keep`` that starts at the smallest value moves
+    In sorted order the nearest values are adjacent: the window of ``keep`` that starts at the smallest value moves
     right while the value that would come in is strictly nearer to the median than the one that would go out, so a
     tie in distance goes to the smaller value. Median and distances are float64. The window is added in float64 in
     ascending order, divided by ``keep``, and rounded once.
@@ -112,7 +112,7 @@ def mean_around_median(updates: Tensor, keep: int, out: Tensor | None = None) ->
         ``[d]`` float32.
 
     Raises:
-        CodecError: For other shapes, dtypes or numbers.
+        CodecError: For invalid shapes, dtypes or numbers.
     """
     rows, out = _checked(updates, out)
     if not 1 <= keep <= len(rows):
@@ -137,7 +137,7 @@ def linear_combination(updates: Tensor, weights: Tensor, out: Tensor | None = No
         ``[d]`` float32.
 
     Raises:
-        CodecError: For other shapes or dtypes.
+        CodecError: For unsupported shapes or dtypes.
     """
     rows, out = _checked(updates, out)
     heavy = _checked_weights(weights, len(rows))
@@ -161,7 +161,7 @@ def linear_combinations(updates: Tensor, matrix: Tensor, out: Tensor | None = No
         ``[m, d]`` float32.
 
     Raises:
-        CodecError: For other shapes or dtypes.
+        CodecError: For unsupported shapes or dtypes.
     """
     rows = _checked_updates(updates)
     n, d = rows.shape
@@ -196,7 +196,7 @@ def products(updates: Tensor, out: Tensor | None = None) -> Tensor:
         ``[n, n]`` float64, symmetric (where ``out`` was); ``out`` itself where it is given.
 
     Raises:
-        CodecError: For other shapes or dtypes.
+        CodecError: For unsupported shapes or dtypes.
     """
     rows = _checked_updates(updates)
     n = len(rows)

@@ -108,7 +108,7 @@ class Program:
         """Run all calls with these values of the slots.
 
         Raises:
-            MemoryError: Where a call had no memory for its work space.
+            MemoryError: If a call could not allocate its workspace.
         """
         if self._made is None:
             places = {name: np.array(at) for name, at in self._slots.items()}

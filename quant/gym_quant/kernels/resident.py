@@ -123,7 +123,7 @@ class ResidentSigns(Resident):
 
 
 class Multiplied(Protocol):
-    """The types that ``SignBatch`` takes: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
+    """The types that ``SignBatch`` accepts: ``ResidentSigns``, and levels in planes of signs (``level_tiles``)."""
 
     @property
     def rows(self) -> int: ...
@@ -147,14 +147,14 @@ class Multiplied(Protocol):
 
 
 class SignBatch(ResidentBatch):
-    """Variants of one layer; ``add`` does what ``signed_matmul`` does, without its checks.
+    """A batch of variants of one layer; ``add`` is ``signed_matmul`` without its checks.
 
     Args:
         variants: The deltas, all ``[out, in]`` and on one device.
         mode: ``exact``, ``lookup`` or ``lookup16``.
 
     Attributes:
-        native: Whether native code multiplies all of them.
+        native: True if native code multiplies all of them.
 
     Raises:
         CodecError: For shapes that differ, an unknown mode, and groups that look-up cannot read.
@@ -200,7 +200,7 @@ class SignBatch(ResidentBatch):
             path: As in ``add``.
 
         Returns:
-            None where there is nothing to share: ``exact``, and without native code.
+            None if there is nothing to share: for ``exact``, and without native code.
         """
         path = path or dispatch.path()
         if self.mode == "exact" or path == "torch" or self._matrices is None:
@@ -218,11 +218,11 @@ class SignBatch(ResidentBatch):
             x: ``[batch, in]`` float32, contiguous, on the variants' device.
             index: ``[batch]`` int64, contiguous, from -1 to the number of variants.
             y: ``[batch, out]`` float32, changed in place; its columns are contiguous, its rows may lie apart.
-            path: What ``dispatch.path()`` says, for callers that ask once for many calls.
+            path: Result of ``dispatch.path()``, for callers that make many calls.
             tables: Of ``x``, from ``tables`` of any batch of this mode and as many inputs.
 
         Raises:
-            CodecError: For tables that were made without a row that ``index`` names.
+            CodecError: For tables without a row that ``index`` names.
         """
         path = path or dispatch.path()
         if not self.native or path == "torch":
@@ -286,7 +286,7 @@ class BoundTerms:
             where they are the same.
 
     Raises:
-        CodecError: For batches that do not go together.
+        CodecError: For batches that cannot be combined.
     """
 
     def __init__(
@@ -322,7 +322,7 @@ class BoundTerms:
         """Add the terms of the rows' ``owners`` to a program; this object must outlive it.
 
         Returns:
-            Whether they were added: not those of ``exact``.
+            True if they were added; False for ``exact``.
         """
         mode = self._batches[0].mode
         if mode == "exact":

@@ -18,7 +18,7 @@ def pack_signs(matrix: Tensor) -> Tensor:
     """Pack ``[rows, cols]`` floats (CPU) to ``[rows, ceil(cols / 8)]`` uint8; 1 where the value is >= 0.
 
     Raises:
-        CodecError: When ``matrix`` is not a matrix.
+        CodecError: If ``matrix`` is not two-dimensional.
     """
     _matrix(matrix, "matrix")
     chosen = dispatch.path()
@@ -30,7 +30,7 @@ def unpack_signs(packed: Tensor, cols: int) -> Tensor:
     """Unpack ``[rows, ceil(cols / 8)]`` uint8 to ``[rows, cols]`` float32 of +1.0 and -1.0.
 
     Raises:
-        CodecError: When the width does not fit ``cols``.
+        CodecError: If the width does not match ``cols``.
     """
     return decode_signs(packed, torch.ones(1), cols)
 
@@ -44,10 +44,10 @@ def encode_signs(
     agree to the last bit everywhere.
 
     Args:
-        tuned: ``[rows, cols]`` on the CPU; float32 and bfloat16 are read as they are, others are converted.
-        base: The same shape; ``None`` when ``tuned`` is the delta itself.
+        tuned: ``[rows, cols]`` on the CPU; dtypes other than float32 and bfloat16 are converted.
+        base: ``[rows, cols]``; ``None`` if ``tuned`` is the delta itself.
         group_size: Columns that share a scale; ``None`` means one scale for the tensor.
-        residual: ``[rows, cols]``: what error feedback carries over.
+        residual: ``[rows, cols]``, the residual of error feedback.
 
     Returns:
         Bits ``[rows, ceil(cols / 8)]`` uint8, and scales float32: ``[1]``, or ``[rows, ceil(cols / group_size)]``.
