@@ -94,7 +94,7 @@ def encode_delta(
 ) -> EncodeReport:
     """Write ``tuned - base`` (float32) as a ``.gymdelta`` of ``spec``.
 
-    The new residual is recorded in ``residual``, and takes effect when the caller commits it. ``importance`` holds second
+    The new residual is recorded in ``residual``, and takes effect when the caller commits it. ``importance`` has second
     moments of layers' inputs by name of their weight (``gym_quant.calibration.collect_input_moments``): the grids
     of int8 to binary, and the choices of codec ``auto`` under a budget, then minimise the error of those layers'
     outputs instead of that of their weights. ``refine`` gets all encoded tensors together and may improve their scales
@@ -136,7 +136,7 @@ def encode_source(
     """Encode deltas from any source like ``encode_delta``, with one tensor in memory at a time.
 
     ``parts`` gives each tensor's part (``parts_of``; by default from its name). ``sensitivity`` measures what encoding
-    costs, and ``menu`` names the codecs that ``auto`` compares under a budget (``gym_fed.delta.budget``); ``version`` is
+    costs; ``menu`` names the codecs that ``auto`` compares under a budget (``gym_fed.delta.budget``); ``version`` is
     the merge version, which determines how a soup's budget is split.
     """
     if policy.error_feedback != (residual is not None):
@@ -200,7 +200,7 @@ def lora_delta(
     Without a policy they are written unquantised in bfloat16, and with ``factors: bfloat16`` or ``float32`` in that
     format. Otherwise they are quantised by the policy's ``factors``, ``factor_bits`` and ``factor_group_size`` (its
     other codecs are for full deltas). Error feedback works on the product: factors of two rounds span different
-    spaces, so that only products add up. The file then has the best rank-r approximation of this round's product plus the
+    spaces, so that only products add up. The file has the best rank-r approximation of this round's product plus the
     residual, and the new residual is the difference to the decoded product.
 
     ``on_tensor`` is called with the name of each factored tensor before it is quantised; it may raise to stop.

@@ -28,7 +28,7 @@ class Calibration(StrictModel):
     """Number of steps of scale distillation against the tuned model's logits; 0 disables it."""
 
     distill_bits: bool = False
-    """Train the bits of ``bitdelta`` tensors in addition to the scales. Beyond BitDelta: the bits are then no longer all the
+    """Train the bits of ``bitdelta`` tensors as well as the scales. Beyond BitDelta: the bits are then no longer all the
     signs of the delta, and the same bytes preserve more of the fine-tune."""
 
     distill_loss: Literal["mse", "kl"] = "kl"

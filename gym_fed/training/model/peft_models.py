@@ -77,7 +77,9 @@ def wrap(
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
             warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
-            warnings.filterwarnings("error", message="Invalid `.*_block_size`")  # PEFT would use a different one
+            warnings.filterwarnings(
+                "error", message="Invalid `.*_block_size`"
+            )  # PEFT would use a different one
             return get_peft_model(model, peft_config)
     except (ValueError, UserWarning, RuntimeWarning, re.error) as error:
         first, kind = str(error).strip().splitlines()[0], type(model).__name__
