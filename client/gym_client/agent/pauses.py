@@ -25,14 +25,14 @@ from gym_fed.core.text import readable_bytes
 
 _DISK_POLL_SECONDS = 1.0
 _RETRY_SECONDS = 300.0
-"""A quota may be raised without a change of the disk's free bytes."""
+"""Seconds after which work is retried even if the free space is unchanged, since a quota may have been raised."""
 
 T = TypeVar("T")
 
 _LOOK_SECONDS = 1.0
 _POLL_SECONDS = 0.2
 _STAGE_SECONDS = 600.0
-"""How long ``hours`` and ``on_battery`` are ignored after the last stage of a secure aggregation round."""
+"""Seconds for which ``hours`` and ``on_battery`` are ignored after the last stage of a secure aggregation round."""
 
 _FILE = "paused"
 

@@ -25,80 +25,82 @@ class Policy(StrictModel):
     """Limits that are checked before anything is fetched or trained."""
 
     max_steps: int = Field(default=2_000, ge=1)
-    """Most optimiser steps in one round."""
+    """Maximum optimiser steps in one round."""
 
     max_tokens_per_step: int = Field(default=1 << 20, ge=1)
     """Maximum tokens in one step: batch size x accumulation x length."""
 
     max_length: int = Field(default=8_192, ge=8)
-    """Longest row in tokens."""
+    """Maximum length of a row in tokens."""
 
     max_update_bytes: int = Field(default=1 << 30, ge=1)
-    """Largest upload in one round."""
+    """Maximum bytes of the upload of one round."""
 
     max_download_bytes: int = Field(default=16 << 30, ge=1)
-    """Most bytes fetched for one task."""
+    """Maximum bytes downloaded for one task."""
 
     max_total_download_bytes: int | None = Field(default=None, ge=1)
-    """Most bytes fetched in one run of ``join``: to join, and for all its rounds. None: no such limit."""
+    """Maximum bytes downloaded in one run of ``join``, including all rounds. None: no limit."""
 
     max_base_bytes: int = Field(default=64 << 30, ge=1)
-    """Most bytes of a base model that is fetched from a hub."""
+    """Maximum bytes of a base model downloaded from a hub."""
 
     max_seconds: float = Field(default=4 * 3600.0, gt=0)
-    """Time limit for one task: training, distillation of scales, encoding, and reading the suites that the hub
-    evaluates on. A task that takes longer is returned with an error, also in the middle of a step."""
+    """Time limit of one task in seconds: training, distillation of scales, encoding, and reading the suites that the
+    hub evaluates on. A task that takes longer is interrupted, even in the middle of a step, and returned with an
+    error."""
 
     threads: int | None = Field(default=None, ge=1, le=4096)
-    """Threads of torch while it trains here; None: torch's own choice, the machine's cores."""
+    """Number of torch threads during training; None: torch's default, the machine's cores."""
 
     max_upload_bytes_per_second: int | None = Field(default=None, ge=1024)
-    """Most bytes a second that go to a hub. None: no such limit."""
+    """Maximum upload rate in bytes per second. None: no limit."""
 
     max_download_bytes_per_second: int | None = Field(default=None, ge=1024)
-    """Most bytes a second that come from a hub. None: no such limit."""
+    """Maximum download rate in bytes per second. None: no limit."""
 
     max_lora_rank: int = Field(default=256, ge=1)
-    """Largest adapter rank."""
+    """Maximum adapter rank."""
 
     algorithms: list[RecipeAlgorithm] = Field(default_factory=lambda: list(ALGORITHMS.own_with("federates")))
-    """Training algorithms that are allowed; by default all of gym-fed's own that a hub can ask for."""
+    """Allowed training algorithms; by default all built-in ones that a hub can request."""
 
     finetuning: list[RecipeTuning] = Field(default_factory=lambda: list(TUNING.own_with("federates")))
-    """Kinds of fine-tuning that are allowed; the same by default."""
+    """Allowed kinds of fine-tuning; by default all built-in ones that a hub can request."""
 
     max_epsilon: float | None = Field(default=None, gt=0)
-    """Most that updates may reveal about one example of the data in use, over all rounds of all hubs. A task
-    without ``recipe.privacy`` is then refused. Absent: no limit."""
+    """Maximum epsilon of one example of the data in use, over all rounds of all hubs. With a limit, a task without
+    ``recipe.privacy`` is refused. Absent: no limit."""
 
     max_hub_epsilon: float | None = Field(default=None, gt=0)
-    """Largest budget of a hub's own (contributor-level) privacy; one that announces none is then refused."""
+    """Maximum epsilon of a hub's own (contributor-level) privacy budget; with a limit, a hub without a budget is
+    refused."""
 
     max_target_delta: float = Field(default=1e-3, gt=0, lt=1)
-    """Largest delta at which a hub or a recipe may state its epsilon: at a large one any epsilon is small."""
+    """Maximum delta of a hub's or a recipe's epsilon; at a large delta any epsilon is small."""
 
     require_secure_aggregation: bool = False
-    """Refuse hubs and tasks that let the hub see single updates."""
+    """True to refuse hubs and tasks that let the hub see single updates."""
 
     contaminated_rows: Literal["drop", "keep", "refuse"] = "drop"
-    """Own rows that contain rows of an evaluation suite on this machine: leave them out, train on them all the same, or
-    do not join. They are counted and shown in every case."""
+    """Handling of own rows that contain rows of an evaluation suite on this machine: leave them out, train on them
+    anyway, or do not join. Their number is always shown."""
 
     hours: list[str] = Field(default_factory=list)
-    """Local times of day in which a round may begin, such as ``22:00-07:00``; any time when empty."""
+    """Local times of day at which a round may begin, such as ``22:00-07:00``; empty: any time."""
 
     on_battery: Literal["train", "pause", "refuse"] = "train"
-    """Without mains power: train all the same, wait for it, or end ``join``."""
+    """Behaviour on battery: train anyway, wait for mains power, or end ``join``."""
 
     publish_name: bool = False
-    """Agree to be named, by the name of the account, with models that are made of the updates sent from here. Every
-    update is signed with it, and the newest one counts."""
+    """True to agree to be named, by the account's name, with models that are made from the updates sent from here.
+    Every signed update states this consent; the newest one counts."""
 
     pause: bool = False
-    """Do nothing until this is removed."""
+    """True to pause the agent until this is removed."""
 
     base_digests: list[str] | None = None
-    """Bases that may be trained, by digest; any that is on this machine when absent."""
+    """Digests of the bases that may be trained; absent: any base on this machine."""
 
     @field_validator("hours")
     @classmethod

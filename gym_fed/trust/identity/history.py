@@ -24,9 +24,10 @@ from gym_fed.trust.identity.statements import (
 ACTIVE, ROTATED, REVOKED = "active", "rotated", "revoked"
 PENDING = "pending"
 _SLACK_SECONDS = 2
-"""Entries have whole seconds."""
+"""Tolerance in seconds, since the times of entries are in whole seconds."""
 _ANSWER_SECONDS = 60
-"""A statement was fresh when it came, and is written when it is its turn."""
+"""Maximum seconds between a statement's time and its entry's, since an entry may be written later than the
+statement."""
 _ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
 """Kinds of entries of which each subject has one at most, and the key that names the subject."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")

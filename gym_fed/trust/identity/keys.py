@@ -78,7 +78,7 @@ class SigningKey:
             passphrase: Called with the file's name for the passphrase of an encrypted file.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it contains no Ed25519 key; ``KEY_LOCKED`` if the
+            GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` if it does not contain an Ed25519 key; ``KEY_LOCKED`` if the
                 passphrase is missing or wrong.
         """
         try:

@@ -20,12 +20,12 @@ from gym_fed.core.text import counted
 from gym_fed.trust.wire.limits import PROTOCOL
 
 MAX_WORK_BITS = 24
-"""More proof of work than this no contributor does, and no hub may ask for: 16 million hashes, half a minute."""
+"""Maximum proof of work that a hub may request: 16 million hashes, about half a minute."""
 
 _HASHES_BETWEEN_LOOKS = 1 << 14
 
 PLAIN_TEXT = ""
-"""Stands for the TLS key on a connection without TLS, which is possible on loopback only."""
+"""Value of the TLS key on a connection without TLS, which is possible on loopback only."""
 
 
 def enrolment_claim(name: str, invite: str, server: str, tls_fingerprint: str) -> dict[str, object]:

@@ -14,7 +14,7 @@ from gym_fed.trust.identity.keys import SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 64 * 1024
 _NUMBERS_END = 2**53
-"""JSON's whole numbers go so far in every language; databases hold no more than 2**63."""
+"""Maximum integer that JSON represents exactly in every language; databases hold less than 2**63."""
 _LIFETIME_SECONDS = 24 * 3600
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -28,7 +28,7 @@ class UpdateManifest(StrictModel):
     server: str = Field(max_length=128)
     """Id of the hub this update is for, so that it cannot be replayed at another one."""
     task: str = Field(max_length=128)
-    """Id of the message that it answers."""
+    """Id of the message that the update answers."""
     server_round: int = Field(ge=1, lt=_NUMBERS_END)
     base_digest: str = Field(max_length=128)
     """Digest of the global version that the delta was made against."""
@@ -42,7 +42,8 @@ class UpdateManifest(StrictModel):
     """Self-reported, never trusted: shown, not used in the merge."""
 
     publish_name: bool = False
-    """The contributor agrees to be named, by the name of the account, with the models that this update is part of."""
+    """True if the contributor agrees to be named, by the account's name, with the models that this update is part
+    of."""
 
     @model_serializer(mode="wrap")
     def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 MIN_CHARACTERS = 8
 
 Ask = Callable[[str], str]
-"""Shows a question and gives what was typed, unseen."""
+"""A function that shows a question and returns the input, which is not echoed."""
 
 
 def ask_on_terminal(question: str) -> str:

@@ -34,11 +34,11 @@ class Signed(Generic[DocumentT]):
     """
 
     WHAT: ClassVar[str]
-    """The kind, in errors."""
+    """Name of the document type for error messages."""
 
     SIGNED_AS: ClassVar[str]
     FIELD: ClassVar[str]
-    """The document's key in the file."""
+    """Name of the document's field in the file."""
 
     FILE: ClassVar[type[SignedFile]]
     MAX_CHARACTERS: ClassVar[int]
@@ -99,7 +99,8 @@ class Signed(Generic[DocumentT]):
 MAX_MANIFEST_BYTES = 4096
 
 VariantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-"""Follows the colon in an API's model name (``gym-nano:alice``), so it has no colon and no slash."""
+"""Pattern of a variant's name. It follows the colon in an API's model name (``gym-nano:alice``), so it must not contain
+a colon or a slash."""
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -115,7 +116,7 @@ class VariantManifest(StrictModel):
     """Account of the owner."""
 
     base_model: str = Field(max_length=256)
-    """The base's name, for people."""
+    """The base's name, for display only."""
 
     base_digest: Digest
     """Digest of the tensors that the delta is added to."""
@@ -123,13 +124,14 @@ class VariantManifest(StrictModel):
     delta_sha256: Sha256
     size_bytes: int = Field(ge=1, lt=2**53)
     revision: int = Field(default=1, ge=1, lt=2**53)
-    """Goes up when the owner replaces the variant, so that an old one cannot be put in place of a new one."""
+    """Revision number, which increases when the owner replaces the variant, so that an old one cannot replace a newer
+    one."""
 
     issued_at: int = Field(default_factory=lambda: int(time.time()), ge=0, lt=2**53)
     """Unix seconds."""
 
     note: str = Field(default="", max_length=512)
-    """A note for people on its origin."""
+    """A note on its origin, for display only."""
 
 
 class _VariantFile(SignedFile):
@@ -161,7 +163,7 @@ NOT_COVERED = (
     "backups",
     "copies that others have pulled",
 )
-"""Copies that no removal searches for, since no store knows of them."""
+"""Kinds of copies that a removal does not search for, since no store knows of them."""
 
 
 class RemovedRevision(StrictModel):
@@ -178,10 +180,10 @@ class RemovedRevision(StrictModel):
     """Unix seconds."""
 
     signed_by: str | None
-    """Id of the key that had signed it."""
+    """Id of the key that signed the revision."""
 
     document: Sha256 | None
-    """Digest of what was signed, as a hub's ledger names it."""
+    """Digest of the signed manifest, as named in a hub's ledger."""
 
 
 class HubRemoval(StrictModel):
@@ -203,7 +205,7 @@ class VariantRemoval(StrictModel):
 
     variant: VariantName
     owner: Annotated[str, Field(pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]{0,127})?$")]
-    """An account's id, or a plain user id; empty where the row was damaged."""
+    """An account's id, or a plain user id; empty if the row was damaged."""
 
     removed_at: int = Field(default_factory=lambda: int(time.time()), ge=0, lt=2**53)
     """Unix seconds."""
@@ -213,10 +215,10 @@ class VariantRemoval(StrictModel):
 
     revisions: list[RemovedRevision]
     unlinked: list[Sha256]
-    """Files that are deleted."""
+    """Deleted files."""
 
     shared: list[Sha256]
-    """Files that stay, since another variant of the store has the same bytes."""
+    """Files that were not deleted, since another variant in the store has the same bytes."""
 
     work: list[str]
     """Unfinished work that was deleted, below the store's folder."""

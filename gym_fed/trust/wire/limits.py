@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 PROTOCOL = 3
-"""Version of the wire contract: the signed data and the meaning of messages. Both ends must speak the same one."""
+"""Version of the wire contract: the signed data and the meaning of messages. Both ends must use the same version."""
 
 CHUNK_BYTES = 1 << 20
-"""Payload of one upload or download message."""
+"""Maximum payload bytes of one upload or download message."""
 
 MAX_MESSAGE_BYTES = CHUNK_BYTES + (64 << 10)
-"""gRPC refuses larger messages before buffering them."""
+"""Maximum bytes of a message; gRPC refuses larger ones before buffering them."""
 
 SESSION_KEY = "gym-session"
 """Metadata key of the session token."""
@@ -38,14 +38,14 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 MAX_STREAMS_PER_CONNECTION = 32
-"""Calls under way on one connection; a client needs a few, and gRPC queues the rest on its side."""
+"""Maximum concurrent calls on one connection; a client needs a few, and gRPC queues the rest on the client's side."""
 
 MAX_CONNECTION_SECONDS = 3600
-"""Maximum age of a connection. New calls then use another one, and open calls have as long again to end. A work
-stream is reopened every hour, so it moves to the new connection unnoticed."""
+"""Maximum age of a connection. New calls then use a new connection, and open calls get the same time again to end. A
+work stream is reopened every hour, so it moves to the new connection without interruption."""
 
 IDLE_CONNECTION_SECONDS = 300
-"""A connection without calls is closed after this time; the next call opens another one."""
+"""Time after which a connection without calls is closed; the next call opens a new one."""
 
 
 def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:

@@ -17,12 +17,12 @@ from gym_fed.trust.wire.references import check_counts
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 PutObject = Callable[[bytes], None]
-"""Keeps the bytes of an array under their sha256."""
+"""A function that stores an array's bytes under their sha256."""
 GetObject = Callable[[pb.ArrayRef], bytes]
-"""Gives the bytes that a reference names."""
+"""A function that returns the bytes of a reference."""
 
 _FIELDS = {bool: "boolean", int: "integer", float: "number", str: "text", bytes: "blob"}
-"""Field of ``Value`` for each type, with an ``s`` for a list of it; a bool is an int too, and so comes first."""
+"""Field of ``Value`` by type; lists have the suffix ``s``. ``bool`` is first, since a bool is also an int."""
 
 
 def reference(sha256: str, size_bytes: int) -> Array:

@@ -11,9 +11,9 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 MAX_RECORDS = 64
 MAX_REFERENCES = 16_384
 MAX_ENTRIES = 4_096
-"""Entries of all metric and config records together."""
+"""Maximum entries of all metric and config records together."""
 MAX_VALUES = 65_536
-"""Values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
+"""Maximum values of all lists in them together: a list of Python objects takes many times its bytes on the wire."""
 
 
 def check_counts(wire: pb.Records) -> None:

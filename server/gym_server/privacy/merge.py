@@ -41,7 +41,7 @@ def begin_merge(
     """Return the parameters of a private merge of these updates; None if the hub promises no privacy.
 
     The same list, merged by the same rules with the same root update (its sha256), gets the same seed; any other merge
-    gets another one.
+    gets a different seed.
     """
     privacy = config.privacy
     if privacy is None or spec is None:

@@ -70,7 +70,7 @@ def appraise(
         judged: Rows of ``updates`` with their judgements, for every update of the round, ordered by id.
         findings: Findings on free-riders and duplicates, by update.
         similarity: Similarity of the round's updates.
-        coefficients: Coefficient of each merged update in the aggregate, if the rule weighs whole updates.
+        coefficients: Coefficient of each merged update in the aggregate, if the rule weights whole updates.
         weights: Weights of the merged updates from reputations; None if the recipe sets them.
         losses: Losses of the held-out rows before and after the soup; None without held-out rows.
         should_stop: Returns True if the hub must stop.

@@ -1,7 +1,7 @@
 """Find zeros, resent merged work, and updates of one round that are the same work.
 
-Only the norms and angles of updates are used. Noise cannot be found this way: its angles are those of honest work on
-unusual data. Its score reveals it.
+Only the norms and angles of updates are used. Noise cannot be detected this way, since its angles are those of honest
+work on unusual data; its score reveals it.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class RoundScores:
 
     Attributes:
         scores: Score in nats, by update.
-        errors: Standard error of the score, by update, where known.
-        luck: Score that blind chance may give, by update, where the method estimates it.
+        errors: Standard error of the score, by update, if known.
+        luck: Score that blind chance may give, by update, if the method estimates it.
         chance: Standard deviation of the score of a random direction of the update's size, by update.
         parts: ``[k]`` score by block of held-out rows, by update.
         measurement: Method and settings of the measurement, for the ledger.
@@ -73,8 +73,8 @@ def score_updates(
         store: The hub's objects.
         model: The model that the updates are for.
         rows: Rows of ``updates``.
-        coefficients: Coefficient of each update in the aggregate, if the rule weighs whole updates. An update with 0
-            had no part in the soup, and scores 0. None: as in the weighted mean.
+        coefficients: Coefficient of each update in the aggregate, if the rule weights whole updates. An update with 0
+            had no part in the soup, and scores 0. None: the coefficients of the weighted mean.
         weights: Weights of the updates from reputations; None if the recipe sets them.
         should_stop: Called before every evaluation; True stops the scoring.
         recipe: The recipe of the soup.

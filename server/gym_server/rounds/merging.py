@@ -115,7 +115,7 @@ def _merge_round(
 
 
 def _nothing_to_write(tx: Connection) -> None:
-    """Write nothing: the default where a round has no privacy spending or evaluation to record."""
+    """Write nothing: the default if a round has no privacy spending or evaluation to record."""
 
 
 def _write_all(writes: Sequence[Callable[[Connection], None]], tx: Connection) -> None:

@@ -132,7 +132,7 @@ class RoundStore:
         """Return the latest round, which must be this one.
 
         Raises:
-            GymError: ``INTERNAL`` if it is another one.
+            GymError: ``INTERNAL`` if the latest round is a different one.
         """
         current = self.current()
         if current is None or current.server_round != server_round:

@@ -42,8 +42,8 @@ class Transfers:
         database: Stores declarations, and who sent which object.
         store: Receives the objects.
         max_bytes: Size limit of one object.
-        private: Reveal only to senders and readers whether the hub has an object. Others could otherwise check a guess
-            at what somebody sent.
+        private: Reveal only to senders and readers whether the hub has an object. Otherwise others could test a guess
+            about an update.
         limits: Quota and rate of one account.
         storage: Free space to leave on the disk, and how long unreferenced objects are kept.
         clock: The hub's clock, Unix seconds.

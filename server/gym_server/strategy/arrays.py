@@ -69,7 +69,7 @@ class DeltaSoupStrategy(FedAvg):
         num_malicious_nodes: Number f of malicious (Byzantine) clients to withstand.
         max_norm: L2 norm to which larger updates are scaled down; None disables it.
         norm_ratio: Updates with a norm above this multiple of the median norm are skipped; None keeps all.
-        num_examples_cap: Weigh updates by the number of examples that each claims, up to this; None: one vote each.
+        num_examples_cap: Cap on the number of examples that an update claims, which is its weight; None: equal weights.
         server_optimizer: ``none``, ``momentum``, ``adam`` or ``yogi``.
         server_optimizer_options: Further keys of its ``Config``.
         server_learning_rate: Factor by which the step is multiplied.
