@@ -28,7 +28,7 @@ _SOON_DAYS = 14
 
 
 def served_pair(folder: Path, passphrase: Passphrase) -> tuple[bytes, bytes]:
-    """Return a hub's private key and certificate chain, as TLS takes them.
+    """Return a hub's private key and certificate chain, in the form that TLS requires.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a certificate that contributors would refuse, with a hint; ``KEY_LOCKED``.
@@ -75,7 +75,7 @@ def add(folder: Path, file: Path, passphrase: Passphrase) -> None:
     Only certificates are written: if the file also holds a private key, as some tools write it, it is not copied.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if the certificate is for another key, has expired or is missing;
+        GymError: ``CONFIG_INVALID`` if the certificate is for a different key, has expired or is missing;
             ``FILE_NOT_FOUND``.
     """
     try:

@@ -166,7 +166,7 @@ class Federation:
     def open(
         cls, folder: Path, overrides: tuple[str, ...] = (), insecure: bool = False, read_only: bool = False
     ) -> Federation:
-        """Open a folder that ``gym-server init`` made.
+        """Open a folder created by ``gym-server init``.
 
         Args:
             folder: The hub's folder.
@@ -177,7 +177,7 @@ class Federation:
 
         Raises:
             GymError: ``FILE_NOT_FOUND`` if there is no hub, ``CONFIG_INVALID``, ``STATE_CORRUPT``, and
-                ``BASE_MISMATCH`` if the config names another base than the one that the federation began with.
+                ``BASE_MISMATCH`` if the config names a different base from the federation's first one.
         """
         folder = folder.resolve()
         source = config_text(folder, overrides)

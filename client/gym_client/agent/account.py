@@ -98,7 +98,7 @@ class Account:
         return verdicts
 
     def _report_spent(self, spent: Any) -> None:
-        """Display what the hub's own privacy has spent on this contributor, if it has changed."""
+        """Display this contributor's spending of the hub's own privacy budget, if it has changed."""
         if not isinstance(spent, dict) or spent == self._spent:
             return
         if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):

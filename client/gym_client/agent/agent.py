@@ -84,7 +84,7 @@ class Agent:
     Args:
         app: Any Flower ``ClientApp``; ``gym_client.app.app`` runs gym-fed's own rounds.
         home: The contributor's home, locked by the caller.
-        client: Client of the hub, where the home is enrolled.
+        client: Client of the hub; the home must be enrolled there.
         node_config: The app's ``context.node_config``; ``home`` and ``by-reference`` are added.
         policy: Limits on what is fetched, trained and sent; read from the home if None.
         policy_stamp: Stamp of ``policy.yaml`` when ``policy`` was read; None for the current stamp.

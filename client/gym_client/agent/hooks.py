@@ -92,7 +92,7 @@ class TimeLimit:
     def bounding_steps(self) -> Iterator[None]:
         """Apply the limit inside training steps of this thread: before each module's forward and backward pass.
 
-        A step can be as long as the recipe's batch and accumulation make it, so a check between steps is not enough.
+        The duration of a step grows with the recipe's batch and accumulation, so a check between steps is not enough.
         """
         import torch
         from torch.nn.modules import module as modules

@@ -35,8 +35,8 @@ class Residuals:
 
         Args:
             lineage: Digest of the federation's base.
-            rounds: Rounds that made the versions up to the task's; includes None if some are unknown. A residual of
-                another round belongs to a version that was rolled back, and is discarded.
+            rounds: Rounds that created the versions up to the task's; includes None if some are unknown. A residual of
+                a different round belongs to a version that was rolled back, and is discarded.
         """
         from gym_fed.delta.feedback import ErrorFeedback
 

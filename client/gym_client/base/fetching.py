@@ -31,7 +31,7 @@ from gym_fed.trust.wire.limits import CALL_SECONDS
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _SPARE_VALUES = 1 << 24
-"""Allowance for buffers that no file contains, such as position tables."""
+"""Maximum number of values in buffers that no file contains, such as position tables."""
 
 
 MAX_VALUE = 1 << 30
@@ -131,7 +131,7 @@ def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: 
 T = TypeVar("T")
 
 SPARE_BYTES = 256 << 20
-"""Space that stays free on the disk."""
+"""Bytes to keep free on the disk."""
 
 
 def fetch_files(
@@ -146,7 +146,7 @@ def fetch_files(
     """Download the files that ``folder`` lacks; call again to resume.
 
     Args:
-        client: Client of the hub, where the caller has an account.
+        client: Client of the hub; the caller must have an account there.
         folder: A folder for this base only: files outside the listing are deleted.
         files: The verified listing.
         retry: Repeats a download while the hub is unreachable.

@@ -36,7 +36,7 @@ TASKS_OWN = (
     ErrorCode.TASKS_DIFFER,
     ErrorCode.INTERNAL,
 )
-"""Errors of a single task; another one may succeed. All other errors need the contributor."""
+"""Errors of a single task, after which the next one may succeed. All other errors require action by the contributor."""
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0

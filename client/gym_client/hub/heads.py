@@ -80,8 +80,7 @@ class Heads:
         """Read the stored heads by size.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` for an invalid line. Signatures are verified when a head is compared with
-                another one.
+            GymError: ``STATE_CORRUPT`` for an invalid line. Signatures are verified when heads are compared.
         """
         if not self.path.exists():
             return {}
@@ -305,7 +304,7 @@ class Heads:
         return len(gone)
 
     def keep_proof(self, document: dict[str, Any]) -> tuple[Path, str]:
-        """Verify the proof of a fork and store it in ``proofs/``. Return its path and what it proves.
+        """Verify the proof of a fork and store it in ``proofs/``. Return its path and a description.
 
         Raises:
             GymError: ``STATE_CORRUPT`` if it does not prove a fork.
@@ -321,7 +320,7 @@ class Heads:
 
         Either it was restored without a statement, or it hides entries.
 
-        The signatures prove this to others only after the hub signs another entry in place of a hidden one.
+        The signatures prove this to others only after the hub signs a different entry instead of a hidden one.
         """
         entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(

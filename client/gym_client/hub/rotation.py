@@ -27,7 +27,7 @@ def rotate(home: Home, another: bool = False) -> dict[str, Any]:
 
     Args:
         home: The home with the keys, locked by the caller.
-        another: Create another key even if some hub still has an older one.
+        another: True to create a new key even if some hub still has an older one.
 
     Returns:
         ``public_key`` (hex) and ``servers``: for each hub its ``address``, ``server``, ``contributor``, whether it

@@ -36,7 +36,7 @@ _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
 _SLOWEST_BYTES_PER_SECOND = 32 << 10
 _BROKEN = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
-"""Status of a call that ends without a refusal when the hub dies."""
+"""Status codes of a call that fails because the hub died, not because it refused."""
 _OPEN_CALLS = (
     "Status",
     "Base",
@@ -77,7 +77,7 @@ class HubClient:
 
         Raises:
             GymError: ``PROTOCOL_MISMATCH``; ``SERVER_KEY_CHANGED`` if its ledger key differs from the pinned one, or
-                it claims the id of a hub that this home knows with another key.
+                it claims the id of a hub that this home knows with a different key.
         """
         try:
             reply = self._measure()
@@ -331,7 +331,7 @@ class HubClient:
             Heads(self.home, bytes.fromhex(self.pin.ledger_key)).require_one_ledger()
 
     def _check_ledger_key(self, key: bytes) -> None:
-        """Compare the whole key with the pin, since collisions of its shorter id are feasible."""
+        """Compare the full key with the pin, since collisions of its shorter id are feasible."""
         server, pinned = server_id(key), self.pin
         if (pinned.server and server != pinned.server) or (
             pinned.ledger_key and key.hex() != pinned.ledger_key

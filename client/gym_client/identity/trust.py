@@ -87,7 +87,7 @@ def establish(
         home: The home with the pins.
         address: Address of the hub.
         expected: Fingerprint from an invite or ``--fingerprint``; None to use the pin or ask the user.
-        confirm: Called at first contact if nothing else confirms the key, such as the pin of another address.
+        confirm: Called at first contact unless the key is confirmed otherwise, such as by the pin of another address.
         insecure: Use plain text.
 
     Raises:
@@ -148,7 +148,7 @@ def check_dates(address: Address, pem: bytes) -> None:
 
 
 def check_fingerprint(home: Home, address: Address, found: str, pinned: str | None) -> None:
-    """Raise ``SERVER_KEY_CHANGED`` if a pinned hub presents another key."""
+    """Raise ``SERVER_KEY_CHANGED`` if a pinned hub presents a different key."""
     if pinned is not None and found != pinned:
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,

@@ -1,4 +1,4 @@
-"""Hubs restored from a backup: computes what the contributor loses, and accepts the restore."""
+"""Restores of hubs from a backup: compute the contributor's loss, and accept the restore."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class Verification:
 def verify_online(
     home: Home, client: HubClient, progress: Progress = lambda done, total: None
 ) -> Verification:
-    """Download and verify the ledger, and compare it with what the hub reports.
+    """Download and verify the ledger, and compare it with the hub's reports.
 
     Raises:
         GymError: ``STATE_CORRUPT`` with all contradictions, ``SIGNATURE_INVALID``, ``LEDGER_FORKED``.

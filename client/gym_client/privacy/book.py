@@ -134,5 +134,5 @@ class PrivacyBook:
 
 
 def now() -> float:
-    """Return Unix time in whole seconds, since the record needs no more precision."""
+    """Return Unix time rounded to seconds, the precision of the book."""
     return float(int(time.time()))

@@ -146,7 +146,7 @@ class SecureRound:
         Raises:
             GymError: ``SIGNATURE_INVALID`` for keys that their owners did not sign, ``UPDATE_REFUSED`` for a list
                 that differs from an earlier one, lacks this contributor, or is too long for the threshold,
-                ``TASKS_DIFFER`` if participants signed another task.
+                ``TASKS_DIFFER`` if participants signed a different task.
         """
         from gym_fed.privacy.secure_aggregation.shares import split_secret
 

@@ -26,8 +26,7 @@ PENDING = "pending"
 _SLACK_SECONDS = 2
 """Tolerance in seconds, since the times of entries are in whole seconds."""
 _ANSWER_SECONDS = 60
-"""Maximum seconds between a statement's time and its entry's, since an entry may be written later than the
-statement."""
+"""Tolerance in seconds, besides the clock skew, for the delay between a statement and its entry."""
 _ONCE = {"credit": "server_round", "royalty": "usage", "version": "height"}
 """Kinds of entries of which each subject has one at most, and the key that names the subject."""
 _KEY_KINDS = ("enrolled", "rotated", "revoked", "rebound")

@@ -26,7 +26,7 @@ class UpdateManifest(StrictModel):
     format: Literal["gym-update-1"] = "gym-update-1"
     contributor: str = Field(max_length=64)
     server: str = Field(max_length=128)
-    """Id of the hub this update is for, so that it cannot be replayed at another one."""
+    """Id of the hub that this update is for, so that it cannot be replayed at a different hub."""
     task: str = Field(max_length=128)
     """Id of the message that the update answers."""
     server_round: int = Field(ge=1, lt=_NUMBERS_END)

@@ -1,7 +1,7 @@
 """Signed statements of an account's owner: key rotation, revocation and transfer of credits.
 
-A statement names its hub, the hub's TLS key, its time and a nonce, so that it is valid once and at one hub: a hub
-that copies another hub's id cannot replay a statement there. Its canonical JSON is signed, sent and stored in the
+A statement names its hub, the hub's TLS key, its time and a nonce, so that it is valid once and at one hub: a hub that
+copies another hub's id cannot replay a statement at that hub. Its canonical JSON is signed, sent and stored in the
 ledger.
 """
 

@@ -73,7 +73,7 @@ class EvaluationCheck:
         """Process the next entry.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` with the entry and what is wrong with it.
+            GymError: ``STATE_CORRUPT`` with the entry and its problem.
         """
         if entry.kind == SEED_KIND:
             self._promise(entry, body)

@@ -29,7 +29,7 @@ from gym_fed.trust.ledger.restored import SignedRestored
 FORMAT = "gym-ledger-1"
 
 Visit = Callable[[Entry, dict[str, Any]], None]
-"""Is shown every entry that was checked, with its body."""
+"""A function that receives every verified entry with its body."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def verify_file(
         The public key, and the result of the verification.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` with the line and what is wrong with it.
+        GymError: ``FILE_NOT_FOUND``; ``STATE_CORRUPT`` with the line and its problem.
     """
     try:
         file = path.open("rb")

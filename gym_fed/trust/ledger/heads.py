@@ -1,8 +1,8 @@
-"""Signed heads: the hub's signature of its whole ledger, and proofs that two heads contradict each other.
+"""Signed heads: the hub's signature of its entire ledger, and proofs that two heads contradict each other.
 
 A hub signs at most one head per size, always for its newest entry, with times that never decrease. Two heads of a hub
-prove a fork if they have the same size and differ, or if the shorter one was signed later. A head with an entry that
-is included under it proves one if the head signed at that entry differs.
+prove a fork if they have the same size and differ, or if the shorter one was signed later. A head and an entry included
+under it prove a fork if the head signed at that entry has a different hash.
 """
 
 from __future__ import annotations

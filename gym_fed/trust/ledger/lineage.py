@@ -1,6 +1,6 @@
 """Verify the lineage of versions in a ledger: each follows the current one, and rollbacks restore an earlier one.
 
-A ``version`` entry names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions ever made. A
+A ``version`` entry names ``parent``, ``soup``, ``digest`` and ``height``. Heights count all versions ever created. A
 ``rolled-back`` entry names the previous current version (``from``) and the restored one (``to``), which the next
 version follows. Entries are never changed, so abandoned versions stay readable.
 """

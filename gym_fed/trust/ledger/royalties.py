@@ -26,7 +26,7 @@ class PaidVersion:
     Attributes:
         height: Number of the version, from 1.
         digest: Digest of the version.
-        server_round: Round that made the version.
+        server_round: Round that created the version.
         improvement: Reduction of the held-out loss; None if not measured.
         credits: Credits of the round, without those for updates that were measured and gained nothing.
     """
@@ -84,7 +84,7 @@ def find_version(versions: Sequence[PaidVersion], name: str, base_digest: str = 
     """Return the height of the version with this height or digest.
 
     Raises:
-        GymError: ``NOT_FOUND`` for an unknown version, or for the base, which no contributor made.
+        GymError: ``NOT_FOUND`` for an unknown version, or for the base, which has no contributors.
     """
     for version in versions:
         if name in (version.digest, str(version.height)):

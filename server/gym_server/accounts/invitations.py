@@ -37,7 +37,7 @@ def make_invites(
     """Create invites, each for one contributor: its id on this hub, and the text to hand out.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if nobody could connect to the address in the invites.
+        GymError: ``CONFIG_INVALID`` if other machines cannot connect to the address in the invites.
     """
     where, note = address_for_others(config, folder), plain(note, MAX_NOTE)
     made = []

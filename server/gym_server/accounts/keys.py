@@ -32,7 +32,7 @@ _FORMER_KEYS_TRIED = 20
 
 
 class RevokedKey(GymError):
-    """Error for a revoked key whose holder is proven to be the caller."""
+    """Error for a revoked key, raised only if the caller has proven to hold it."""
 
     def __init__(self, contributor: str) -> None:
         super().__init__(

@@ -43,8 +43,8 @@ _PASS_OBJECTS = 2000
 _TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH, _REMOTE_BATCH = 200, 1
-"""Objects deleted per transaction, in a local and a remote store. A transaction blocks all other writers, and a remote
-deletion may take seconds."""
+"""Maximum number of objects deleted per transaction, in a local and a remote store. A transaction blocks all other
+writers, and a remote deletion may take seconds."""
 _OVER = ("committed", "aborted")
 
 
@@ -56,7 +56,7 @@ class _Cutoff(NamedTuple):
 
 
 def gc_pass(state: HubState, config: ServerConfig) -> None:
-    """Run one pass of a running hub: delete a limited number of objects, and log what was deleted."""
+    """Run one pass of a running hub: delete a limited number of objects, and log the deletions."""
     try:
         found = gc(state, config, max_objects=_PASS_OBJECTS)
     except GymError as error:

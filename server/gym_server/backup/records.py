@@ -1,7 +1,7 @@
 """Evaluation records in backups and in `gym-server gc`: complete pairs of document and samples, named by their sha256.
 
-A record is evidence, not state: a hub runs without it. The ledger names the documents by which its rounds were judged,
-and a document names its samples.
+A record is evidence, not state: a hub runs without it. The ledger names the documents of the evaluations that judged
+its rounds, and a document names its samples.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def restore(
         folder: A new or empty folder.
         snapshot: Name of the snapshot; None takes the newest.
         known: The hub's newest head that the coordinator knows of, from any contributor.
-        fork: Continue although what followed the snapshot is permanently lost.
+        fork: True to continue although all entries after the snapshot are permanently lost.
         reason: Reason, shown to contributors.
         database_url: An empty PostgreSQL database, instead of the config's.
         objects: Location of the objects, instead of the config's ``storage.objects``.
@@ -72,8 +72,8 @@ def restore(
     Raises:
         GymError: ``NOT_FOUND`` without such a snapshot; ``FILE_EXISTS`` for a folder that is not empty;
             ``STATE_CORRUPT`` if the result differs from the backup; ``STALE`` if a newer state is known;
-            ``CONFIG_INVALID`` if the config in the backup names a location outside ``folder``, on this machine or
-            another, that the caller has not named.
+            ``CONFIG_INVALID`` if the config in the backup names a location outside ``folder`` that the caller has not
+            given.
     """
     folder = folder.resolve()
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 Draw = Callable[[str, int], Sequence[int]]
-"""Returns the row numbers to use, given a task's name and its number of rows."""
+"""A function from a task's name and its number of rows to the row numbers to use."""
 
 
 @dataclass(frozen=True)

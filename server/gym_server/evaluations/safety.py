@@ -65,7 +65,7 @@ class RoundSafety:
         Args:
             outcome: Outcome of the round.
             tx: The transaction.
-            height: Height of the version that the round made.
+            height: Height of the version that the round created.
         """
         body: dict[str, Any] = {
             "server_round": self.server_round,

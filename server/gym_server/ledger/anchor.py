@@ -45,10 +45,10 @@ class Anchor:
             self._checked = True
 
     def compare(self, tx: Connection, signed: int, head: SignedHead | None) -> None:
-        """Check that the ledger, of which ``signed`` entries are signed, still contains what ``head`` covers.
+        """Check that the ledger, with ``signed`` signed entries, still contains all entries under ``head``.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if it ends before that, or has another entry there.
+            GymError: ``STATE_CORRUPT`` if the ledger ends earlier, or has a different entry at that size.
         """
         if head is None:
             return

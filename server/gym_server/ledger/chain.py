@@ -1,4 +1,4 @@
-"""The ledger: append-only, hash-chained, under signed heads. An entry is written together with what it records.
+"""The ledger: append-only, hash-chained, under signed heads. Entries share a transaction with their data.
 
 A transaction that appends entries signs a head over them when it commits, and heads are signed only over those. So an
 entry that was inserted into the database in any other way has no head, and is detected.

@@ -26,7 +26,7 @@ _PREFIX = "refused:"
 def require_pace(
     tx: Connection, contributor: str, kinds: Collection[str], most: int, now: float, what: str
 ) -> None:
-    """Check that an account may add another entry of some kinds, which only the account itself can cause.
+    """Check that an account may add another entry of the given kinds, which only the account itself can cause.
 
     Args:
         tx: The caller's transaction.

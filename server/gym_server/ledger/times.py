@@ -1,9 +1,9 @@
 """Times of ledger entries, and the check of the times of keys, transfers, rounds and royalties against them.
 
-An entry has a time in whole seconds. In private rounds it has a span that reveals little about who sent what when: a
-verdict at admission has the hours from the round's opening to its deadline, and later entries of the round, including
-its end, have the hour in which they were written. Keys and transfers always have seconds, since hold periods depend on
-them. A row has the clock's time in the same transaction, so the two differ by little.
+An entry has a time in whole seconds. In private rounds it has a span that reveals little about the time of each
+contributor's update: a verdict at admission has the hours from the round's opening to its deadline, and later entries
+of the round, including its end, have the hour in which they were written. Keys and transfers always have seconds, since
+hold periods depend on them. A row has the clock's time in the same transaction, so the two differ by little.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def appraise(
     Args:
         state: The hub's state.
         config: The hub's config.
-        model: The model that the updates were made for.
+        model: The model that the updates start from.
         server_round: Number of the round.
         rewards: The rewards config, with the pay that the round's task announced.
         judged: Rows of ``updates`` with their judgements, for every update of the round, ordered by id.

@@ -79,7 +79,7 @@ class RoundSimilarity:
     Attributes:
         nearest: Largest similarity to another update of the round, by update.
         updates: Ids of the updates, in the order of the matrices.
-        cosines: ``[n, n]`` cosine similarities of the whole updates.
+        cosines: ``[n, n]`` cosine similarities of the entire updates.
         torn: ``[n, n]`` bool; True for pairs that look like one update split in two.
         previous: ``[n, n]`` cosine of update i with the previous merged update of the author of update j; NaN without
             one.
@@ -272,7 +272,7 @@ def _repeated_work(
 ) -> float:
     """Measure how similar honest work on the same rows is: the maximum similarity of an author's updates of two rounds.
 
-    The authors are the accounts that made ``old``, without the accused: otherwise a copier could raise the threshold by
+    The authors are the accounts that sent ``old``, without the accused: otherwise a copier could raise the threshold by
     repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
     """
     largest = 0.0

@@ -49,7 +49,7 @@ class RoundContributions:
     """A round's contributions and how they were measured.
 
     Attributes:
-        height: Height of the version that the round made.
+        height: Height of the version that the round created.
         method: Scoring method and its results: ``method``, ``options``, ``evaluations``, ``stopped``.
         clusters: Copies of an update, by the id of that update.
         together: Groups of updates that were paid as one.
@@ -67,7 +67,7 @@ class RoundContributions:
 def reputations_before(
     tx: Connection, contributors: Iterable[str], height: int, config: ReputationConfig
 ) -> dict[str, float]:
-    """Return contributors' reputations before the round that makes version ``height``."""
+    """Return contributors' reputations before the round that creates version ``height``."""
     wanted = set(contributors)
     rows = tx.execute(select(reputations).where(reputations.c.contributor.in_(wanted))).all()
     known = {row.contributor: Reputation(row.value, row.height) for row in rows}

@@ -1,4 +1,4 @@
-"""Store running scores: the contribution of each contributor, and of the whole run, on the current held-out rows.
+"""Store running scores: the contribution of each contributor, and of the entire run, on the current held-out rows.
 
 Each set of held-out rows has its own running scores, which start at zero. Every version adds a row for each of its
 contributors, so that a rollback discards the scores of the abandoned versions. Credits paid for them stay paid.
@@ -22,7 +22,7 @@ from gym_server.rounds.versions import heights_to
 from gym_server.store.tables import running_scores, versions
 
 RUN = ""
-"""Contributor name of the whole run's row."""
+"""Contributor name in the row of the entire run."""
 
 _DIGITS = 12
 """Decimal places of stored parts (in nats): many more than those of scores, so that rounding does not add up."""

@@ -299,7 +299,7 @@ def _added_to_evaluations(
     evaluation: RoundEvaluation | None,
     should_stop: Callable[[], bool],
 ) -> dict[str, float] | None:
-    """Return what the soup's evaluations lose without each update, by update; None without evaluations.
+    """Return the loss in the soup's evaluation score without each update, by update; None without evaluations.
 
     Empty if the rules cannot merge one update fewer, or if the model returns non-finite probabilities without one of
     them: then nothing is split by evaluations.

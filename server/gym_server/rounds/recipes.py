@@ -72,7 +72,7 @@ class LiveConfig:
     Args:
         database: Database with the ledger that records the changes.
         source: The config file.
-        settings: The changes that ``current`` was made with.
+        settings: The changes that ``current`` includes.
         current: The config.
     """
 
@@ -123,7 +123,7 @@ class RecipeChanges:
         """Replace the current changes.
 
         Args:
-            known: The changes that ``before`` was made with.
+            known: The changes that ``before`` includes.
             settings: All changes that apply from now on.
             before: The config until now.
             after: The config from now on.
@@ -185,7 +185,7 @@ def settings_in(database: Database) -> dict[str, str]:
 
 
 def with_settings(settings: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-    """Apply new settings over others; setting a whole section removes the settings inside it."""
+    """Apply new settings over others; setting an entire section removes the settings inside it."""
     kept = {
         key: value
         for key, value in settings.items()

@@ -328,7 +328,7 @@ def is_no_worse(before: float, after: float, allowed: float) -> bool:
 def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
     """Return why a delta is not a LoRA update of the round's rank, or None.
 
-    The soup stacks the contributors' factors and is sent to all of them. One update of another codec or of a larger
+    The soup stacks the contributors' factors and is sent to all of them. One update with a different codec or a larger
     rank would make everybody's download larger.
     """
     most = spec.recipe.lora.r

@@ -132,7 +132,7 @@ class Steering:
         """Make an earlier version the current one; the current round ends.
 
         Raises:
-            GymError: ``NOT_FOUND`` for a version that was never made, ``USAGE`` for the current one.
+            GymError: ``NOT_FOUND`` for a version that does not exist, ``USAGE`` for the current one.
         """
         why, base = shown_words(why), self._round_store.base_digest
         with self._database.transaction() as tx:

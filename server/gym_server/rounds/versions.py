@@ -27,7 +27,7 @@ class Version:
     digest: str
     residual: str | None = None
     server_round: int = 0
-    """The round that made it; 0 for the base."""
+    """Number of the round that created it; 0 for the base."""
     parent: int = 0
     """Height of the parent version."""
 

@@ -1,8 +1,8 @@
 """Authentication, rate limits and error handling of every gRPC call.
 
 A call is checked before its body is read. A caller with a session is limited by account, every other one by the address
-of its connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed: a caller in a loop
-has to wait, which saves the hub work. gRPC's own message limit applies before anything is buffered.
+of its connection, so that a flood slows down only its sender. Refusals beyond a limit are delayed: a caller that
+retries in a loop must wait, which saves work on the hub. gRPC's own message limit applies before anything is buffered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OPEN_METHODS = {
     "RevokeKey",
 }
 LEFT_METHODS = {"Account", "Ledger", "Transfer"}
-"""Calls that an account may still make after it has left, because it keeps what it earned."""
+"""Calls that an account may still make after it has left, because it keeps its credits."""
 LONG_METHODS = {"Work"}
 """Calls that last for hours. ``WorkStreams`` limits them; they use no call slot."""
 

@@ -32,7 +32,7 @@ _MAX_CALLERS = 20_000
 
 
 def require_free(address: str) -> None:
-    """Check that nobody listens on an address, nor on one that includes it.
+    """Check that no process listens on an address or on one that includes it.
 
     Args:
         address: Address as ``host:port``.

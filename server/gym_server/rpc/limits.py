@@ -94,7 +94,7 @@ class CallSlots:
 def address_of(peer: str) -> str:
     """Return the address that a connection counts towards: its IPv4 address, or its /64 network for IPv6.
 
-    A household usually has a whole /64 network.
+    A household usually has an entire /64 network.
 
     Args:
         peer: Peer in gRPC's notation: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).

@@ -33,7 +33,7 @@ _TOUCH_SECONDS = KEEPALIVE_SECONDS / 4
 _LEAST_PAUSE_SECONDS = 0.05
 """Minimum time between two sweeps, in seconds."""
 _ROWS_AT_ONCE = 500
-"""Values per SQL ``IN``; SQLite takes 32,766 parameters, older versions 999."""
+"""Maximum values per SQL ``IN``; SQLite accepts 32,766 parameters, older versions 999."""
 
 
 class Wakeups:

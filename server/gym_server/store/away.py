@@ -30,7 +30,7 @@ class StoreAway(Exception):
 
 
 class WriteConflict(StoreAway):
-    """The database rolled a transaction back because of another one. ``BUSY`` if all retries fail."""
+    """Raised if the database rolled a transaction back because of a concurrent one. ``BUSY`` if all retries fail."""
 
     def __init__(self, shown: str) -> None:
         super().__init__(

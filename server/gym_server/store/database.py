@@ -81,8 +81,8 @@ class Database:
         """Open an existing or new database; a relative SQLite path is inside ``folder``.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` for an unusable URL, ``STATE_CORRUPT`` if the file is not a database or has
-                another version; ``UNAVAILABLE`` if the server does not answer.
+            GymError: ``CONFIG_INVALID`` for an unusable URL, ``STATE_CORRUPT`` if the file is not a database or has a
+                different version; ``UNAVAILABLE`` if the server does not answer.
         """
         prefix = "sqlite:///"
         if url.startswith(prefix) and not url.startswith(prefix + "/"):

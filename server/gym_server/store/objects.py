@@ -1,7 +1,7 @@
 """Content-addressed objects: bytes named by their sha256, staged on local disk, stored with fsspec.
 
 An upload grows as ``uploads/<owner>-<sha256>.part``; acknowledged bytes have been fsynced. A finished object is
-verified and renamed before the database records it, so a crash leaves a resumable part or a whole object.
+verified and renamed before the database records it, so a crash leaves a resumable part or a complete object.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Usage:
 
 
 def usage_of(tx: Connection, contributor: str) -> Usage:
-    """Return the bytes that count against an account's quota: its uploads, except those that a kept object refers to.
+    """Return the bytes that count against an account's quota: its uploads, except those that a needed object refers to.
 
     An update counts until it is merged; otherwise refused updates could fill the disk.
     """

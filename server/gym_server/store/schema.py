@@ -1,4 +1,4 @@
-"""Create the tables of a new database, and refuse a database of another version.
+"""Create the tables of a new database, and refuse a database of a different version.
 
 Increase ``SCHEMA_VERSION`` with every change of ``tables.py``.
 """
@@ -23,7 +23,7 @@ def create_tables(tx: Connection, shown: str) -> None:
         shown: The database's name in messages.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` for a database of another version, or of another program.
+        GymError: ``STATE_CORRUPT`` for a database of a different version or program.
     """
     names = set(inspect(tx).get_table_names())
     if settings.name in names:

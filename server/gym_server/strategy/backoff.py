@@ -67,7 +67,7 @@ class RoundBackoff:
         self._spoilt.clear()
 
     def failed(self, server_round: int, reason: str) -> None:
-        """Wait after a round that made no version."""
+        """Wait after a round that did not create a version."""
         self._failures += 1
         tasks = self._state.round_store.tasks(server_round)
         names = self._names(tasks)

@@ -24,8 +24,8 @@ _HEADER_LIMIT = 1024
 def read_array(key: str, array: Array, sent: np.ndarray) -> np.ndarray:
     """Return the values of a received array, as a view of its bytes.
 
-    ``numpy.load`` is not used: it also reads arrays from zip archives, and allocates what a header claims before it has
-    seen that many bytes.
+    ``numpy.load`` is not used: it also reads arrays from zip archives, and allocates the size that a header claims
+    before it has read that many bytes.
 
     Args:
         key: Name of the array, for messages.
@@ -90,7 +90,7 @@ def comparable(contents: Sequence[RecordDict]) -> list[RecordDict]:
         contents: Contents of replies, each accepted by ``read_metrics``; not changed.
 
     Returns:
-        The contents, where needed with a metric record without the other keys, which are logged.
+        The contents; metric records with other keys are replaced by ones without them, and these keys are logged.
     """
     named = [next(iter(content.metric_records.items())) for content in contents]
     if not named:

@@ -1,8 +1,8 @@
 """Personal variants that contributors store on the hub: uploaded by their owner, read by those whom the owner names.
 
-Everything but the bytes of an upload is checked before the transfer, and again in the transaction that writes it. The
-bytes are checked in between. The ledger records uploads and removals by the digest of the signed document, which
-contains a signature and so cannot be guessed. Names and readers are shown only to those who may read the variant.
+All properties of an upload except its bytes are checked before the transfer, and again in the transaction that writes
+it. The bytes are checked in between. The ledger records uploads and removals by the digest of the signed document,
+which contains a signature and so cannot be guessed. Names and readers are shown only to those who may read the variant.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class HubVariants:
 
     @rerun
     def allow(self, owner: str, name: str) -> None:
-        """Allow an owner to upload again what the coordinator took down; this restores nothing by itself.
+        """Allow an owner to upload a variant again that the coordinator took down; the variant itself is not restored.
 
         Raises:
             GymError: ``NOT_FOUND`` if nothing of this name was taken down.

@@ -1,6 +1,6 @@
 """The contributors screen: credits, reputation, recent verdicts, privacy spending, and revocation for the operator.
 
-A viewer sees what the ledger holds in clear text. In private rounds that excludes verdicts at admission, the reasons
+A viewer sees the clear text of the ledger. In private rounds that excludes verdicts at admission, the reasons
 of rejections, and who is connected.
 """
 
@@ -117,7 +117,7 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
 
     @found.post("/contributors/{contributor}/revoke")
     def revoke(visitor: Changing, contributor: str, given: _Reason) -> dict[str, Any]:
-        """Revoke a key like `gym-server revoke`; return what was revoked and the number of cancelled transfers."""
+        """Revoke a key like `gym-server revoke`; return the revoked key and the number of cancelled transfers."""
         view.require_running()
         return keys.revoke_as_coordinator(contributor, plain(given.reason, 500))
 

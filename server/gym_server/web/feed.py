@@ -101,7 +101,7 @@ class HubFeed:
                 self._ended.wait(_UNCOUNTED_SECONDS)
 
     def _skip(self, count: int | None) -> None:
-        """Skip what was written while no page was open. A page reads its position after this, or is open."""
+        """Skip entries that were written while no page was open. A page reads its position after this, or is open."""
         with self._lock:
             if not self.feed.has_readers.is_set() and (count is None or count != self._seen):
                 self._position, self._seen = self._size(), count

@@ -43,7 +43,7 @@ def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
 
 
 def beside(view: HubView, traffic: HubTraffic) -> APIRouter:
-    """Return the route ``/metrics``, outside of the API, where Prometheus expects it."""
+    """Return the route ``/metrics``, which is outside of the API, since Prometheus expects it there."""
     found = APIRouter()
 
     @found.get("/metrics")

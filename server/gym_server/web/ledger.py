@@ -1,4 +1,4 @@
-"""The ledger screen: entries, the newest signed head, inclusion proofs, and the whole ledger as a file.
+"""The ledger screen: entries, the newest signed head, inclusion proofs, and the entire ledger as a file.
 
 Anybody who can reach the hub's port can get every proof, and so every entry; confidential content is sealed, or not in
 the ledger. So viewers see entries unchanged.
@@ -27,7 +27,7 @@ from gym_server.web.hub_view import HubView
 MAX_BODY_BYTES = 2000
 """Maximum size of an entry's body in a list, in bytes; a larger body is omitted, and fetched separately."""
 MAX_DOWNLOADS = 2
-"""Maximum number of simultaneous downloads of the whole ledger."""
+"""Maximum number of simultaneous downloads of the entire ledger."""
 _CHUNK_BYTES = 256 * 2**10
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger("gym_server")
 
 @dataclass(frozen=True)
 class _NewestState:
-    """The state that pages show; replaced as a whole.
+    """The state that pages show; immutable, replaced on every change.
 
     Attributes:
         phase: ``waiting``, ``writing``, ``loading``, ``answering``, ``ready`` or ``failed``.
