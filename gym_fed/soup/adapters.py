@@ -54,7 +54,7 @@ def write_adapters(
         plan: The result of the rules, as combinations of the updates.
         rule: The aggregator.
         residual_path: Path of the residual, a separate delta of exact float32 factors; None drops it.
-        on_tensor: Called with the name of every tensor that is merged, once it is certain that the soup is factors.
+        on_tensor: Called with the name of each merged tensor, but only after the soup is known to consist of factors.
 
     Returns:
         The written file, and for every tensor the share of its norm that the rank leaves out. None if the soup must be

@@ -59,8 +59,8 @@ class CompactReport:
         sha256: Lower-case hex sha256 of the file.
         size_bytes: Size of the file in bytes.
         norm: L2 norm of the decoded soup.
-        bits_per_weight: Bits of the whole file for each weight of the base.
-        error: ``|decoded - exact| / |exact|`` of the whole soup; 0 for a soup of zeros.
+        bits_per_weight: Bits of the file per weight of the base.
+        error: ``|decoded - exact| / |exact|`` of the entire soup; 0 for a soup of zeros.
         codecs: Number of tensors by codec.
     """
 

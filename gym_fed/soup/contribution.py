@@ -10,7 +10,7 @@ an update of zeros would dilute the others, and be paid for it if the server's s
 nothing to any coalition, all scores sum to the gain of the round, and an update's score does not grow if it is sent in
 two halves. The price: v measures what an update gave to *this* soup, not its value alone.
 
-The game is linear, unlike the rule that made the soup: robust rules need 2f + 1 updates and are undefined on small
+The game is linear, unlike the soup's rule: robust rules need 2f + 1 updates and are undefined on small
 coalitions. So only updates that the rule kept must be scored. An excluded update had no part in the soup, and must be
 paid neither for a gain that it would have given nor for harm that the rule prevented. For a coordinate-wise rule, the
 game is the nearest linear soup, not the soup itself.

@@ -1,4 +1,4 @@
-"""Credits, reputations and confidence bounds: what a round's updates are worth to their contributors.
+"""Credits, reputations and confidence bounds: the pay for a round's updates.
 
 The score of one update in one round is noisy: on 200 held-out rows its error is often as large as the score. So scores
 are summed over rounds before they are paid. With B_i the summed scores of contributor i, G the gain of all rounds, and
@@ -6,7 +6,7 @@ L its lower confidence bound, contributor i is due::
 
     price * min(1, L / sum_j B_j) * B_i - earned_i      if B_i is above chance, else nothing
 
-All rounds together never pay more than ``price * L``, a harmful round reduces what later ones pay, and noise, whose
+All rounds together never pay more than ``price * L``, a harmful round reduces later payments, and noise, whose
 scores cancel, stays within chance. (This project.)
 
 A gain is a ratio: nats saved over tokens. Its standard error follows from linearisation (Cochran 1977, "Sampling

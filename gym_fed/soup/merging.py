@@ -49,9 +49,8 @@ class SoupReport:
         norm: L2 norm of the delta it decodes to.
         update_norms: L2 norm of each update, in the given order.
         clip_factors: Clipping factor of each update; 1.0 if it was within ``max_norm``.
-        coefficients: The weight of each update in the aggregate, if the rules weight whole updates; None if they
-            decide coordinate by coordinate.
-        encoding: Codec and reason for each tensor of the soup.
+        coefficients: Weight of each update in the aggregate; None for coordinate-wise rules.
+        encoding: Codec of each tensor of the soup, and the reason for it.
         lost: For LoRA factors truncated to a rank: the share of each tensor's norm that the rank leaves out.
         private: The report of a merge with differential privacy; ``update_norms`` and ``clip_factors`` are empty then.
     """
@@ -97,7 +96,7 @@ def merge(
         root: The coordinator's own update, only for rules that need one.
         optimizer_state: State of ``recipe.server_optimizer``, required if and only if it is set; the caller stages it.
         residual_path: For LoRA factors merged into factors: path of the truncation residual, a separate delta.
-        on_tensor: Called with the name of every tensor that is merged.
+        on_tensor: Called with the name of each merged tensor.
         private: Settings of a merge with differential privacy (``gym_fed.soup.private``); the mechanism must support
             the recipe.
 

@@ -29,8 +29,8 @@ class ModelMergeReport:
 
     Attributes:
         sha256: Lower-case hex sha256 of the merged delta.
-        size_bytes: Its size.
-        norm: L2 norm of what it decodes to.
+        size_bytes: Size of the merged delta in bytes.
+        norm: L2 norm of the decoded delta.
         update_norms: L2 norm of each model's delta, in the given order.
         found: Report of the method (``MergeMethod.report``).
         encoding: Codec and reason for each tensor.
@@ -76,7 +76,7 @@ def merge_models(
         score: Scoring function, for methods that choose by held-out data.
         gate: Function that may forbid a choice, for the same methods.
         extra: Free strings for the manifest.
-        on_tensor: Called with the name of every tensor that is merged.
+        on_tensor: Called with the name of each merged tensor.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of a different base; ``USAGE`` for inputs that the method needs and

@@ -120,7 +120,7 @@ class Query:
         raise NotImplementedError
 
     def exact(self, name: str, block: NDArray[np.floating]) -> Integers:
-        """Sum ``[n, k]`` values of the updates to ``[k]`` int64. The exact sum must not leave this module."""
+        """Sum ``[n, k]`` values of the updates to ``[k]`` int64. The exact sum must stay inside this module."""
         raise NotImplementedError
 
     def value(self, noised: Integers) -> Floats:
@@ -274,7 +274,7 @@ class NoisedFactors(FactorStack):
         return 0.0 if b is None else math.sqrt(sum_of_squares(b))
 
     def root_norm(self, root: DeltaFile) -> float:
-        """L2 norm of the B of the coordinator's own update, whose A may be stored in another dtype."""
+        """L2 norm of the B of the coordinator's own update, whose A may be stored in a different dtype."""
         if self.name not in root:
             return 0.0
         factors = LowRank.of(root.payload(self.name), root.record(self.name))

@@ -1,13 +1,13 @@
 """Screen a round's updates for outlying norms, and for copies of one update sent under several keys.
 
-Scaling a whole update does not change its cosine with another one, but scaling every tensor by a different factor does.
+Scaling an entire update does not change its cosines, but scaling every tensor by a different factor does.
 So the cosines of single tensors are compared too, averaged by tensor size, and for sign deltas the share of equal
 signs, which does not depend on scales. If updates of a round use different codecs, values are compared with signs: a
 dense update that is encoded again as signs keeps every sign, while the cosine falls to 0.8.
 
 The similarity of honest updates depends on the model, the data and the steps. So each round has its own baseline: the
 median of all pairs is its background b, and a pair exceeds it by (cosine - b) / (1 - b). Two halves of one update,
-split by coordinates, have a cosine of zero; they are detected by the coordinates that each of them leaves out. (This
+split by coordinates, have a cosine of zero; they are detected by their complementary zeros. (This
 project; the inner products are those that robust rules need anyway.)
 """
 
@@ -243,7 +243,7 @@ def beyond(cosines: Matrix, each: bool = False) -> Matrix:
     """``[n, n]`` excess of pairs over the round's background similarity: 1 for equal updates, 0 at the median.
 
     Args:
-        cosines: ``[n, n]`` of whole updates.
+        cosines: ``[n, n]`` cosines of the entire updates.
         each: True to make a pair's background at least the median cosine of either of the two with all others.
             Unrelated noise in a third of the updates lowers the median of all pairs, but this one only from half of
             them.

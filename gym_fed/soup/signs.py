@@ -1,7 +1,7 @@
 """Linear combinations and trimmed means of sign deltas, as integer votes on the packed bits.
 
-Sums of whole numbers do not depend on their order, so the result is the same to the last bit on every machine and
-number of threads.
+Sums of integers do not depend on their order, so the result has the same bits on every machine and any number of
+threads.
 """
 
 from __future__ import annotations

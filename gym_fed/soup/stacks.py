@@ -223,7 +223,7 @@ class SignStack(Stack):
 
     @cached_property
     def _parts(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Bits and float32 scales of every update: views of the files, zeros where an update lacks the tensor."""
+        """Bits and float32 scales of every update: views of the files, or zeros if an update lacks the tensor."""
         parts = [_signs(update, self.name) if self.name in update else None for update in self.updates]
         like = next(part for part in parts if part is not None)
         nothing = (torch.zeros_like(like[0]), torch.zeros_like(like[1])) if None in parts else like

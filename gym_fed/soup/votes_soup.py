@@ -1,4 +1,4 @@
-"""Make a soup from a sum of integer votes, for rounds where the hub sees only the sum."""
+"""Make a soup from a sum of integer votes, for rounds in which the hub sees only the sum."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairwise keys of contributors, unknown to the hub, and the masks made from them: X25519, HKDF, AES.
+"""Pairwise keys of contributors, unknown to the hub, and the masks derived from them: X25519, HKDF, AES.
 
 A mask is an AES-256-CTR key stream that is added to votes modulo a power of two and cancels between a pair. Flower's
 ``pseudo_rand_gen`` is not used: it folds the secret to 32 bits and draws from numpy's Mersenne Twister, so an attacker
@@ -47,7 +47,7 @@ def commitment(seed: bytes) -> str:
 
 
 def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str:
-    """A hex sha256 commitment of a dealer to the share of a secret that it gives to one holder.
+    """A hex sha256 commitment of a dealer to the share of a secret for one holder.
 
     It reveals nothing about the share, which is as random as the secret to a holder of fewer shares than the threshold.
 
@@ -62,7 +62,7 @@ def share_commitment(share: bytes, secret: str, dealer: str, holder: str) -> str
 
 
 def share_commitments(seed: bytes, mask_key: bytes, dealer: str, holder: str) -> tuple[str, str]:
-    """The commitments to the two shares that a dealer gives to a holder."""
+    """The commitments of a dealer to both shares for a holder."""
     return (
         share_commitment(seed, "seed", dealer, holder),
         share_commitment(mask_key, "mask", dealer, holder),

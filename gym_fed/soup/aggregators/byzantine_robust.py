@@ -4,8 +4,8 @@
 of the updates that stretch the round most in one direction, until no direction is stretched by more than a single
 contributor with unusual data would. Among the combinations of this package that were tried against the attacks of
 ``benchmarks/attacks.py`` this one had the best worst case, except against an attack designed for it (table in
-docs/robustness.md). Both rules see inner products only: the soup of sign deltas is one vote of whole numbers, and that
-of LoRA factors is exact.
+docs/robustness.md). Both rules see inner products only: the soup of sign deltas is a single integer vote, and that of
+LoRA factors is exact.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_STRETCH = 1.5
-"""Limit of CAF in median squared norms. On digits, 1.5 kept a single honest outlier and stopped the attacks; 2 did
-not."""
+"""Limit of CAF in median squared norms. On digits, 1.5 kept a single outlier without a loss under attack; 2 let attacks
+pass."""
 
 
 class ByzantineRobust(WeightRule):

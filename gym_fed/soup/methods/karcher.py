@@ -65,7 +65,7 @@ class Karcher(MergeMethod):
             mean = _combined(direction, units)
             cosines = np.clip((units * mean).sum(axis=1), -1.0, 1.0)
             sines = np.sqrt((1.0 - cosines) * (1.0 + cosines))
-            # log_mean(u) = angle / sine * (u - cosine * mean), which tends to u - mean where the two meet.
+            # log_mean(u) = angle / sine * (u - cosine * mean), which tends to u - mean as the two approach.
             stretch = np.where(cosines > 0, 1.0, 0.0)
             np.divide(np.arccos(cosines), sines, out=stretch, where=sines > 1e-12)
             step = weights * stretch - float((weights * stretch * cosines).sum()) * direction

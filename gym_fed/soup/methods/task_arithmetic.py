@@ -1,7 +1,7 @@
 """Task arithmetic: a weighted sum of task vectors.
 
 Ilharco et al. 2023, "Editing Models with Task Arithmetic", sec. 2. ``scale`` is the paper's lambda, which it tunes on
-held-out data (0.3 to 0.5 for several tasks). The plain sum overshoots where tasks share a direction.
+held-out data (0.3 to 0.5 for several tasks). The plain sum overshoots if tasks share a direction.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TaskArithmetic(MergeMethod):
-    """``scale * sum_i w_i delta_i``. Weights are not normalised: 1 adds the whole task vector.
+    """``scale * sum_i w_i delta_i``. Weights are not normalised: 1 adds the full task vector.
 
     The paper's weights are all 1; mergekit also multiplies by weights, unless set to normalise them. A negative weight
     subtracts a task from the base (sec. 3, forgetting by negation).
