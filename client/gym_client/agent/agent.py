@@ -86,7 +86,7 @@ class Agent:
         home: The contributor's home, locked by the caller.
         client: Client of the hub; the home must be enrolled there.
         node_config: The app's ``context.node_config``; ``home`` and ``by-reference`` are added.
-        policy: Limits on what is fetched, trained and sent; read from the home if None.
+        policy: Limits on downloads, training and uploads; read from the home if None.
         policy_stamp: Stamp of ``policy.yaml`` when ``policy`` was read; None for the current stamp.
         announced: Recipe shown before joining; tasks that protect examples less are rejected.
         agreement: Terms accepted before joining; tasks with other terms require new consent.

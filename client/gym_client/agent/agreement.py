@@ -25,7 +25,7 @@ from gym_fed.core.json_files import canonical_digest, read_object
 _RATE = "recipe.learning_rate"
 _MAX_TERMS = 20
 _MAX_CHARS = 1 << 20
-"""Maximum number of accepted terms to store per hub; the newest are kept."""
+"""Maximum total characters of the stored terms of a hub; the newest are stored whatever their length."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class TaskObjects:
     Args:
         home: The home with the cache and the task folders.
         client: Client of the hub.
-        policy: Limits on what is fetched and sent.
+        policy: Limits on downloads and uploads.
         traffic: Counter of transferred bytes.
     """
 
@@ -197,5 +197,5 @@ def to_refusal(message_id: str, error: GymError) -> pb.SubmitRequest:
 
 
 def new_context(run_id: int, node_id: int, node_config: UserConfig) -> Context:
-    """Create a context for a run; its state lives as long as the agent."""
+    """Create a context for a run; its state exists until the agent exits."""
     return Context(run_id=run_id, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})

@@ -1,4 +1,4 @@
-"""Task folders, which keep content, checkpoints and the finished update when the agent is killed."""
+"""Task folders, which preserve content, checkpoints and the finished update if the agent is killed."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class TaskFolder:
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
         """Start or resume the task.
 
-        Work for the same task and setup is kept, also under another message id if the hub reassigned the task. Work
-        for earlier rounds of the hub is deleted.
+        Work for the same task and setup is reused, even under a different message id if the hub reassigned the task.
+        Work for earlier rounds of the hub is deleted.
 
         Args:
             spec: The task.

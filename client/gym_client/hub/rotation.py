@@ -1,7 +1,7 @@
 """Rotate and revoke the keys of a home's accounts.
 
-The new key is written before any hub receives it, each hub's reply is stored immediately, and a replaced key is kept
-as long as a hub needs it. If the process is killed, the same command resumes.
+The new key is written before any hub receives it, each hub's reply is stored immediately, and a replaced key is stored
+until no hub needs it. If the process is killed, the same command resumes.
 """
 
 from __future__ import annotations

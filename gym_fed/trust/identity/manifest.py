@@ -14,7 +14,7 @@ from gym_fed.trust.identity.keys import SigningKey, verify_signature
 
 MAX_MANIFEST_BYTES = 64 * 1024
 _NUMBERS_END = 2**53
-"""Bound on integers that JSON represents exactly in every language; databases hold less than 2**63."""
+"""Exclusive bound of integers, below which JSON is exact in every language; databases hold less than 2**63."""
 _LIFETIME_SECONDS = 24 * 3600
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

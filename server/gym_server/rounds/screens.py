@@ -80,7 +80,7 @@ class ScreenedRound:
         return [update.judgement for update in self.updates if update.judgement.verdict == "rejected"]
 
     def with_duplicates(self) -> ScreenedRound:
-        """Return the round with its duplicates merged too, for a rule that needs more updates than are left."""
+        """Return the round with its duplicates merged too, for a rule that needs more updates than remain."""
         return self.each(
             lambda u: (
                 u.needed(self.findings[u.row.update_id].reason) if u.judgement.verdict == "duplicate" else u
