@@ -209,8 +209,7 @@ class NoisedStack(DecodedStack):
             target[place] = torch.from_numpy(values).to(torch.float32).reshape(target[place].shape)
 
     def update_norm(self, update: DeltaFile) -> float:
-        """L2 norm of a decoded update; for factors, computed from the elements of the product, not from Gram
-        matrices."""
+        """L2 norm of a decoded update; for factors, from the elements of their product, not from Gram matrices."""
         if self.name not in update:
             return 0.0
         if form_of(update.record(self.name)).kind != "factors":

@@ -280,8 +280,7 @@ def same_source(cosines: Matrix) -> NDArray[np.bool_]:
 
 
 def _background(cosines: Matrix, each: bool) -> Matrix:
-    """``[n, n]`` median cosine of all pairs; with ``each``, at least the median of either of the two with all
-    others."""
+    """``[n, n]`` median cosine of all pairs; with ``each``, at least that of either update with all others."""
     n = len(cosines)
     background = np.full((n, n), _median_low(_off_diagonal(cosines)))
     if each:

@@ -44,8 +44,7 @@ class MajorityVote(CoordinateRule):
         return np.sign(totals).astype(np.float64) * vote
 
     def combine_signs(self, bits: Sequence[Tensor], strengths: Tensor, weights: Tensor, out: Tensor) -> bool:
-        """Count weighted votes if every combined vector is a single update; the median magnitude is the same
-        everywhere."""
+        """Count weighted votes if every combined vector is a single update; all results have the median magnitude."""
         count = len(weights)
         if strengths.shape != (count, count) or torch.count_nonzero(strengths - strengths.diag().diag()):
             return False
