@@ -80,7 +80,7 @@ def batch(
     if settings.chat_template is not None:
         from gym_fed.data.chat_templates.choice import read_chat_template
 
-        read_chat_template(settings.chat_template)  # refuses a wrong template before a model is loaded
+        read_chat_template(settings.chat_template)  # raises for an invalid template before a model is loaded
     ensure_models([settings.base, *settings.adapter], yes)
     identity = _identity(settings, given, seed)
     with BatchOutput(target, errors, belongs_to=identity, custom_ids=frozenset(given.custom_ids)) as output:
@@ -98,7 +98,7 @@ def batch(
 
 
 def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: int) -> BatchReport:
-    """Answer the requests without a line; loads no model where all have one."""
+    """Answer the requests that have no output line; no model is loaded if all have one."""
     from gym_fed.serving.batch_run import BatchReport, run_batch
 
     done = len(output.done)
@@ -130,7 +130,7 @@ def _run(settings: ServingConfig, given: BatchInput, output: BatchOutput, seed: 
 
 
 def _print_report(report: BatchReport, target: Path, errors: Path | None, as_json: bool) -> None:
-    """Print the figures; raise an exit code of its own if requests failed."""
+    """Print the summary; exit with a special code if requests failed."""
     print_result(
         as_json,
         {
@@ -171,7 +171,7 @@ def _identity(settings: ServingConfig, given: BatchInput, seed: int) -> dict[str
 
 
 def _versions(serving: Serving, given: BatchInput) -> dict[str, str]:
-    """sha256 of each variant that the input names."""
+    """Return the SHA-256 of each variant that the input names."""
     names = [name.partition(":")[2] for name in given.models if ":" in name]
     return {name: serving.store.get(name).sha256 for name in names} if serving.store is not None else {}
 

@@ -16,17 +16,17 @@ _PLAIN = re.compile(r"[\w./:@%+=,-]+")
 
 
 def runs(incomplete: str) -> list[str]:
-    """Run folders below ``runs``."""
+    """Complete the run folders below ``runs``."""
     return _matching(_run_folders, incomplete)
 
 
 def models(incomplete: str) -> list[str]:
-    """gym-nano, the models of the Hugging Face cache, and run folders."""
+    """Complete gym-nano, the models of the Hugging Face cache, and run folders."""
     return _matching(_model_names, incomplete)
 
 
 def variants(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Variants of the store that the line names, else of this machine's."""
+    """Complete the variants of the store on the command line, or of this machine's store."""
     store = ctx.params.get("store") or ctx.params.get("variants")
     return _matching(lambda: _variant_names(None if store is None else Path(store)), incomplete)
 
@@ -43,7 +43,7 @@ def recipes(incomplete: str) -> list[str]:
 
 
 def rules(incomplete: str) -> list[str]:
-    """Aggregators and merge methods."""
+    """Complete aggregators and merge methods."""
 
     def names() -> tuple[str, ...]:
         from gym_fed.core.registries import AGGREGATORS, METHODS
@@ -82,7 +82,7 @@ def _matching(names: Callable[[], Iterable[str]], incomplete: str) -> list[str]:
 
 
 def _run_folders() -> Iterator[str]:
-    # Not at every depth, as `gym runs list`: a run may have thousands of files.
+    # Unlike `gym runs list`, not at every depth, since a run may have thousands of files.
     for pattern in ("*/run.json", "*/*/run.json"):
         for file in Path("runs").glob(pattern):
             yield file.parent.as_posix()
@@ -98,7 +98,7 @@ def _model_names() -> Iterator[str]:
 
 
 def _variant_names(store: Path | None) -> list[str]:
-    # The store's own class imports all that serves a variant.
+    # The store's class would import everything that serves variants.
     import sqlite3
 
     from gym_fed.serving.store.naming import variants_folder

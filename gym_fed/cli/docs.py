@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.interop.draft import Alias
 
 BUILT_PAGES = ("config", "api", "aliases", "members")
-"""Names of the pages."""
+"""Names of the built pages."""
 
 
 def built_page(name: str) -> str:
@@ -217,7 +217,7 @@ def _alias_table(title: str, words: list[Alias]) -> str:
 
 
 _KEY_OF_KIND = {"tuning method": "finetuning", "export format": "--format"}
-"""Config keys and options of the kinds whose name differs from it."""
+"""Config keys and options of registries whose name differs from the key."""
 
 _FACTS = {
     "algorithm": {
@@ -296,7 +296,8 @@ def _cell(text: str) -> str:
 _PACKAGE = Path(__file__).parents[1]
 _PAGES = (_PACKAGE / "assets" / "docs", _PACKAGE.parent / "docs")
 _SITES = (_PACKAGE / "assets" / "site", _PACKAGE.parent / "build" / "site")
-"""In an installed package, and in a checkout; sites are there where MkDocs was when they were built."""
+"""Folders of the site in an installed package and in a checkout; they exist only if MkDocs was installed at build time.
+"""
 
 
 def docs(

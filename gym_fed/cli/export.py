@@ -185,7 +185,7 @@ def export(
 
 @contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, so that unfinished files and child processes are removed."""
+    """Let SIGTERM end the block in the same way as Ctrl-C, so that unfinished files and child processes are removed."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -209,7 +209,7 @@ def _default_output(model: str, suffix: str) -> Path:
 
 
 def _require_dtype(chosen: ExportFormat, dtype: str | None) -> None:
-    """Refuse a type that the format would not read.
+    """Refuse a dtype that the format ignores.
 
     Raises:
         GymError: ``USAGE``.

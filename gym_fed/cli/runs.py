@@ -177,7 +177,7 @@ def plot(
 
 
 def sparkline(values: list[float]) -> str:
-    """Values as bars of text, the mean of neighbours where there are more than fit."""
+    """Draw values as bars of text; neighbours are averaged if there are too many."""
     if not values:
         return ""
     count = min(len(values), _SHOWN_POINTS)
@@ -210,7 +210,7 @@ def _draw(series: dict[str, dict[str, list[tuple[int, float]]]], output: Path) -
         axes.legend(fontsize="small")
     try:
         figure.savefig(output, dpi=150)
-    except ValueError as error:  # a suffix that matplotlib does not know
+    except ValueError as error:  # a suffix unknown to matplotlib
         raise GymError(ErrorCode.USAGE, f"{output}: {error}", "end the name in .png, .svg or .pdf") from error
 
 

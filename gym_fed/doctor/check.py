@@ -53,7 +53,7 @@ class Check(ABC):
 
 
 def run_checks() -> list[Finding]:
-    """Run all checks by name; takes seconds, since torch is imported to list devices."""
+    """Run all checks, sorted by name; takes seconds, since torch is imported to list devices."""
     return [finding for name in CHECKS.usable() for finding in _findings(name)]
 
 

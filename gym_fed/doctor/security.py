@@ -41,7 +41,8 @@ MINIMUMS = {
     "transformers": ("4.53.0", "CVE-2025-3933"),
     "urllib3": ("2.6.0", "CVE-2025-66418"),
 }
-"""First release that fixes a known serious vulnerability, and its advisory. `make audit` queries PyPI instead."""
+"""First release that fixes a known serious vulnerability, and its advisory, by package. `make audit` queries PyPI
+instead."""
 
 MAX_KEYS = 1000
 _PRIVATE = b"PRIVATE KEY-----"
@@ -152,7 +153,8 @@ def judge_version(name: str, version: str, minimum: str, advisory: str) -> Findi
 
 
 def readable_by_others(path: Path) -> bool:
-    """True if users outside the file's group can read it, by its mode and that of every folder above."""
+    """Return True if users outside the file's group can read it, according to the modes of the file and all folders
+    above."""
     path = path.absolute()
     if not path.stat().st_mode & stat.S_IROTH:
         return False
@@ -165,7 +167,7 @@ def no_hub(folder: Path) -> Finding:
 
 
 def _is_secret(path: Path) -> bool:
-    """True for a file that may hold a private key. A file that this user cannot read is not checked."""
+    """Return True for a file that may contain a private key. A file that this user cannot read is not checked."""
     try:
         with path.open("rb") as file:
             text = file.read(1 << 16)

@@ -97,7 +97,7 @@ class Arguments:
 
     Attributes:
         group: One of ``GROUPS``.
-        given: The keys that were given.
+        given: The keys set by the user.
     """
 
     def __init__(self, group: str, given: Mapping[str, Any]) -> None:
@@ -121,8 +121,8 @@ def get_train_args(
     """Return ``(model_args, data_args, training_args, finetuning_args, generating_args)``.
 
     Args:
-        args: LLaMA-Factory's keys; or words of a command line, ``--key value`` or a YAML file and ``key=value``; by
-            default this process's own.
+        args: LLaMA-Factory's keys, or the words of a command line (``--key value``, or a YAML file and ``key=value``);
+            by default the command line of this process.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for keys that cannot be honoured, as ``load_training_config``.
@@ -139,10 +139,10 @@ def get_train_args(
 
 
 def training_config(values: Mapping[str, Any]) -> TrainingConfig:
-    """Translate LLaMA-Factory's keys to our config.
+    """Translate LLaMA-Factory's keys to a gym-fed config.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for keys without a counterpart, a line each.
+        GymError: ``CONFIG_INVALID`` for keys without a counterpart, one line each.
     """
     done = translate(dict(values))
     if done.lost:

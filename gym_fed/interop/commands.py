@@ -1,4 +1,4 @@
-"""Commands and flags of other tools, rewritten into ours with a note before parsing, or refused."""
+"""Translate commands and flags of other tools to those of gym-fed before parsing, with a note, or refuse them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gym_fed.interop.draft import Alias, Unsupported
 from gym_fed.interop.flags import as_settings, split_flags
 
 _EVAL_RENAMED = {"output_path": "--output"}
-"""Our options by their flags."""
+"""Options of `gym eval` by the flags of other tools."""
 
 _EVAL_NOT_NEEDED = {
     "batch_size": "not needed (the engine fills its steps itself)",
@@ -22,7 +22,7 @@ _EVAL_NOT_NEEDED = {
     "trust_remote_code": "not needed (code that comes with a model is never run)",
     "confirm_run_unsafe_code": "not needed (code runs in the sandbox)",
 }
-"""Flags for what the engine and the records do in any case."""
+"""Flags for behaviour that the engine and the records always have."""
 
 EVAL_REFUSED = {
     "gen_kwargs": Unsupported(
@@ -92,7 +92,7 @@ def _translate_eval_flags(rest: Sequence[str], options: Mapping[str, bool]) -> l
 
     Args:
         rest: The arguments as typed.
-        options: The options of `gym eval run`, and whether each takes a value.
+        options: The options of `gym eval run`; True for those that take a value.
 
     Raises:
         GymError: ``USAGE`` for a flag without a counterpart, with the lines to write instead.
@@ -170,7 +170,7 @@ def _model_arguments(words: Sequence[str]) -> dict[str, str]:
 
 
 RENAMED = {"inference": "batch", "serve": "api", "run": "chat"}
-"""Our commands by theirs."""
+"""Commands of gym-fed by those of other tools."""
 
 
 _OF_A_MODEL = {"model_name_or_path": "MODEL", "model": "MODEL", "adapter_name_or_path": "--adapter"}
@@ -209,7 +209,7 @@ FLAGS: dict[str, dict[str, str]] = {
         "outfile": "--output",
     },
 }
-"""Our options by the flags of other tools, for each command; ``MODEL`` is an argument."""
+"""Options of gym-fed by the flags of other tools, for each command; ``MODEL`` is an argument."""
 
 COMMANDS = [
     *(Alias("command", f"gym {theirs}", f"`gym {ours}`") for theirs, ours in RENAMED.items()),
@@ -245,8 +245,8 @@ def translate_command(words: Sequence[str], options: Mapping[str, bool], known: 
 
     Args:
         words: The command and everything after it.
-        options: The options of the command of that name, and whether each takes a value.
-        known: True if we have a command of that name.
+        options: The options of the command with that name; True for those that take a value.
+        known: True if gym-fed has a command with that name.
 
     Raises:
         GymError: ``USAGE`` for a command or flag without a counterpart, with the lines to write instead.
@@ -267,7 +267,7 @@ def translate_command(words: Sequence[str], options: Mapping[str, bool], known: 
 
 
 def _arguments(command: str, rest: list[str]) -> list[str]:
-    """Turn the arguments of vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` into our options."""
+    """Convert the arguments of vLLM's ``serve MODEL`` and Ollama's ``run MODEL PROMPT`` to options of gym-fed."""
     at = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
     words, options = rest[:at], rest[at:]
     if command == "serve" and len(words) == 1 and not words[0].endswith((".yaml", ".yml")):

@@ -1,4 +1,4 @@
-"""Class-level ``DatasetRegistry.push`` and ``pull``, ``license=`` and rows in memory, as other tools have them."""
+"""Class-level ``DatasetRegistry.push`` and ``pull``, with ``license=`` and rows in memory as in other tools."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def push(
 
     Args:
         dataset: A file or folder, or rows, which are written as JSON Lines.
-        license: SPDX identifier, in any case; ``licence`` is our own spelling.
+        license: SPDX identifier in upper or lower case; gym-fed's own spelling of the argument is ``licence``.
         licence: See ``license``.
-        description: One line.
+        description: Description in one line.
 
     Raises:
-        GymError: ``USAGE`` for something else, or for rows that are not JSON; see ``DatasetRegistry.push``.
+        GymError: ``USAGE`` for any other value, or rows that are not JSON; see ``DatasetRegistry.push``.
     """
     note("DatasetRegistry.push(..., license=)", f"`DatasetRegistry({default_store()!r}).push(..., licence=)`")
     given = licence or license
@@ -74,7 +74,7 @@ def pull(reference: str, dest: str | Path | None = None) -> Any:
     registry = DatasetRegistry(default_store())
     if dest is not None:
         return registry.pull(reference, dest)
-    registry.show(reference)  # named where it is missing
+    registry.show(reference)  # a missing file is named in the error
     folder = registered(reference)
     assert folder is not None
     return DataPipeline([str(folder)])

@@ -1,4 +1,4 @@
-"""Rows of the alias table, and the values of a file while aliases are replaced by our keys."""
+"""Rows of the alias table, and the values of a file while aliases are replaced by gym-fed's keys."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Alias:
     Attributes:
         where: The place where users write it.
         theirs: The name in the other tool.
-        ours: Our name; for a refused one, the reason.
-        instead: Lines to write instead of a refused one.
+        ours: gym-fed's name; for a refused name, the reason.
+        instead: Lines to write instead of a refused name.
     """
 
     where: Where
@@ -30,7 +30,7 @@ class Alias:
 
     @property
     def refused(self) -> bool:
-        """True if it has no counterpart."""
+        """True if the name has no counterpart."""
         return bool(self.instead)
 
 
@@ -52,7 +52,7 @@ ValueT = TypeVar("ValueT")
 
 
 class Draft:
-    """The values of a file while aliases are replaced by our keys.
+    """The values of a file while aliases are replaced by the keys of gym-fed.
 
     Args:
         values: The original values, which are not changed.
@@ -83,10 +83,10 @@ class Draft:
         return value
 
     def put(self, path: str, value: Any, origin: str) -> None:
-        """Set one of our keys.
+        """Set a key of gym-fed.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` if the key already has another value.
+            GymError: ``CONFIG_INVALID`` if the key already has a different value.
         """
         place = self.result.values
         *above, last = path.split(".")
@@ -132,9 +132,9 @@ class KeyAlias:
 
     Attributes:
         theirs: The key's path, ``a.b``.
-        ours: Our key, to which the value is moved; with ``read``, a description.
+        ours: gym-fed's key, to which the value is moved; with ``read``, a description.
         read: Changes the draft if it has the key; None moves the value to ``ours``.
-        meant: Returns True for values of the other tool; None if we have no such key.
+        meant: Returns True for values of the other tool; None if gym-fed has no key with this name.
         shown: The key in the alias table; default ``theirs``.
         where: The place where users write it.
         refusal: The reason for a key without a counterpart. Without ``read``, every value is refused.

@@ -35,8 +35,8 @@ def split_flags(
 
     Args:
         words: The words after the command.
-        options: The command's own options, and whether each takes a value.
-        switches: Keys that are true if no value follows; a mapping also gives the values that each accepts in addition
+        options: The command's own options; True for those that take a value. switches: Keys that are true if no value
+        follows; a mapping also gives the values that each accepts in addition
             to truth values.
         lists: Keys that take every value up to the next flag.
 
@@ -208,7 +208,7 @@ def _without_pairs(left: list[str], options: Mapping[str, bool], flags: dict[str
 
 
 def _value(key: str, values: list[str], schema: Any) -> Any:
-    """Parse the value of one of our flags by the type of its key."""
+    """Parse the value of a gym-fed flag by the type of its key."""
     if key in _SOURCES:
         from gym_fed.interop.training_keys import sources
 

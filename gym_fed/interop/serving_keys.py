@@ -16,7 +16,7 @@ _FEW_BITS = Unsupported(
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _TOOL_FORMATS = {"llama3_json": "llama"}
-"""Our tool formats by the names of vLLM's parsers, where they differ."""
+"""gym-fed's tool formats by the names of vLLM's parsers, if they differ."""
 
 
 def _level(draft: Draft) -> None:
@@ -117,4 +117,4 @@ WORDS = [
 ]
 
 NEAR = {"model_path": "base", "api_key": "api_keys"}
-"""Our keys by those of other servers."""
+"""gym-fed's keys by those of other servers."""

@@ -137,7 +137,7 @@ NEAR = {
     "random_seed": "seed", "rank": "lora", "lora.rank": "r", "lora.alpha": "lora_alpha",
     "lora.dropout": "lora_dropout", "lora.lora_rank": "r", "lora.lora_r": "r",
 }  # fmt: skip
-"""Our keys by those of TRL, Axolotl and others, for errors about unknown keys."""
+"""gym-fed's keys by those of TRL, Axolotl and others, for errors about unknown keys."""
 
 NEAR_MEMBERS = {
     "optimizer": {
@@ -152,7 +152,7 @@ NEAR_MEMBERS = {
     },
     "tuning method": {"qlora": "lora", "dora": "lora", "full_finetuning": "full", "none": "full"},
 }  # fmt: skip
-"""Our members by their names in other tools."""
+"""gym-fed's members by their names in other tools."""
 
 
 def _soup_switch(draft: Draft) -> None:

@@ -1,4 +1,5 @@
-"""Sections of training configs with another layout in other tools, and ``batch_size``, the rows of a whole step."""
+"""Sections of training configs with a different layout in other tools, and ``batch_size``, the rows of an optimiser
+step."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from gym_fed.core.text import counted
 from gym_fed.interop.draft import Draft, KeyAlias, Unsupported
 
 _MOST_AT_ONCE = 8
-"""Maximum rows per device without a config value: the default of ``per_device_train_batch_size``."""
+"""Maximum rows per device if the config sets none; equal to the default of ``per_device_train_batch_size``."""
 
 
 def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, int] | None:
@@ -17,11 +18,11 @@ def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, i
 
     Args:
         total: Rows of one optimiser step on all devices.
-        processes: Devices.
-        at_once: Rows per device, if given; else the largest divisor up to 8.
+        processes: Number of devices.
+        at_once: Rows per device; None for the largest divisor up to 8.
 
     Returns:
-        None if no integers satisfy this.
+        The two numbers; None if no integers satisfy this.
     """
     each, left = divmod(total, processes)
     if left or each < 1:
@@ -32,7 +33,7 @@ def split_batch(total: int, processes: int, at_once: int | None) -> tuple[int, i
 
 
 def batch_size(draft: Draft) -> None:
-    """Split ``batch_size``, the rows of an optimiser step, into devices and accumulation."""
+    """Split ``batch_size``, the rows of an optimiser step, into rows per device and accumulation steps."""
     total = draft.get("batch_size")
     accumulated = draft.get("gradient_accumulation_steps")
     try:
@@ -77,7 +78,7 @@ def near_batch(value: Any) -> str:
 _CUBLAS = (":4096:8", ":16:8")
 
 _SHARDED = {"full_shard": "fsdp2", "shard_grad_op": "deepspeed", "no_shard": "ddp"}
-"""Our strategies by FSDP's sharding strategies; ZeRO-2 shards gradients and optimiser state only."""
+"""gym-fed's strategies by FSDP's sharding strategies; ZeRO-2 shards gradients and optimiser state only."""
 
 
 def _strategy(draft: Draft) -> None:

@@ -28,7 +28,7 @@ FORMATS = {
     "pte": "executorch", "et": "executorch", "ov": "openvino", "autoawq": "awq", "autogptq": "gptq",
     "auto_awq": "awq", "auto_gptq": "gptq",
 }  # fmt: skip
-"""Our formats by their other names."""
+"""gym-fed's formats by their names in other tools."""
 
 REFUSED_FORMATS = {
     "merged_16bit": Unsupported(
@@ -66,7 +66,7 @@ QUANTIZATIONS: dict[str, dict[str, str | Unsupported]] = {
     "gptq": {**_INT4, "int8": "w8", "8bit": "w8", "8": "w8", "w8a16": "w8"},
     "delta": {"bitdelta": ""},
 }  # fmt: skip
-"""Our quantizations by their other names, for each format; empty for the format's default."""
+"""gym-fed's quantizations by their names in other tools, for each format; empty for the format's default."""
 
 _EXPORTS = [
     Alias(
@@ -126,7 +126,8 @@ def apply_deltasoup(trainer: Any, settings: Any = None) -> Any:
     """Call ``Trainer.apply_deltasoup`` with the newest global version of the hub that this machine has joined.
 
     Raises:
-        GymError: ``NOT_FOUND`` if no soup of a hub is on this machine; ``BASE_MISMATCH`` if the hub has another base.
+        GymError: ``NOT_FOUND`` if no soup of a hub is on this machine; ``BASE_MISMATCH`` if the hub has a different
+            base.
     """
     others = {"hub": _newest_version(trainer.config)}
     note("trainer.apply_deltasoup()", '`trainer.apply_deltasoup({"hub": MODEL})`')
@@ -178,7 +179,7 @@ ATTRIBUTES: dict[tuple[str, str], Callable[[], Any]] = {
     ("DatasetRegistry", "push"): _import("gym_fed.interop.datasets", "push"),
     ("DatasetRegistry", "pull"): _import("gym_fed.interop.datasets", "pull"),
 }
-"""Attributes of our modules and classes under the names that other tools use."""
+"""Attributes of gym-fed's modules and classes under the names that other tools use."""
 
 NAMES = [
     Alias("Python", "trainer.fit(dataset)", "`trainer.train(dataset)`"),

@@ -31,8 +31,8 @@ class Experiment:
         folder: The run folder (a bare name means ``runs/NAME``); created with the first entry.
         trackers: Names in ``gym_fed.core.registries.TRACKERS``; ``jsonl`` and ``tensorboard`` are always registered.
         project: The run's project, for trackers with projects.
-        name: The run's name there; by default the folder's.
-        tags: Free words, for trackers with tags.
+        name: The run's name in the trackers; by default the folder's name.
+        tags: Free-form tags, for trackers that support them.
         mode: ``online`` allows connections to a service; ``offline`` keeps everything in the folder.
         uri: Address of the service; by default the package's own.
         from_step: Continue after this step, and drop the entries of later steps. None appends.
@@ -80,7 +80,7 @@ class Experiment:
 
         Args:
             metrics: Values by name: numbers, or scalars of numpy or torch.
-            step: Counts from 1; by default one more than that of the last call.
+            step: Step number, from 1; by default one more than in the last call.
 
         Raises:
             GymError: ``USAGE`` naming a value that is not a number, before anything is logged.

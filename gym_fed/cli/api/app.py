@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 _LOADER = "gym-api-load"
-"""The server's thread that loads the model, and then what renders chats."""
+"""Name of the server's thread that loads the model and then the renderer of chats."""
 _SHOWN_MODELS = 5
 _DAY_SECONDS = 24 * 60 * 60
 
@@ -126,7 +126,9 @@ def serve(
         if settings.chat_template is not None:
             from gym_fed.data.chat_templates.choice import read_chat_template
 
-            read_chat_template(settings.chat_template)  # refuses a wrong template before a model is loaded
+            read_chat_template(
+                settings.chat_template
+            )  # raises for an invalid template before a model is loaded
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
@@ -154,7 +156,7 @@ def serve(
             _introduce(address, serving)
 
     def on_draining(active: int) -> None:
-        # Not through the console: the signal may have come while it was writing.
+        # Not through the console, since the signal may have arrived while it was writing.
         left = f"; up to {drain_seconds:g} s for {counted(active, 'active answer')} to finish; Ctrl-C again cancels"
         text = f"\nleaving{left if active else ''}\n"
         with suppress(OSError):  # the reader may have exited
@@ -177,9 +179,9 @@ def serve(
 
 
 def _leave_if_loading() -> None:
-    """End the process at once where its model is still being loaded.
+    """End the process immediately if its model is still being loaded.
 
-    Python stops other threads at its own end. One that is in PyTorch's code then makes the process abort.
+    At exit Python stops other threads, and a thread that is in PyTorch's code then aborts the process.
     """
     if any(thread.name == _LOADER for thread in threading.enumerate()):
         sys.stdout.flush()

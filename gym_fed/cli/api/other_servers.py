@@ -1,4 +1,4 @@
-"""Options of vLLM, llama.cpp's server and others that `gym api` lacks; the error names our equivalent."""
+"""Options of vLLM, llama.cpp's server and others that `gym api` lacks; the error names gym-fed's equivalent."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ OPTIONS = {
 
 
 class NamesOurOptions(Command):
-    """A command that refuses all options of other servers in one error, which names our equivalents."""
+    """A command that refuses all options of other servers in one error, which names gym-fed's equivalents."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own = {name for param in self.params for name in (*param.opts, *param.secondary_opts)}
-        given = list(args)  # click takes from them
+        given = list(args)  # click removes words from the list
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:

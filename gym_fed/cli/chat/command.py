@@ -95,7 +95,7 @@ def chat(
         if chat_template is not None:
             from gym_fed.data.chat_templates.choice import read_chat_template
 
-            read_chat_template(chat_template)  # refuses a wrong template before a model is loaded
+            read_chat_template(chat_template)  # raises for an invalid template before a model is loaded
         ensure_models([model, *(adapter or ())], yes)
         with spinner(f"loading {model}"):
             writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
@@ -121,7 +121,7 @@ def chat(
 
 
 def _is_given(key: str) -> bool:
-    """True if the command line has this setting, which overrides a file's."""
+    """Return True if the command line has this setting, which overrides the file's."""
     source = click.get_current_context().get_parameter_source(key)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -142,7 +142,7 @@ def _remote(url: str, model: str | None, api_key_env: str | None) -> Writer:
 
 
 def _in_parts(model: str, variant: str | None) -> tuple[str, str | None]:
-    """Base and variant of ``BASE:VARIANT``; any other name as it is.
+    """Return base and variant of ``BASE:VARIANT``; any other name is returned unchanged.
 
     Raises:
         GymError: ``USAGE`` for two variants.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_file(name: str | Path | None) -> bool:
-    """True if the model is a YAML file."""
+    """Return True if the model argument is a YAML file."""
     return name is not None and Path(name).suffix in (".yaml", ".yml") and Path(name).is_file()
 
 

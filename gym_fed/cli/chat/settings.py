@@ -16,7 +16,7 @@ def _texts(value: object) -> object:
 
 
 class ChatSettings(StrictModel):
-    """Sampling settings; a setting that is None is left out of requests."""
+    """Sampling settings; settings that are None are omitted from requests."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = 512
     temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0

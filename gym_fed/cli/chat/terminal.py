@@ -28,12 +28,12 @@ HISTORY_LINES = 1000
 
 
 class Terminal:
-    """One session.
+    """A chat session in the terminal.
 
     Args:
-        conversation: The session.
+        conversation: The conversation, which generates the answers.
         settings: The sampling settings, which `/set` changes.
-        as_json: Print each complete answer as a line of JSON.
+        as_json: True to print each complete answer as a line of JSON.
     """
 
     def __init__(self, conversation: ChatSession, settings: ChatSettings, *, as_json: bool = False) -> None:
@@ -44,10 +44,10 @@ class Terminal:
         self._forgotten = 0
 
     def run(self) -> None:
-        """Until the end of input, `/exit`, or Ctrl-C twice at the prompt.
+        """Run the session until the end of input, `/exit`, or Ctrl-C twice at the prompt.
 
         Raises:
-            GymError: A refusal, where the input is not typed.
+            GymError: If an answer fails and the input is not a terminal.
         """
         if self._typed:
             self._note(f"{self.conversation.model}: /help lists what there is, /exit leaves")
@@ -83,7 +83,7 @@ class Terminal:
                 self._note(f"{error.message}\n  {error.hint}" if error.hint else error.message)
 
     def answer(self, text: str) -> None:
-        """Send a message, and print the answer as it comes. On Ctrl-C the session keeps the text so far.
+        """Send a message, and print the answer while it is generated. On Ctrl-C the session keeps the text so far.
 
         Raises:
             GymError: The writer's refusal.
@@ -156,7 +156,7 @@ class Terminal:
     def _note(self, text: str) -> None:
         err.print(text, style="dim")
 
-    # What begins with a slash: the first line of each docstring is its help.
+    # Slash commands: the first line of each docstring is its help.
 
     def _help(self, argument: str) -> None:
         """list the commands"""
@@ -216,7 +216,9 @@ class Terminal:
         try:
             self.answer(question)
         finally:
-            if len(self.conversation.messages) == num_messages:  # nothing came in place of the old answer
+            if (
+                len(self.conversation.messages) == num_messages
+            ):  # there is no new answer to replace the old one
                 self.conversation.messages, self.conversation.forgotten = before
         if self.conversation.messages == before[0] and self._always_the_same:
             self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
@@ -330,7 +332,7 @@ def line_editing(folder: Path) -> Iterator[None]:
     readline.clear_history()
     readline.set_history_length(HISTORY_LINES)
     readline.set_auto_history(True)
-    # A pasted text of several lines is one message, not one for each line.
+    # A pasted text of several lines is one message.
     readline.parse_and_bind("set enable-bracketed-paste on")
     saved = _read_history(history)
     try:

@@ -92,7 +92,7 @@ def show(
 
     statistics = Statistics()
     shown: list[tuple[str, list[PreviewedSequence]]] = []
-    with quiet_loading():  # transformers warns of long rows, which are counted here
+    with quiet_loading():  # transformers warns about long rows, which are counted here
         for place, sequences in with_progress(view.rows):
             statistics.add(sequences)
             if len(shown) < num:
@@ -279,7 +279,7 @@ def _print_figures(figures: dict[str, Any], model: str, max_length: int | None) 
 
 
 def _print_contamination(report: ContaminationReport) -> None:
-    """Describe the rows that contain evaluation rows, on whose suites figures would mean nothing."""
+    """Describe the rows that contain evaluation rows; results on those suites would be meaningless."""
     if not report.contaminated:
         out.print(report.describe())
         return

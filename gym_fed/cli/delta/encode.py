@@ -243,7 +243,7 @@ def require_matplotlib() -> None:
 
 
 def draw_errors(path: Path, found: dict[str, list[LayerError]]) -> None:
-    """Errors of every tensor, a marker a file; the format is that of the path's suffix."""
+    """Plot the errors of every tensor, with one marker per file; the path's suffix determines the format."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -30,9 +30,9 @@ class OwnRowsCommand:
         data: The file.
         columns: ``OURS=THEIRS`` pairs.
         graders: Values of ``--grader``.
-        limit: Read the first N rows.
+        limit: Maximum number of rows to read.
         max_tokens: Maximum tokens of an answer.
-        compare: Another model, in place of the base.
+        compare: Model to compare with instead of the base.
         check: True to measure retention.
         yes: Consent to downloads, and to a guess of the columns.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 JUDGED_BY = "rules"
-"""Measures of the answers; none needs a judge model."""
+"""Name of the method that classifies answers; rules need no judge model."""
 _NAMES = {
     "refusal_margin": "refusal margin, nats per token",
     "attack_success": "attacks that succeed",

@@ -50,10 +50,10 @@ def _missing(names: Iterable[str | None]) -> list[str]:
 
 
 def require_rows(config: TrainingConfig) -> None:
-    """Refuse a run without rows, files that are not there, and a first row that is wrong, before a model is loaded.
+    """Refuse a run without rows, with missing files, or with an invalid first row, before a model is loaded.
 
     Raises:
-        GymError: ``CONFIG_INVALID``; see ``source_rows`` for the others.
+        GymError: ``CONFIG_INVALID``; as ``source_rows``.
     """
     if config.model is None and config.model_init is None:
         raise GymError(ErrorCode.CONFIG_INVALID, "model: not given", "name a model, or give model_init")
@@ -67,7 +67,7 @@ def require_rows(config: TrainingConfig) -> None:
 
 
 def open_rows(sources: Iterable[DataConfig]) -> None:
-    """Refuse files that are not there, or whose first row is wrong, before gigabytes are fetched."""
+    """Refuse missing files and files with an invalid first row before gigabytes are fetched."""
     from gym_fed.data.sources import source_rows
 
     for source in sources:
@@ -76,7 +76,7 @@ def open_rows(sources: Iterable[DataConfig]) -> None:
 
 
 def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
-    """Ask for consent to stream the data sets of the Hub that are not in this machine's cache.
+    """Ask for consent to stream Hub data sets that are not in the local cache.
 
     Raises:
         GymError: As ``gym_fed.base.downloads.ensure_dataset``.
@@ -97,10 +97,10 @@ def with_models(
     """Return a config whose models are on this machine.
 
     Args:
-        load: Reads the config. It is called again when something was fetched, because the translation of a
+        load: Reads the config. It is called again after a download, because the translation of a
             LLaMA-Factory file reads the model's configuration.
         first: The model that the file names, for a config that cannot be read without it.
-        names: Takes the config out of what ``load`` returns.
+        names: Returns the config from the result of ``load``.
         yes: Consent to downloads.
 
     Raises:

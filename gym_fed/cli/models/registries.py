@@ -52,7 +52,8 @@ _Reference = Annotated[str, typer.Argument(metavar="NAME", help="Model: NAME, NA
 
 
 def of_registry(name: str, registry: str | None) -> bool:
-    """True if a name is the registry's: a URL was given, it has a version or tag, or the registry has it."""
+    """Return True if a name belongs to the registry: a URL is given, the name has a version or tag, or the registry has
+    it."""
     from gym_fed.registry import ModelRegistry
 
     if registry is not None or "@" in name or ":" in name:
@@ -71,7 +72,7 @@ def pull_from_registry(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Fetch a version, and rebuild its model where it is a delta."""
+    """Fetch a version, and rebuild its model if it is a delta."""
     from gym_fed.registry import ModelRegistry
 
     registry = ModelRegistry(url)
@@ -109,7 +110,7 @@ def pull_from_registry(
 def _ensure_base(
     registry: ModelRegistry, version: ModelVersion, given: str | None, as_is: bool, yes: bool
 ) -> None:
-    """Offer the base of a delta from the Hub, where it is neither here nor in the registry."""
+    """Offer to download the base of a delta from the Hub if it is neither on this machine nor in the registry."""
     from gym_fed.base.models import is_hub_name
 
     base = version.manifest.base
@@ -249,7 +250,7 @@ def registered(url: str | None) -> list[dict[str, Any]]:
     """Return the newest version of every model in a registry; for a damaged one, the error.
 
     Raises:
-        GymError: ``NOT_FOUND`` where a registry is named and nothing is there.
+        GymError: ``NOT_FOUND`` if a registry is named and does not exist.
     """
     from gym_fed.registry import ModelRegistry
 

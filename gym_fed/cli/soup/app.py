@@ -129,7 +129,7 @@ def _method(rule: Any) -> dict[str, Any]:
 
 
 def _described(rule: Any, kind: str) -> dict[str, Any]:
-    """Return the columns shared by all kinds; ``needs`` names what a rule reads of whole updates."""
+    """Return the columns shared by all kinds; ``needs`` names the data of complete updates that a rule reads."""
     needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
     fields = rule.Config.model_fields
     return {

@@ -1,6 +1,6 @@
 """The inputs of `gym soup merge`: the updates and their base.
 
-The base is looked for on this machine and checked against the digest in the updates.
+The base is searched for on this machine and checked against the digest in the updates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
 
 
 def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, BaseSpec]:
-    """Load the base that is given, or that the updates were made for.
+    """Load the given base, or the base of the updates.
 
     A ``.gymdelta`` names its base and the digest of its weights; a LoRA run names the path of its base. Candidates are,
     in this order, gym-nano, a folder of that name here or next to the updates, and the Hugging Face cache (by name, by
@@ -37,8 +37,8 @@ def base_of(updates: Sequence[str], base: str | None) -> tuple[LoadedModel, Base
         base: A model folder or name, or None.
 
     Raises:
-        GymError: ``USAGE`` when nothing names a base, ``BASE_MISMATCH`` when the updates name different ones,
-            ``MODEL_NOT_FOUND`` naming the base and where it was looked for.
+        GymError: ``USAGE`` if nothing names a base; ``BASE_MISMATCH`` if the updates name different bases;
+            ``MODEL_NOT_FOUND`` with the base and the searched places.
     """
     from gym_fed.base.models import load_model, model_name
     from gym_fed.delta.base import BaseSpec
@@ -83,11 +83,11 @@ class Inputs:
     """Opens updates of one base.
 
     Args:
-        base: The base, loaded.
+        base: The loaded base.
         spec: The base's description.
-        folder: For temporary files.
-        stack: Closes the opened files.
-        allow_differences: Use a fine-tune whose config or tokenizer differs from the base's.
+        folder: Folder for temporary files.
+        stack: Exit stack that closes the opened files.
+        allow_differences: True to accept a fine-tune whose config or tokenizer differs from the base's.
 
     Attributes:
         not_merged: Changes of each update beyond its weights, which are not in the soup.
@@ -112,7 +112,7 @@ class Inputs:
         """Open a ``.gymdelta``, or compute the float32 difference of a model folder or LoRA run from the base.
 
         Raises:
-            GymError: For what cannot be read, or is not of this base.
+            GymError: If it cannot be read, or has a different base.
         """
         from gym_fed.delta.file import DeltaFile
 
@@ -180,7 +180,7 @@ def open_all(
 
 
 def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
-    """Return name and digest of the deltas' base, and the base folder of a LoRA run; None for what is not named."""
+    """Return name and digest of the deltas' base, and the base folder of a LoRA run; None for those that are not named."""
     from gym_fed.delta.file import DeltaFile
 
     found: dict[str, tuple[str, str]] = {}

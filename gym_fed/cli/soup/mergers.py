@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 class SoupEvaluator:
-    """Losses on held-out rows: for methods that choose by them, for the report, and for the gate.
+    """Computes losses on held-out rows for methods that choose by them, the report, and the gate.
 
     Args:
-        base: The base, loaded.
+        base: The loaded base.
         updates: The deltas that a soup is made of.
         heldout: Rows to score soups by; None for none.
         gate: Rows on which no soup may do worse than the base; None for none.
@@ -58,14 +58,14 @@ class SoupEvaluator:
         return -self._loss("heldout", self._updates)(coefficients)
 
     def veto(self, coefficients: Tensor) -> str | None:
-        """Return why the gate refuses a soup, for ``MergeMethod.choose``; None: it does not."""
+        """Return the reason why the gate refuses a soup, for ``MergeMethod.choose``; None if it does not."""
         return self._objection(self._loss("gate", self._updates)(coefficients))
 
     def verdict(self, soup: DeltaFile) -> dict[str, dict[str, float]]:
-        """Losses of base and finished soup, by ``heldout`` and ``gate``.
+        """Return the losses of base and finished soup, by ``heldout`` and ``gate``.
 
         Raises:
-            GymError: ``UPDATE_REFUSED`` when the gate forbids the soup.
+            GymError: ``UPDATE_REFUSED`` if the gate refuses the soup.
         """
         import torch
 
@@ -96,7 +96,7 @@ class SoupEvaluator:
 
 @dataclass(frozen=True)
 class Opened:
-    """The inputs of a merge, opened.
+    """The opened inputs of a merge.
 
     Attributes:
         updates: The updates by their position in the command.

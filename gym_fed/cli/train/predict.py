@@ -50,7 +50,7 @@ def predict(
 
 
 def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, as_json: bool) -> None:
-    """Run `gym predict` for a config file, or for one that was parsed before."""
+    """Run `gym predict` for a config file, or for a parsed config."""
     from gym_fed.config.training_file import load_predict_config
     from gym_fed.data.column_question import with_agreed_columns
 
@@ -66,7 +66,7 @@ def predict_by(config: ParsedConfig | Path, overrides: list[str], *, yes: bool, 
 
 
 def _run_predict(settings: PredictConfig, as_json: bool) -> None:
-    """Do what ``settings`` describe and print the figures."""
+    """Run the predictions described by ``settings`` and print the scores."""
     err.print(f"loading {settings.model} ...")
     from gym_fed.evaluation.predictions import predict as answer
 

@@ -24,13 +24,13 @@ _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
 
 @contextmanager
 def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[], bool]]:
-    """End the work in the block after the current step at the first Ctrl-C or SIGTERM, and at once at the second.
+    """End the work in the block after the current step at the first Ctrl-C or SIGTERM, and immediately at the second.
 
     Args:
         keeping: What is saved at the first signal, for the message.
 
     Yields:
-        A function that is true after the first signal; the work calls it after each step.
+        A function that returns True after the first signal; the work calls it after each step.
 
     Raises:
         GymError: ``TERMINATED`` instead of ``INTERRUPTED`` if the last signal was SIGTERM, so that supervisors get the
@@ -43,7 +43,7 @@ def stop_on_ctrl_c(keeping: str = " with a checkpoint") -> Iterator[Callable[[],
         received.append(number)
         if len(received) > 1 or not has_begun:
             raise KeyboardInterrupt
-        # Not through the console: the signal may have come while it was writing.
+        # Not through the console, since the signal may have arrived while it was writing.
         text = f"\nstopping after this step{keeping}; {_NAMES[signal.Signals(number)]} again stops at once\n"
         with suppress(OSError, ValueError):  # its reader may have been ended by the same Ctrl-C
             os.write(sys.stderr.fileno(), text.encode())

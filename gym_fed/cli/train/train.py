@@ -158,7 +158,7 @@ def _require_config(config: Path) -> None:
 
 
 def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
-    """Encode the rows into ``tokenized_path`` and report what became of them."""
+    """Encode the rows into ``tokenized_path`` and report counts by outcome."""
     from gym_fed.training.rows.preprocess import preprocess
 
     counts, eval_counts, index = preprocess(settings)
@@ -175,7 +175,7 @@ def _preprocess(settings: TrainingConfig, as_json: bool) -> None:
 
 
 def _evaluate(settings: TrainingConfig, as_json: bool) -> None:
-    """Print the figures of ``eval_data``, and what became of its rows."""
+    """Print the evaluation results on ``eval_data``, and row counts by outcome."""
     from gym_fed.training.evaluating import evaluate
 
     err.print(f"loading {settings.model} ...")
@@ -211,7 +211,7 @@ def _require_plugins(given: dict[str, Any]) -> None:
 
 
 def _named_model(given: dict[str, Any]) -> str | None:
-    """Return the model in a file or the flags, in our or LLaMA-Factory's keys."""
+    """Return the model in a file or the flags, under gym-fed's or LLaMA-Factory's keys."""
     name = given.get("model", given.get("model_name_or_path"))
     return name if isinstance(name, str) else None
 

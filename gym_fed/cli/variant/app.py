@@ -97,7 +97,7 @@ def _served_name(model: str) -> str:
 
 
 def _is_chat(delta: Path) -> bool:
-    """True if the variant was trained on chats, which is assumed unless its file says otherwise."""
+    """Return True if the variant was trained on chats, which is assumed unless its file states otherwise."""
     from gym_fed.delta.file import DeltaFile
     from gym_fed.personalization.rows import FORM_KEY
 
@@ -118,7 +118,7 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         from gym_fed.base.models import load_tokenizer, resolve
         from gym_fed.export.formats.gguf import unread_reason
 
-        tokenizer = load_tokenizer(base)  # refuses what is not a model
+        tokenizer = load_tokenizer(base)  # raises if it is not a model
         if unread_reason(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
             words += ("--skip-check",)
             note = "# nothing here can read this file back to check it; pip install llama-cpp-python can\n"

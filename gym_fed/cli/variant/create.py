@@ -314,10 +314,10 @@ def training_overrides(settings: list[str] | None, steps: int | None) -> dict[st
 
 
 def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
-    """Return the signing key; None: unsigned.
+    """Return the signing key; None for an unsigned variant.
 
     Raises:
-        GymError: ``USAGE`` for a key that is to sign nothing.
+        GymError: ``USAGE`` for a key given for an unsigned variant.
     """
     if unsigned and key is not None:
         raise GymError(ErrorCode.USAGE, "--unsigned: --key does not go with it", "give one of the two")

@@ -91,7 +91,7 @@ def remove(
         except GymError as error:
             if error.code is not ErrorCode.NOT_FOUND or all(hub.status != "removed" for hub in hubs):
                 raise
-            local = LocalRemoval(None, ())  # only a hub had it
+            local = LocalRemoval(None, ())  # only a hub had the variant
         removal = _removal(name, folder, record, local, hubs)
         signed = SignedRemoval.sign(removal, signer)
         _write(path, signed)
@@ -163,7 +163,7 @@ def _removal(
     for revision in () if local.removed is None else local.removed.revisions:
         try:
             signed = revision.signed()
-        except GymError:  # nobody can have signed what cannot be read
+        except GymError:  # an unreadable file has no valid signature
             signed = None
         revisions.append(
             RemovedRevision(
@@ -192,7 +192,7 @@ def _removal(
 
 @contextmanager
 def _reserved(path: Path) -> Iterator[None]:
-    """Create the receipt's file before anything is removed, since the removed files cannot be listed afterwards.
+    """Create the receipt's file before anything is removed, since removed files cannot be listed afterwards.
 
     Raises:
         GymError: ``FILE_EXISTS``.

@@ -199,8 +199,8 @@ def _local(store: Path | None, name: str) -> tuple[VariantRecord | None, Path | 
 def _owners(before: VariantRecord | None, name: str, own: str, user: str | None) -> tuple[str, str]:
     """Return the account that signed the variant and its owner in this store; refuse a conflict before the pull.
 
-    That is the account again; or, as at `create --user`, a user id: the one named for a variant of one's own, or the
-    one whose variant of this name the same account signed.
+    The owner is the account, or, as with `create --user`, a user id: the id given for the caller's own variant, or the
+    id whose variant of this name was signed by the same account.
 
     Args:
         before: The store's variant of this name, if any.
@@ -230,8 +230,8 @@ def _owners(before: VariantRecord | None, name: str, own: str, user: str | None)
 
 
 def _keep(store: VariantStore, path: Path, signed: SignedVariant, owner: str) -> VariantRecord:
-    """Into the store, in the place of an older revision."""
-    if signed.signed_by != owner:  # a later key of the account: hub and ledger say that it is
+    """Add a variant to the store, replacing an older revision."""
+    if signed.signed_by != owner:  # a later key of the account, as confirmed by hub and ledger
         store.trust(owner, signed.public_key)
     return store.add(path, signed, name=signed.manifest.variant, owner=owner, replace=True)
 

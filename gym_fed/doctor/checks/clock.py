@@ -8,7 +8,7 @@ from datetime import UTC, date, datetime
 
 from gym_fed.doctor.check import Check, Finding, Level
 
-# The date of the newest release in CHANGELOG.md (a test compares them). No right clock shows an earlier one.
+# The date of the newest release in CHANGELOG.md (a test compares them). No correct clock shows an earlier date.
 RELEASED = date(2026, 11, 24)
 _REMEDY = "set the clock, and keep it set with NTP (timedatectl set-ntp true); the time zone does not matter"
 _WATCHED_SECONDS = 0.05

@@ -14,7 +14,7 @@ _HEAD_BYTES = 4096
 
 
 class Commands(Check):
-    """Check our commands, and for a package of the same name."""
+    """Check gym-fed's commands, and for a package of the same name."""
 
     def findings(self) -> Iterator[Finding]:
         yield from commands()
@@ -60,10 +60,10 @@ def judge_command(name: str, module: str, found: str | None, ours: Path | None) 
 
     Args:
         name: The command.
-        module: The module that our script imports, such as ``gym_fed.cli.entry``;
-            other versions import another of its folder.
+        module: The module that gym-fed's script imports, such as ``gym_fed.cli.entry``; other versions import a
+            different module of the same folder.
         found: The result of ``shutil.which``.
-        ours: This installation's script, where the installer's record names one.
+        ours: This installation's script; None if the installer's record names none.
     """
     check_name = f"command: {name}"
     here = f"put {ours.parent} first in the PATH, or run {ours}" if ours else f"run python -m {module}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from gym_fed.doctor.check import Check, Finding, Level
 
 GIB = 1 << 30
-# Below the first, checkpoints of a small model fill the disk in a few runs; below the second, in one.
+# Below the first limit, checkpoints of a small model fill the disk in a few runs; below the second, in one run.
 ROOMY_BYTES = 5 * GIB
 LEAST_BYTES = GIB // 2
 

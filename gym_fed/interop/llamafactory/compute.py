@@ -75,7 +75,7 @@ def translate_optimizer(translator: Translator) -> None:
 
 
 def _projected(translator: Translator, family: str, base: str) -> None:
-    """GaLore and APOLLO."""
+    """Translate the settings of GaLore and APOLLO."""
     if family == "galore" and "8bit" in base:
         translator.put("optimizer", "galore_adamw_8bit", "optim")
     elif family == "galore" and base == "adafactor":
@@ -120,7 +120,7 @@ def translate_distributed(translator: Translator, processes: int | None) -> None
 
 
 def offloading(translator: Translator, key: str, file: str, processes: int | None) -> None:
-    """DeepSpeed, from the file that ``key`` names; in one process it still moves the optimiser to the CPU's memory."""
+    """Translate the DeepSpeed file that ``key`` names; even in one process, it offloads the optimiser to CPU memory."""
     stage, offload = _zero(file)
     if stage is None:
         translator.lose(key, f"{file} is not here, and its name does not contain the ZeRO stage")
@@ -135,7 +135,7 @@ def offloading(translator: Translator, key: str, file: str, processes: int | Non
 
 
 def shard(translator: Translator, key: str, settings: dict[str, Any], processes: int | None) -> None:
-    """Write ``distributed``, unless one process would have everything anyway."""
+    """Write ``distributed``, unless the run has only one process."""
     if processes == 1:
         what = settings["strategy"]
         translator.note(key, f"one process: {what} has nothing to share out; with --nproc N it does")
@@ -145,7 +145,8 @@ def shard(translator: Translator, key: str, settings: dict[str, Any], processes:
 
 
 def _zero(file: str) -> tuple[int | None, bool]:
-    """Stage and offloading of a DeepSpeed file; by its name (``ds_z3_offload_config.json``) when it is not here."""
+    """Return the stage and offloading of a DeepSpeed file; if it is missing, by its name
+    (``ds_z3_offload_config.json``)."""
     path = Path(file)
     if path.is_file():
         zero = read_object(path, ErrorCode.CONFIG_INVALID, _NO_ZERO).get("zero_optimization") or {}
@@ -158,7 +159,7 @@ def _zero(file: str) -> tuple[int | None, bool]:
 
 
 def translate_precision(translator: Translator, *, adapter: bool) -> None:
-    """Write the types that weights are held in and multiplied in; to be called when ``distributed`` is written."""
+    """Write the dtypes of stored weights and of matrix products; must be called after ``distributed`` is written."""
     for key, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
         if not translator.take(key, False):
             continue
@@ -201,7 +202,7 @@ def _reads_images(translator: Translator) -> bool:
 
     try:
         file = Path(resolve(str(translator.result.values.get("model")))) / "config.json"
-    except GymError:  # a model that is not here is refused when it is loaded
+    except GymError:  # a model that is not on this machine is refused when it is loaded
         return False
     return file.is_file() and "vision_config" in read_object(file)
 

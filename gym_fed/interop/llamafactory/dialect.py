@@ -1,4 +1,4 @@
-"""LLaMA-Factory's files as a dialect of our config files, and the translation of its inference files.
+"""LLaMA-Factory's files as a dialect of gym-fed's config files, and the translation of its inference files.
 
 If a file omits a key, LLaMA-Factory's default is written: temperature 0.95, top_k 50, top_p 0.7, and at most 1024 new
 tokens.
@@ -127,7 +127,7 @@ def _translate_export(given: dict[str, Any]) -> Translation:
 
 
 def _quantisation(translator: Translator) -> None:
-    """GPTQ of 4 or 8 bits: ``format``, ``quantization``, and ``data`` that calibrates."""
+    """Return the settings of GPTQ with 4 or 8 bits: ``format``, ``quantization``, and the calibration ``data``."""
     bits = translator.take("export_quantization_bit")
     data = translator.take("export_quantization_dataset")
     if bits not in (None, 4, 8):
@@ -194,7 +194,7 @@ class LlamaFactory:
     title = "LLaMA-Factory"
 
     def matches(self, values: Mapping[str, Any]) -> bool:
-        """True if the file names a model and a stage, or another key of LLaMA-Factory alone."""
+        """Return True if the file names a model and a stage, or has a key that only LLaMA-Factory uses."""
         return is_llamafactory(values)
 
     def job_of(self, values: dict[str, Any]) -> Job:

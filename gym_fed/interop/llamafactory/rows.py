@@ -16,7 +16,7 @@ _FOLDER = "data"
 
 
 def translate_sources(translator: Translator, keys: Mapping[str, str]) -> None:
-    """Translate the data sources under each of ``keys``, which maps LLaMA-Factory's keys to ours."""
+    """Translate the data sources under each of ``keys``, which maps LLaMA-Factory's keys to gym-fed's."""
     folder = str(translator.take("dataset_dir", _FOLDER))
     most = translator.take("max_samples")
     if folder.startswith(_REMOTE):
@@ -56,7 +56,7 @@ def translate_rows(translator: Translator, algorithm: str) -> None:
     translator.move("tokenized_path", "tokenized_path")
     if translator.take("disable_shuffling", False):
         translator.put("shuffle", False, "disable_shuffling")
-    # Written also for 0, since our default holds out rows and theirs does not.
+    # Written even if 0, since gym-fed holds out rows by default and LLaMA-Factory does not.
     translator.put("eval_split", translator.take("val_size", 0), "val_size")
     translator.lose_if("mix_strategy", "sources are joined", harmless=("concat",))
     translator.move("cutoff_len", "max_length", 2048)
@@ -121,7 +121,7 @@ def translate_template(translator: Translator) -> None:
 
 
 def _has_template(model: str) -> bool:
-    """True if the model has a chat template, or if it is not on this machine."""
+    """Return True if the model has a chat template, or is not on this machine."""
     from gym_fed.base.models import resolve
 
     try:

@@ -78,8 +78,8 @@ def translate_stage(translator: Translator, job: Job) -> str:
 
 
 def _supervised(translator: Translator) -> None:
-    """Write the losses of sft."""
-    for loss in ("asft", "eaft", "dft"):  # the last that is given is used there
+    """Write the loss settings of sft."""
+    for loss in ("asft", "eaft", "dft"):  # LLaMA-Factory uses the last one that is set
         if translator.take(f"use_{loss}_loss", False):
             translator.put("sft.loss_type", loss, f"use_{loss}_loss")
     for loss in ("asft", "eaft"):
@@ -103,7 +103,7 @@ def translate_references(translator: Translator) -> None:
 
 
 def translate_preference(translator: Translator) -> str:
-    """dpo, orpo or simpo, by ``pref_loss``; writes its section."""
+    """Return dpo, orpo or simpo according to ``pref_loss``, and write its section."""
     loss = str(translator.take("pref_loss", "sigmoid"))
     ftx = translator.take("pref_ftx", 0.0)
     if loss in ("orpo", "simpo"):
@@ -139,7 +139,7 @@ def _reward(translator: Translator) -> None:
 
 
 def _group(translator: Translator, algorithm: str) -> None:
-    """Write the settings of group-based algorithms, which LLaMA-Factory lacks; our defaults apply."""
+    """Write the settings of group-based algorithms, which LLaMA-Factory lacks; gym-fed's defaults apply."""
     _reward(translator)
     for key, ours in (
         ("num_generations", "num_generations"),
@@ -161,7 +161,7 @@ def _ppo(translator: Translator) -> None:
         steps: Any = translator.take("gradient_accumulation_steps", 1)
         translator.put("gradient_accumulation_steps", steps, "gradient_accumulation_steps")
         translator.put("ppo.steps_per_generation", steps * buffer, "ppo_buffer_size")
-    # Defaults of generation there.
+    # LLaMA-Factory's generation defaults.
     translator.move("temperature", "ppo.temperature", 0.95)
     translator.move("top_p", "ppo.top_p", 0.7)
     translator.move("top_k", "ppo.top_k", 50)

@@ -40,7 +40,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     """Translate the values of one file; see ``Translation``. Reads the model's config.json for ``rope_scaling``.
 
     Args:
-        given: The file's values, LLaMA-Factory's of version 0 or 1.
+        given: The values of a LLaMA-Factory file of version 0 or 1.
         processes: Number of processes of the run; None if unknown. With one, nothing is sharded.
     """
     if is_version_1(given):
@@ -68,7 +68,7 @@ _SHAPE = (
     *("lora_rank", "lora_alpha", "lora_target", "additional_target", "use_dora", "use_rslora"),
     *("pissa_init", "pissa_iter", "pissa_convert"),
 )
-"""Keys that shape a new LoRA, and that an adapter answers for itself."""
+"""Keys that define a new LoRA; an existing adapter has its own values."""
 
 
 def _tuning(translator: Translator) -> str:
@@ -165,7 +165,7 @@ def _schedule(translator: Translator) -> None:
         translator.take("warmup_ratio")
     elif warmup:
         translator.put("warmup_steps", int(warmup), "warmup_steps")
-        translator.take("warmup_ratio")  # steps win there
+        translator.take("warmup_ratio")  # steps take precedence in LLaMA-Factory
     else:
         translator.move("warmup_ratio", "warmup_ratio")
     for key in ("weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "gradient_accumulation_steps"):

@@ -1,4 +1,4 @@
-"""The state of a translation: keys of LLaMA-Factory that are taken, not needed or lost; the job of a file."""
+"""The state of a translation (keys of LLaMA-Factory that are translated, not needed or lost), and the job of a file."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _VERSION_1_KEYS = (
 
 
 def is_llamafactory(values: Mapping[str, Any]) -> bool:
-    """True if a YAML file is LLaMA-Factory's: it has a model and a stage, or another key that only it has."""
+    """Return True for a LLaMA-Factory file: it has a model and a stage, or a key that only LLaMA-Factory uses."""
     return (_MODEL in values and any(key in values for key in _STAGE_KEYS)) or is_version_1(values)
 
 
 def is_version_1(values: Mapping[str, Any]) -> bool:
-    """True for a file of LLaMA-Factory's version 1, whose key ``model`` is the same as ours."""
+    """Return True for a file of LLaMA-Factory's version 1, whose key ``model`` is the same as gym-fed's."""
     return "model" in values and any(key in values for key in _VERSION_1_KEYS)
 
 
 class Translator:
-    """Reads keys of the file and writes ours, and tracks which keys have not been read.
+    """Reads keys of the file, writes gym-fed's keys, and tracks which keys have not been read.
 
     Args:
         given: The file's values.
@@ -38,7 +38,7 @@ class Translator:
         self._given = {key: value for key, value in given.items() if value is not None}
         self._untaken = dict.fromkeys(given)
         self.known: dict[str, None] = {}
-        """Every key that was looked up. These are the known keys, besides the tables of ``keys``."""
+        """Every key that was looked up. Together with the tables of ``keys``, these are the known keys."""
 
     def take(self, key: str, default: Any = None) -> Any:
         """Return the file's value of ``key`` and mark the key as taken."""
@@ -52,7 +52,7 @@ class Translator:
         return key in self._given
 
     def put(self, path: str, value: Any, origin: str | None = None) -> None:
-        """Set one of our keys, such as ``lora.r``; ``origin`` is the key of the file that it comes from."""
+        """Set a key of gym-fed, such as ``lora.r``; ``origin`` is the corresponding key of the file."""
         keys = tuple(path.split("."))
         place = self.result.values
         for key in keys[:-1]:
@@ -120,8 +120,8 @@ _TRAINS_ONLY = ("stage", "finetuning_type", "dataset", "do_train", "do_eval", "d
 def job_of(given: dict[str, Any]) -> Job:
     """Return the job of a file.
 
-    In LLaMA-Factory the command decides (``train``, ``export``, ``chat``), but the files for each command have keys of
-    their own. A file that trains and then evaluates or predicts is a training file.
+    In LLaMA-Factory the command decides (``train``, ``export``, ``chat``), but the files for each command have specific
+    keys. A file that trains and then evaluates or predicts is a training file.
     """
     if is_version_1(given):
         peft = given.get("peft_config")
@@ -146,7 +146,7 @@ _VIDEOS = "rows with videos or sounds are refused when they are read"
 
 
 NOT_NEEDED: dict[str, str] = {
-    # How rows are prepared: nothing is cached under other settings here, and rows are encoded in one process.
+    # Preparation of rows: caches depend on the settings, and rows are encoded in one process.
     "overwrite_cache": "rows are encoded afresh",
     "preprocessing_batch_size": "rows are encoded afresh",
     "preprocessing_num_workers": "rows are encoded in one process",
@@ -159,7 +159,7 @@ NOT_NEEDED: dict[str, str] = {
     "buffer_size": "rows are shuffled whole",
     "streaming": "rows are read whole and shuffled whole",
     "ignore_pad_token_for_loss": "padding is never learnt from",
-    # How models are read.
+    # Loading of models.
     "use_fast_tokenizer": "the tokenizer of the model's folder is used",
     "low_cpu_mem_usage": "transformers' default",
     "cache_dir": "the Hugging Face cache is found by HF_HOME",
@@ -182,7 +182,7 @@ NOT_NEEDED: dict[str, str] = {
     "upcast_lmhead_output": "the loss is computed in float32 anyway",
     "double_quantization_device_map": "for inference only",
     "quantization_device_map": "for inference only",
-    # What a run reports.
+    # Reports of a run.
     "plot_loss": "gym runs plot draws it",
     "include_num_input_tokens_seen": "always counted",
     "include_tokens_per_second": "always counted",
@@ -306,7 +306,7 @@ NO_COUNTERPART: dict[str, str] = {
     "metric_for_best_model": "use our early_stopping.metric",
     "callbacks": "no code of others is run",
 }
-"""The result depends on these; harmless when they are off."""
+"""Keys without a counterpart that change the result unless they are off."""
 
 
 LOOKS_AWAY = {
@@ -319,4 +319,4 @@ LOOKS_AWAY = {
     "average_tokens_across_devices": (True,),
     "pref_bco_weight": (0, 0.0),
 }
-"""Values, besides false, that are LLaMA-Factory's defaults or mean what happens here anyway."""
+"""Values, in addition to false, that are LLaMA-Factory's defaults or equal gym-fed's behaviour."""

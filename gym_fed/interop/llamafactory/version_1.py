@@ -1,7 +1,7 @@
 """Translate files of LLaMA-Factory's version 1: other keys, plug-ins in sections, and data listed in a YAML file.
 
 Its command decides what is trained (``sft``, ``dpo``, ``rm``); here the file alone decides, by its rows and its
-``model_class``. Values that a file omits are that version's defaults, which differ from those of version 0.
+``model_class``. Omitted values get that version's defaults, which differ from those of version 0.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _lora(translator: Translator) -> None:
 
 
 def _without_dropout(translator: Translator, algorithm: str) -> None:
-    """Algorithms on pairs switch dropout off, there too."""
+    """Disable dropout for algorithms on pairs, as in LLaMA-Factory."""
     section = translator.result.values.get("lora", {})
     if algorithm in ("dpo", "orpo", "simpo") and section.get("lora_dropout"):
         section["lora_dropout"] = 0.0
@@ -213,7 +213,7 @@ def _quantization(translator: Translator) -> None:
 
 
 def _optimizer(translator: Translator) -> None:
-    """AdamW of torch with its own defaults, or Muon."""
+    """Translate the optimizer: torch's AdamW with its defaults, or Muon."""
     name = translator.take("optim_config.name")
     if name is None:
         translator.put("optimizer", "adamw")
@@ -289,10 +289,10 @@ _KEYS = ("path", "source", "split", "converter", "size", "weight", "streaming")
 
 
 def _sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Entries of our ``data``, and remarks on what differs.
+    """Return the entries of gym-fed's ``data``, and notes on differences.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with line for an entry that cannot be read as there; ``FILE_NOT_FOUND``.
+        GymError: ``CONFIG_INVALID`` with line for an entry that cannot be read in the same way; ``FILE_NOT_FOUND``.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
@@ -314,7 +314,8 @@ def _sources_of(name: str) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _holds_pairs(file: Path) -> bool:
-    """True if the rows are pairs of a chosen and a rejected answer, by their converter or the first row."""
+    """Return True if the rows are pairs of a chosen and a rejected answer, according to their converter or the first
+    row."""
     if file.suffix not in (".yaml", ".yml"):
         return _first_is_a_pair(file)
     entries, _ = parse_config(file, read_config_text(file))

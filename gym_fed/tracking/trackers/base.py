@@ -21,7 +21,7 @@ class RunInfo:
         folder: The run folder; trackers write only below it.
         project: The run's project.
         name: The run's own name.
-        tags: Free words.
+        tags: Free-form tags.
         online: True if connections to a service are allowed; otherwise everything stays in ``folder``.
         uri: The service's address; by default the package's own.
         from_step: Step after which earlier entries, from before an interruption, are dropped; None to append.

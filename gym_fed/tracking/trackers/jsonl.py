@@ -11,7 +11,7 @@ from gym_fed.core.files import drop_torn_line, write_atomically
 from gym_fed.tracking.trackers.base import RunInfo, Tracker, read_lines
 
 PERFORMANCE = "performance/"
-"""Begins the name of figures that differ from day to day (speed, memory), and so are kept out of ``metrics.jsonl``."""
+"""Name prefix of metrics that vary between equal runs (speed, memory), which are therefore not in ``metrics.jsonl``."""
 
 
 class Jsonl(Tracker):

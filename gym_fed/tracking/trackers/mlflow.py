@@ -9,8 +9,8 @@ from typing import Any
 
 from gym_fed.tracking.trackers.base import RunInfo, Tracker, flat
 
-_LONGEST_VALUE = 6000  # of a parameter, MLflow's own limit
-_MAX_METRICS = 1000  # in one call, MLflow's own limit
+_LONGEST_VALUE = 6000  # MLflow's limit for a parameter
+_MAX_METRICS = 1000  # MLflow's limit for one call
 
 
 class MLflow(Tracker):
@@ -50,7 +50,9 @@ class MLflow(Tracker):
 
         known = self._client.get_run(self._id).data.params
         values = {key: str(value)[:_LONGEST_VALUE] for key, value in flat(config).items()}
-        params = [Param(key, value) for key, value in values.items() if key not in known]  # they never change
+        params = [
+            Param(key, value) for key, value in values.items() if key not in known
+        ]  # parameters never change
         self._client.log_batch(self._id, params=params)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:

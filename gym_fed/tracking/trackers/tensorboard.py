@@ -51,7 +51,7 @@ class TensorBoard(Tracker):
             self._hook, threading.excepthook = threading.excepthook, self._writer_failed
             self._writer = EventFileWriter(str(self._folder), flush_secs=10)
             if again and self._from_step is not None:
-                # TensorBoard then ignores what earlier files have of this step and later ones.
+                # TensorBoard then ignores entries of this step and later ones in earlier files.
                 start = SessionLog(status=SessionLog.START)
                 self._writer.add_event(
                     Event(wall_time=time.time(), step=self._from_step + 1, session_log=start)
@@ -73,6 +73,8 @@ def _text_event(tag: str, text: str) -> Any:
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.text.summary_v2 import text_pb
 
-    code = "\n".join(f"    {line}" for line in text.splitlines())  # Markdown shows it as it is
+    code = "\n".join(
+        f"    {line}" for line in text.splitlines()
+    )  # Markdown shows an indented block unchanged
     value = text_pb(tag, code).value[0]
     return Event(wall_time=time.time(), step=0, summary=Summary(value=[value]))
