@@ -23,23 +23,23 @@ from gym_fed.core.text import counted, plain
 REDISTRIBUTABLE = frozenset(
     {"apache-2.0", "bsd-2-clause", "bsd-3-clause", "cc-by-4.0", "cc0-1.0", "mit", "unlicense"}
 )
-"""Licences, as model cards write them, under which everybody may pass a model on with its licence and notices."""
+"""Licences, as spelled in model cards, that allow redistribution of a model with its licence and notices."""
 
 MAX_FILES = 2_000
 MAX_TENSORS = 200_000
 MAX_TEXT_BYTES = 4 << 20
 _MAX_HEAD_CHARS = 1 << 16
-"""Part of a model card that is read for the licence."""
+"""Maximum characters of a model card that are read for the licence."""
 """Maximum size of a licence, a notice or a model card."""
 MAX_TOKENIZER_BYTES = 256 << 20
 """Maximum size of a tokenizer file; the largest take about 40 MB."""
 MAX_SETTINGS_BYTES = 32 << 20
-"""Maximum size of other JSON, which is read whole; the index of 20,000 tensors takes 2 MB."""
+"""Maximum size of other JSON, which is read as a whole; the index of 20,000 tensors takes 2 MB."""
 MAX_WEIGHTS_BYTES = 256 << 30
 """Maximum size of one weight file."""
 CARD = "README.md"
 TRAVELS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "COPYING*")
-"""Texts of licences and notices, which are copied with every model."""
+"""Patterns of licence and notice files, which are copied with every model."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -195,7 +195,7 @@ def licence_of(folder: Path) -> str:
 
     try:
         head, end, _ = text[4:].partition("\n---")
-        card = parse_value(head if end else head.rpartition("\n")[0])  # without the line that is cut
+        card = parse_value(head if end else head.rpartition("\n")[0])  # without the truncated last line
     except ValueError:
         return ""
     licence = (card.get("license_name") or card.get("license")) if isinstance(card, dict) else None

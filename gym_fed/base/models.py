@@ -78,8 +78,8 @@ def load_model(
         device: Name of the device, as for ``pick_device``.
         arguments: Additional arguments of ``from_pretrained``; a model that they shard or quantise is not moved to a
             device.
-        headless: The head is not used, so the body of a reward model is accepted, too.
-        images: Also accept models that read images.
+        headless: True if the head is not used, so that the body of a reward model is accepted, too.
+        images: True to also accept models that read images.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` if it is not on this machine, ``MODEL_INVALID`` if it cannot be read or is not a
@@ -298,7 +298,7 @@ def load_adapted(
     """Load a model with additional adapters; all but the last are merged, and the last one stays separate.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` for an adapter of another base; errors of ``load_model``.
+        GymError: ``BASE_MISMATCH`` for an adapter of a different base; errors of ``load_model``.
     """
     if not adapters:
         return load_model(name_or_path, dtype=dtype, device=device, images=images)
@@ -321,7 +321,7 @@ def chain_on(name_or_path: str, adapters: Sequence[str]) -> tuple[str, list[Adap
     """Return the base of a model, and its own adapter followed by ``adapters`` in merging order.
 
     Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of another base.
+        GymError: ``MODEL_NOT_FOUND``, ``MODEL_INVALID``; ``BASE_MISMATCH`` for an adapter of a different base.
     """
     from gym_fed.base.modeling.adapter_base import require_base
     from gym_fed.base.modeling.adapters import CONFIG, base_of, in_order, read_adapter
@@ -385,6 +385,6 @@ def _put_on(
     with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
     template = chain[-1].folder / "chat_template.jinja"
-    if template.is_file():  # the run may have used another tokenizer than its base's
+    if template.is_file():  # the run may have used a tokenizer different from its base's
         base.tokenizer.chat_template = template.read_text(encoding="utf-8")
     return LoadedModel(model.eval(), base.tokenizer, name)

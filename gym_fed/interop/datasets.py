@@ -74,7 +74,7 @@ def pull(reference: str, dest: str | Path | None = None) -> Any:
     registry = DatasetRegistry(default_store())
     if dest is not None:
         return registry.pull(reference, dest)
-    registry.show(reference)  # a missing file is named in the error
+    registry.show(reference)  # raises ``NOT_FOUND`` for a missing dataset
     folder = registered(reference)
     assert folder is not None
     return DataPipeline([str(folder)])

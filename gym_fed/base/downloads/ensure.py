@@ -24,7 +24,7 @@ from gym_fed.core.json_files import read_object
 from gym_fed.core.progress import progress_bar
 
 Consent = Callable[[DownloadOffer], bool]
-"""Is shown an offer and returns whether to go on; may raise a ``GymError`` of its own."""
+"""Called with an offer; returns True to continue, and may raise a ``GymError``."""
 
 
 def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Path:
@@ -35,7 +35,7 @@ def ensure_model(name: str, *, consent: Consent, report: Report = silent) -> Pat
     Args:
         name: A model name or path, as in ``gym_fed.base.models.load_model``.
         consent: Called at most once per repository.
-        report: Receives the progress; see ``fetch``.
+        report: Called with the progress; see ``fetch``.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` without consent; errors of ``resolve`` for a path, of ``offer_model`` and of

@@ -25,13 +25,14 @@ from gym_fed.core.files import full_disk_named, write_atomically
 from gym_fed.core.text import counted, readable_bytes
 
 Report = Callable[[int, int, str], None]
-"""Receives the bytes that are here, all bytes, and a remark, which is mostly empty; from any thread, one at a time."""
+"""Called with the bytes on disk, the total bytes, and a note that is usually empty; from any thread, but never
+concurrently."""
 
 MAX_WORKERS = 4
 ATTEMPTS = 2
-"""Number of downloads of a file whose bytes do not match the Hub's checksum."""
+"""Maximum downloads of a file whose bytes do not match the Hub's checksum."""
 MAX_LOSSES = 5
-"""Lost connections in a row, none of which brought a file further."""
+"""Maximum consecutive lost connections without progress on a file."""
 _SPARE_BYTES = 64 << 20
 
 

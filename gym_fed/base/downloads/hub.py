@@ -23,7 +23,7 @@ from gym_fed.core.text import plain, readable_bytes
 
 Kind = Literal["model", "dataset"]
 
-# Silence retry warnings; a final failure is reported as our own error.
+# Silence retry warnings; a final failure is reported as a ``GymError``.
 logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
 
 

@@ -6,4 +6,4 @@ MAX_OTHER_BYTES = 1 << 20
 """Maximum size of an error's or redirect's body, and of a file that the description does not list."""
 READ_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""A body may take ``READ_SECONDS`` in total, and longer only while it is faster than this."""
+"""Minimum rate of a body that takes longer than ``READ_SECONDS``, in bytes per second."""

@@ -12,13 +12,13 @@ from gym_fed.base.downloads import hub
 from gym_fed.base.downloads.offer import DownloadOffer, offer_dataset
 
 COMMITS = "GYM_DATASET_COMMITS"
-"""Holds a JSON object: the commit by address and name."""
+"""Environment variable with a JSON object of commits by address and name."""
 
 _offers: dict[tuple[str, str], DownloadOffer] = {}
 
 
 def agree(offer: DownloadOffer) -> None:
-    """Read this dataset at the offer's commit from now on."""
+    """Record the offer's commit as the one at which its dataset is read from now on."""
     os.environ[COMMITS] = json.dumps({**_commits(), _key(offer.name): offer.commit})
 
 

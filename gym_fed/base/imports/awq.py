@@ -37,7 +37,7 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
             ``version``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for another layout or wrong shapes, with the tensor's name.
+        GymError: ``MODEL_INVALID`` for an unsupported layout or wrong shapes, with the tensor's name.
     """
     version = str(config.get("version", "gemm")).lower()
     if version != "gemm":

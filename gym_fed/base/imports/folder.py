@@ -40,7 +40,7 @@ NOTE = "import.json"
 """Metadata file in each folder: ``source``, ``sha256``, ``format``, importer ``version``, ``files`` with sizes."""
 _SPARE_BYTES = 64 << 20
 _HASHED_SILENTLY_BYTES = 10**9
-"""A disk reads so much in seconds."""
+"""Maximum bytes that are hashed without a message, since a disk reads them in seconds."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _READ = (".json", ".safetensors", ".bin", ".jinja", ".txt", ".model", ".gguf")
 _TEMPLATES = "additional_chat_templates"
@@ -220,7 +220,7 @@ def _one_at_a_time(home: Path, digest: str) -> Iterator[None]:
 
 
 _SETTLED_SECONDS = 3.0
-"""A file changed later than this is hashed again: the clock of a file system is coarse."""
+"""Minimum age of a file's last change at which its digest is cached, since file system clocks are coarse."""
 
 
 def source_digest(

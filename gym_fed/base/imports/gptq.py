@@ -39,7 +39,7 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
             or groups (``dynamic``), these are inferred from the shapes.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for another layout or wrong shapes, with the tensor's name.
+        GymError: ``MODEL_INVALID`` for an unsupported layout or wrong shapes, with the tensor's name.
     """
     layout = str(config.get("checkpoint_format") or "gptq").lower()
     if layout not in _STORED_LESS:

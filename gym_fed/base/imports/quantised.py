@@ -22,7 +22,7 @@ Dequantised = Callable[[Mapping[str, Any], Mapping[str, Any]], Iterator[tuple[st
 METHODS: Mapping[str, Dequantised] = {"awq": awq.dequantised, "gptq": gptq.dequantised}
 """The reader of each ``quant_method``."""
 LIBRARY = "gptqmodel"
-"""The package with which transformers runs packed weights of both methods."""
+"""The package that transformers uses to run packed weights of both methods."""
 _BESIDE = (
     "*.json",
     "*.jinja",
@@ -42,7 +42,7 @@ _NOT_BESIDE = (
     "quantization_config.json",
 )
 _MAX_EXPANSION = 16
-"""Expansion of a packed 2-bit weight."""
+"""Maximum expansion of packed weights: 32-bit floats from 2-bit weights."""
 
 
 class QuantisedImporter(Importer):

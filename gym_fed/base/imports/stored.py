@@ -124,7 +124,7 @@ class TensorWriter:
         self._waiting_bytes = 0
         self._places: dict[str, str] = {}
         self.written = 0
-        """Bytes of the tensors so far."""
+        """Number of bytes of the tensors added so far."""
 
     def add(self, name: str, tensor: Any) -> None:
         """Add the next tensor."""

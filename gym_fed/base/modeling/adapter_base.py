@@ -1,4 +1,4 @@
-"""Saving of adapters with the name and digest of their base, and the check that an adapter belongs to a base."""
+"""Record the digest of an adapter's base, and check that an adapter belongs to a base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing of an adapter: as PEFT does, with a base name that can be loaded, and in another dtype."""
+"""Save adapters in PEFT's format with a base name that can be loaded, and convert their dtype."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.base.models import folder_here
 
 
 def save_adapter(model: Any, folder: Path, base_name: str | None) -> None:
-    """Write the adapter as PEFT does, with a base name that can be loaded wherever the base is."""
+    """Save the adapter in PEFT's format, with a base name that can be loaded independently of the base's location."""
     model.save_pretrained(str(folder), save_embedding_layers=False)
     name_base(folder, base_name)
 

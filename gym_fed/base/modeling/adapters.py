@@ -1,7 +1,7 @@
 """Read PEFT adapters, check that they match a base, and merge them in order.
 
 An adapter that was trained on a model with merged adapters contains those in its own folder, as ``base_adapters/1``,
-``base_adapters/2``, ..., since it is useless without them; they stay with it when it is moved.
+``base_adapters/2``, ..., since it is useless without them.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def merge_adapters(model: Any, adapters: Sequence[Adapter]) -> Any:
     """Merge ``adapters`` into ``model``'s weights, one after the other.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for weights of other shapes; ``CONFIG_INVALID`` for an adapter that cannot be
+        GymError: ``MODEL_INVALID`` for weights with wrong shapes; ``CONFIG_INVALID`` for an adapter that cannot be
             merged.
     """
     for adapter in adapters:
@@ -366,7 +366,7 @@ def _require_all_factors(model: Any, adapter: Adapter) -> None:
 
 
 def does_not_fit(adapter: Adapter, model: str, why: str) -> GymError:
-    """Return the error for an adapter of another model."""
+    """Return the error for an adapter of a different model."""
     first = next((line.strip() for line in why.strip().splitlines() if "size mismatch" in line), "")
     first = first or (why.strip().splitlines() or ["unknown"])[0]
     return GymError(

@@ -11,7 +11,7 @@ _ATTENTION_LAYERS = frozenset(
         *("reference_sliding_attention", "minimax_m3_sparse", "sparse", "dense", "moe", "mlp"),
     }
 )
-"""Kinds of layers that keep nothing but the keys and values of attention."""
+"""Layer types whose only state is the keys and values of attention."""
 
 ISOLATES_ROWS = frozenset(
     {
@@ -32,10 +32,10 @@ ISOLATES_ROWS = frozenset(
         *("smollm3", "stablelm", "starcoder2"),
     }
 )
-"""Model types for which a test finds the same loss and gradients for packed rows as for single ones.
+"""Model types with the same loss and gradients for packed rows as for single rows, according to a test.
 
-``tests/unit/training/test_packing_contract.py`` compares each of them. The others fail it (ALiBi and absolute positions
-that are not read from ``position_ids``, masks without blocks) or have not been tried.
+``tests/unit/training/test_packing_contract.py`` compares each of them. Other model types fail the test (ALiBi, absolute
+positions that ignore ``position_ids``, masks without blocks) or have not been tested.
 """
 
 

@@ -72,7 +72,7 @@ def require_text(name: str, folder: Path) -> None:
 
 
 _ORDINARY = ("llama", "mistral", "qwen2", "qwen3")
-"""Types of models whose tensors are known by name here."""
+"""Model types whose tensor names are known to this module."""
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -82,15 +82,15 @@ SIZES = (
     "num_key_value_heads",
     "max_position_embeddings",
 )
-"""The config key of each of these in transformers."""
+"""Names of the sizes that are compared with the weight files, as transformers' config attributes."""
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd", "n_inner", "d_ff")
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MOST = 1 << 31
 _SPARE_LAYERS = 1000
-"""In other model types, a described part may be missing, or layers may share their weights."""
+"""Tolerance in layers for other model types, in which a configured part may be missing or layers may share weights."""
 _WEIGHTS_A_NUMBER = 32
-"""Packed weights of one bit."""
+"""Maximum weights per stored number: 1-bit weights in 32-bit words."""
 
 _HINT = "correct it, or restore config.json and the weights of one model"
 
@@ -98,7 +98,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def require_sizes(folder: Path) -> None:
-    """Reject a model folder whose config has other sizes than its safetensors files.
+    """Reject a model folder whose config has different sizes from its safetensors files.
 
     Raises:
         GymError: ``MODEL_INVALID`` with file, key and value.
@@ -128,7 +128,7 @@ def _other_sizes(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
     there = 1 + max((int(match[1]) for name in shapes if (match := _LAYER.search(name))), default=-1)
     if layers is not None and there and layers > there:  # extra layers in the files are ignored
         yield f"num_hidden_layers is {layers:,}, and the weights have {counted(there, 'layer')}"
-    if config.get("quantization_config") is not None:  # packed weights have other shapes
+    if config.get("quantization_config") is not None:  # packed weights have different shapes
         return
     hidden, heads, dim = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
     if dim is None and hidden and heads and config["model_type"] != "qwen3":

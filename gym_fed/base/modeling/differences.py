@@ -1,7 +1,7 @@
 """Find differences between a fine-tune and its base other than weights, which a delta would lose.
 
-A model with another ``rope_theta``, activation or norm epsilon than its base, or other token ids, cannot be
-represented as the base plus a delta.
+A model whose ``rope_theta``, activation, norm epsilon or token ids differ from its base's cannot be represented as the
+base plus a delta.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_COMPUTED = frozenset(
         "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache", "vocab_size",
     }
 )  # fmt: skip
-"""Keys of a config that no forward pass reads, or that the tensors' names and shapes show."""
+"""Config keys that do not affect the forward pass, or that are implied by the tensors' names and shapes."""
 _PROBE = "The capital of Peru is Lima.\n  def f(x): return x**2 - 3.14\t¿Qué? 안녕 🏠 don't"
 _SHOWN = 4
 ALLOW = "--allow-differences"
@@ -56,7 +56,7 @@ def require_same_settings(
         base: The base's model; only transformers models are compared.
         tuned: The fine-tune's model.
         tokenizers: Tokenizers of the base and the fine-tune, if both are known.
-        allow: Return differences instead of raising.
+        allow: True to return differences instead of raising.
 
     Returns:
         Differences that a delta will not contain.

@@ -15,7 +15,7 @@ from gym_fed.core.text import counted, plain
 
 MAX_CHARS = 2_000
 MAX_PATTERNS = 20_000
-"""A rank for each layer of the largest models."""
+"""Maximum number of patterns; the largest models need one rank per layer."""
 _PLAIN = re.compile(r"[\w.-]*", re.ASCII)
 _NAMES = ("target_modules", "exclude_modules")
 _AS_PEFT_DOES = {

@@ -117,7 +117,7 @@ def unreadable(name: str, error: Exception) -> GymError:
 
 
 _FILES = ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json")
-"""Files with video settings, newer layouts first."""
+"""Names of files with video settings, newest layout first."""
 
 
 @contextmanager

@@ -63,7 +63,7 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "seed-coder": (rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_END}",),
     "laguna": (r"[^\n]+|[\n]+", _words(r"\p{N}")),
 }  # fmt: skip
-"""Patterns by llama.cpp's name of the pre-tokenizer; each one splits what the one before has left whole."""
+"""Patterns by llama.cpp's name of the pre-tokenizer; each one splits the parts that the previous one did not split."""
 
 KNOWN = frozenset(
     form
@@ -71,19 +71,21 @@ KNOWN = frozenset(
     for one in patterns
     for form in (one, one.replace(_SHORT, "(?i:'s|'t|'re|'ve|'m|'ll|'d)"))
 )
-"""All of these, also as the published tokenizers write them. Their time is linear in the length of any text."""
+"""All of these patterns, also in the spelling of the published tokenizers. Their time is linear in the length of a
+text."""
 
 
 MAX_PATTERNS = 32
 MAX_CHARS = 4000
 _MAX_BYTES = 256 << 20
 _KEY = re.compile(r'"(?:R|\\u0052)(?:e|\\u0065)(?:g|\\u0067)(?:e|\\u0065)(?:x|\\u0078)"\s*:\s*(?=")')
-"""The key of a pattern, also with its letters escaped."""
+"""Regular expression for the key of a pattern, also with escaped letters."""
 _LINEAR = re.compile(
     r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d{0,2}(?:,\d{0,2})?\})?",
     re.S,
 )
-"""At most one repeat, at the end, and any count below 100: the time is linear in the length of the text."""
+"""Patterns with at most one repeat, at the end, and counts below 100; their time is linear in the length of the text.
+"""
 _LARGE_COUNT = re.compile(r"(?<!\\)(?<!\\[xo])\{(?:\d*,)?\d{4,}(?:,\d*)?\}")
 """Each character of a text can take that many steps. Not an escaped brace, nor a code such as ``\\x{1F600}``."""
 

@@ -133,7 +133,7 @@ def folder_digest(folder: Path) -> str | None:
     A head tied to the embeddings is excluded, since not every copy stores it.
 
     Returns:
-        The digest; None if the weights have other formats.
+        The digest; None if the weights have unsupported formats.
     """
     tensors = file_tensors(folder)
     if tensors is None:

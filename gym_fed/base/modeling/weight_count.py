@@ -18,7 +18,7 @@ def count_stored_weights(name: str) -> int | None:
         name: A model name or path, as for ``load_model``.
 
     Returns:
-        The number; None if the model is not on this machine, or its weights are quantised or in other formats.
+        The number; None if the model is not on this machine, or its weights are quantised or in unsupported formats.
     """
     try:
         shapes = tensor_shapes(Path(resolve(name)))

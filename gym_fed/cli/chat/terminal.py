@@ -86,7 +86,7 @@ class Terminal:
         """Send a message, and print the answer while it is generated. On Ctrl-C the session keeps the text so far.
 
         Raises:
-            GymError: The writer's refusal.
+            GymError: If the message or its answer is refused.
         """
         chunks: list[str] = []
         try:

@@ -18,15 +18,16 @@ from gym_fed.core.text import plain
 
 _RESTATED = ("vocab_size", "attention.causal", "tensor_data_layout", "attention.value_length")
 _LLAMA3_LOW, _LLAMA3_HIGH = 1.0, 4.0
-"""Low and high frequency factor of every published Llama 3 model; their 8192 original positions are found again."""
+"""Low and high frequency factor of every published Llama 3 model; their 8192 original positions are recovered from the
+file."""
 
 _MAX_LAYERS = 1000
-"""Building the modules of one takes 10 ms, and the largest published models have 126."""
+"""Maximum layers of a model. Building one layer takes 10 ms; the largest published models have 126."""
 _MIN_TENSORS = 6
-"""Tensors of a layer: two norms, attention (Phi-3 has two) and the MLP (Phi-3 has two)."""
+"""Minimum tensors per layer: two norms, attention (two tensors in Phi-3) and the MLP (two in Phi-3)."""
 
 RopeFactors = Callable[[str], np.ndarray]
-"""Values of a tensor of the file."""
+"""Function that returns the values of a tensor in the file by name."""
 
 
 def config_of(header: Header, values_of: RopeFactors) -> dict[str, Any]:
@@ -237,7 +238,7 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], N
 }
 """Converters by ``general.architecture``."""
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
-"""Their model types in transformers."""
+"""Model types of these architectures in transformers."""
 
 
 class ArchitectureKeys:

@@ -19,7 +19,7 @@ from gym_fed.core.errors import GymError
 from gym_fed.core.text import counted, plain
 
 WHOLE = "tokenizer.huggingface.json"
-"""The tokenizer.json itself, where a file has it."""
+"""Header key with the complete tokenizer.json, which some files have."""
 _PREFIX = "tokenizer.ggml."
 _FILLER = re.compile(r"\[PAD-?\d+\]")
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
@@ -205,7 +205,7 @@ def _plain_list(value: Any) -> Any:
 
 GPT2 = ("gpt-2", "phi-2", "gigachat", "mellum", "olmo", "mpt", "jais")
 DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
-"""Each digit alone, then as GPT-2."""
+"""Pre-tokenizers that split every digit, then split like GPT-2."""
 WHOLE_WORDS = (
     "llama3",
     "llama-v3",
@@ -217,9 +217,9 @@ WHOLE_WORDS = (
     "lfm2",
     "tekken",
 )
-"""A part of the text that is a token is that token, whatever the merges are."""
+"""Pre-tokenizers for which a part of the text that is a token is not split, regardless of the merges."""
 NORMALISED = ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "qwen35")
-"""Composed first (NFC), as their published tokenizers do and llama.cpp does not."""
+"""Pre-tokenizers that normalise text to NFC first, like the published tokenizers and unlike llama.cpp."""
 
 
 def set_pre_tokenizer(backend: Any, pre: str, *, needed: bool) -> bool:
