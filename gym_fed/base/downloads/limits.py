@@ -6,4 +6,4 @@ MAX_OTHER_BYTES = 1 << 20
 """Maximum size of an error's or redirect's body, and of a file that the description does not list."""
 READ_SECONDS = 60.0
 SLOWEST_BYTES_PER_SECOND = 16 << 10
-"""Minimum rate of a body that takes longer than ``READ_SECONDS``, in bytes per second."""
+"""The time limit of a body is ``READ_SECONDS`` plus the time that its bytes take at this rate."""

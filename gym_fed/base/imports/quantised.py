@@ -42,7 +42,7 @@ _NOT_BESIDE = (
     "quantization_config.json",
 )
 _MAX_EXPANSION = 16
-"""Maximum expansion of packed weights: 32-bit floats from 2-bit weights."""
+"""Maximum weights per packed word: 2-bit weights in 32-bit words."""
 
 
 class QuantisedImporter(Importer):

@@ -88,7 +88,7 @@ _WIDTHS = ("vocab_size", "hidden_size", "intermediate_size", "d_model", "n_embd"
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 _MOST = 1 << 31
 _SPARE_LAYERS = 1000
-"""Tolerance in layers for other model types, in which a configured part may be missing or layers may share weights."""
+"""Number of layers that is always accepted for other model types, whose layers may share weights or be missing."""
 _WEIGHTS_A_NUMBER = 32
 """Maximum weights per stored number: 1-bit weights in 32-bit words."""
 

@@ -180,7 +180,7 @@ def open_all(
 
 
 def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
-    """Return name and digest of the deltas' base, and the base folder of a LoRA run; None for those that are not named."""
+    """Return name and digest of the deltas' base, and the base folder of a LoRA run; None if they are not named."""
     from gym_fed.delta.file import DeltaFile
 
     found: dict[str, tuple[str, str]] = {}

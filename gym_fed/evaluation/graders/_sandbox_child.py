@@ -1,8 +1,7 @@
 """Sandbox script, standard library only: drops privileges, then runs the program.
 
 It reads one line of JSON from its standard input; the rest is the program's input. With ``namespaces`` it enters its
-own
-user, mount, network, process and IPC namespaces and a root folder with Python, shared libraries and an empty
+own user, mount, network, process and IPC namespaces and a root folder with Python, shared libraries and an empty
 ``/tmp``; root becomes nobody. Failures are written to the verdict's pipe, and nothing is run.
 """
 

@@ -39,9 +39,8 @@ def compare_sample(before: SampleResult, again: SampleResult) -> Replayed:
     """Compare a sample with its re-run.
 
     Log-likelihoods may differ by 1e-3 nats, and the most likely choice must be the same unless the two most likely ones
-    are that close.
-    Answers must have the same tokens up to a tie of less than 1e-2 nats. Both runs must report the tie, since margins
-    in a record can be forged, while those of the re-run cannot.
+    are that close. Answers must have the same tokens up to a tie of less than 1e-2 nats. Both runs must report the tie,
+    since margins in a record can be forged, while those of the re-run cannot.
 
     Args:
         before: The recorded sample.

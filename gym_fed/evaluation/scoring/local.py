@@ -2,9 +2,8 @@
 
 A window of requests becomes trees of token sequences (``tree``). Short trees are computed as a whole, many per forward
 pass (``window``). The nodes of long trees are computed depth first, many per step, each with the KV cache of its
-parent. A window is
-computed under every model before the next begins, so a partial evaluation is complete for all models. Log-softmax is
-computed in float32, for scored rows only.
+parent. A window is computed under every model before the next begins, so a partial evaluation is complete for all
+models. Log-softmax is computed in float32, for scored rows only.
 """
 
 from __future__ import annotations

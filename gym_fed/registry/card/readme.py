@@ -1,8 +1,7 @@
 """The ``README.md`` of a model: YAML for the Hub, then a text for readers.
 
 All texts in it are untrusted, such as names, descriptions and evaluation results of others. YAML is written by a YAML
-library; in the
-body each text is one line without control characters, in which Markdown and HTML are escaped.
+library; in the body each text is one line without control characters, in which Markdown and HTML are escaped.
 """
 
 from __future__ import annotations
