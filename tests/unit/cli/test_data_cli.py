@@ -137,7 +137,7 @@ def test_calls_of_tools_survive_openai_and_sharegpt(tmp_path: Path) -> None:
         assert load_rows(target) == [row]
     assert "function_call" in (tmp_path / "sharegpt.jsonl").read_text()
     assert (
-        "question and answer in turn"
+        "does not alternate user and assistant"
         in error_of(gym("convert", file, tmp_path / "x.jsonl", "--to", "alpaca")).message
     )
 

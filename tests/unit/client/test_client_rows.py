@@ -90,7 +90,7 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
         )
         for text in texts
     )
-    assert any(text.startswith("warning: 2 of 6 rows have nothing to learn") for text in texts)
+    assert any(text.startswith("warning: 2 of 6 rows are dropped, with nothing to learn") for text in texts)
     assert "not read: id (3 rows)" in texts
 
 

@@ -78,7 +78,7 @@ def together(*parts: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_what_can_be_had_together_is_what_the_configs_take() -> None:
-    head, *rows = table("What can be had together")
+    head, *rows = table("What can be combined")
     assert head[1:] == list(COLUMNS)
     assert [row[0] for row in rows] == list(ROWS)
     for name, *cells in rows:

@@ -316,7 +316,7 @@ def test_a_template_with_an_unknown_form_is_refused_with_what_helps() -> None:
     with pytest.raises(RequestError) as caught:
         _ = ToolTemplate(renderer(source), {}).format
     assert caught.value.param == "tools"
-    assert "tool_format: described" in caught.value.hint
+    assert "tool_format to described" in caught.value.hint
     assert ToolTemplate(renderer(source), {}, "described").format.describes
     with pytest.raises(RequestError, match="does not show tools"):
         _ = ToolTemplate(renderer(source_of("gemma3")), {}, "hermes").format

@@ -121,7 +121,7 @@ def test_too_many_rollbacks_end_the_run_and_without_rollback_spikes_are_only_wri
 ) -> None:
     rows = poisoned()
     once = {"factor": 1.0001, "window": 2, "max_rollbacks": 1}
-    with pytest.raises(GymError, match="after 1 rollbacks") as caught:
+    with pytest.raises(GymError, match="rollbacks so far: 1") as caught:
         train(config(tmp_path / "run", loss_spikes=once), rows)
     assert caught.value.code is ErrorCode.DATA_INVALID
     seen = {"factor": 20.0, "window": 3, "rollback": False}
