@@ -28,8 +28,8 @@ class Calibration(StrictModel):
     """Number of steps of scale distillation against the tuned model's logits; 0 disables it."""
 
     distill_bits: bool = False
-    """Train the bits of ``bitdelta`` tensors as well as the scales. Beyond BitDelta: the bits are then no longer all the
-    signs of the delta, and the same bytes preserve more of the fine-tune."""
+    """Train the bits of ``bitdelta`` tensors as well as the scales. Beyond BitDelta: the bits are then no longer all
+    the signs of the delta, and the same bytes preserve more of the fine-tune."""
 
     distill_loss: Literal["mse", "kl"] = "kl"
     """Loss: ``mse`` of the logits, as in BitDelta's paper, or ``kl``, the divergence of the models' predictions."""

@@ -65,7 +65,7 @@ class Registry(Generic[T]):
 
     Args:
         kind: Word for one member in messages: ``codec``.
-        package: Folder of the built-in members, as a dotted name. Each file that is not ``base`` or ``registry`` and does
+        package: Folder of the built-in members, as a dotted name. Each file not named ``base`` or ``registry`` that does
             not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
             in it. A folder's own name is not a member.
         base: ``module:Class``, imported with the first member.
@@ -97,7 +97,7 @@ class Registry(Generic[T]):
         """Return the class called ``name``.
 
         Raises:
-            MemberError: If there is none; for another package's member that two packages have, that is not a subclass of
+            MemberError: If there is none; for another package's member that two packages have, that is no subclass of
                 the kind's base or lacks what that requires, or whose import fails.
             Exception: An error of the check set by ``checked_by``.
         """

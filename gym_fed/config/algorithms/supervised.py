@@ -15,7 +15,7 @@ class SftSettings(StrictModel):
 
     loss_type: Literal["nll", "dft", "eaft", "asft"] = "nll"
     """Loss per token. ``dft`` weights it by the token's probability (Wu et al. 2025, "Dynamic Fine-Tuning"),
-    ``eaft`` by the model's entropy (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), and costs a second forward pass.
+    ``eaft`` by the model's entropy (Diao et al. 2026, "Entropy-Adaptive Fine-Tuning"), with a second forward pass.
     ``asft`` is ``dft`` plus a KL divergence from the initial model, or from ``reference_model`` (Zhu et al. 2025,
     "Anchored Supervised Fine-Tuning")."""
 
