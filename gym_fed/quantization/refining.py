@@ -126,7 +126,7 @@ def distiller(
         on_step: See ``OnStep``.
 
     Raises:
-        GymError: From the refinement: ``DATA_INVALID`` for rows without content, ``DELTA_INVALID`` when the loss is not
+        GymError: From the refinement: ``DATA_INVALID`` for rows without content, ``DELTA_INVALID`` if the loss is not
             finite.
     """
     settings = Calibration(

@@ -65,7 +65,7 @@ class Registry(Generic[T]):
 
     Args:
         kind: Word for one member in messages: ``codec``.
-        package: Folder of the built-in members, as a dotted name. Each file not named ``base`` or ``registry`` that does
+        package: Folder of the built-in members, as a dotted name. Each file except ``base`` and ``registry`` that does
             not begin with ``_`` holds one public subclass of ``base`` and has its name; so does each file of a folder
             in it. A folder's own name is not a member.
         base: ``module:Class``, imported with the first member.

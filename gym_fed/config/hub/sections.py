@@ -139,7 +139,7 @@ class SafetyGateConfig(StrictModel):
     """The safety probe as a gate: a soup after which the model refuses less is rolled back."""
 
     max_margin_drop: Annotated[float, Field(ge=0)]
-    """Tolerated decrease of the refusal margin in nats per token; a soup with more, at ``confidence``, is rolled back."""
+    """Tolerated decrease of the refusal margin in nats per token; a soup above it, at ``confidence``, is undone."""
 
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
     """Confidence of the drop's lower bound, paired by prompt."""

@@ -74,7 +74,7 @@ def init_model(settings: ModelInit, *, seed: int, dtype: str) -> tuple[Any, Any]
         ``(model, tokenizer)``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when the tokenizer has more tokens than ``vocab_size``.
+        GymError: ``CONFIG_INVALID`` if the tokenizer has more tokens than ``vocab_size``.
     """
     import torch
     from transformers import GenerationConfig, set_seed

@@ -106,7 +106,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     """Return the number of prompts that are answered at once.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` with the numbers, when a generation cannot hold all answers to its prompts.
+        GymError: ``CONFIG_INVALID`` with the numbers, if a generation cannot hold all answers to its prompts.
     """
     batch, processes = config.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     steps, key = settings.steps_per_generation, f"{name}.steps_per_generation"
