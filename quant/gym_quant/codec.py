@@ -144,7 +144,7 @@ class Codec(ABC):
         """Check the values of a payload whose layout is correct.
 
         Raises:
-            CodecError: For scales, factors or values that are NaN, infinite or negative if that is wrong.
+            CodecError: For scales, factors or values that are NaN, infinite or wrongly negative.
         """
 
     @abstractmethod

@@ -89,7 +89,7 @@ def newest_intact(checkpoints: Path) -> Path | None:
     ``damaged-checkpoint-N``. Both are reported by a ``RunWarning``.
 
     Raises:
-        GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are left if they are.
+        GymError: ``STATE_CORRUPT`` if all completed checkpoints are damaged; they are not moved.
     """
     damaged: list[tuple[Path, str]] = []
     for checkpoint in _newest_first(checkpoints):
