@@ -1,6 +1,7 @@
 """Look up names used by other tools in the module of the entry point group ``gym_fed.aliases``.
 
-The core knows none of these names. It imports this module only before it rejects an unknown key, name or value.
+The core contains no such names. It imports the entry point's module only before it rejects an unknown key, name or
+value.
 Without an entry point, all lookups return nothing.
 """
 

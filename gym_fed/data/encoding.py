@@ -39,7 +39,7 @@ def encode_rows(
     Args:
         tokenizer: The trained model's tokenizer; conversations need its chat template.
         rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
-            and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns where the
+            and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns if the
             tokenizer has a chat template (``gym_fed.data.string_rows``). Encoded rows (``input_ids`` and ``labels``, as
             returned by a ``DataPipeline`` with a tokenizer) are unchanged.
         max_length: Maximum tokens of a row; longer rows are truncated.

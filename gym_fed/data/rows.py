@@ -12,10 +12,9 @@
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
 Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
 ``{"bytes", "path"}``, in the order of their placeholders: ``<image>`` in a text, or parts ``{"type": "image"}``). A
-message
-has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may have
-``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned.
-``forget: True`` marks a row to unlearn.
+message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may
+have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``forget: True`` marks a row to
+unlearn.
 """
 
 from __future__ import annotations

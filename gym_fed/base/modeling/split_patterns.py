@@ -84,11 +84,10 @@ _LINEAR = re.compile(
     r"(?:\\[pPsSdDwWrnt](?:\{\^?\w+\})?|\[(?:\\.|[^\[\]\\&])*\]|[^()\[\]|?*+{}^$\\])+(?:[+*]|\{\d{0,2}(?:,\d{0,2})?\})?",
     re.S,
 )
-"""Patterns with at most one repeat, at the end, and counts below 100; their time is linear in the text's length.
-"""
+"""Patterns with at most one repeat, at the end, and counts below 100; their time is linear in the text length."""
 _LARGE_COUNT = re.compile(r"(?<!\\)(?<!\\[xo])\{(?:\d*,)?\d{4,}(?:,\d*)?\}")
-"""Pattern of repeat counts that are too large, since each character can take that many steps. Not an escaped brace, nor
-a code such as ``\\x{1F600}``."""
+"""Pattern of repeat counts that are too large, since each character can take that many steps. Escaped braces and codes
+such as ``\\x{1F600}`` do not match."""
 
 
 def require_quick_tokenizer(folder: Path, name: str) -> None:

@@ -195,7 +195,7 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
                 with DeltaFile.open(path) as delta:
                     found.setdefault(delta.manifest.base_digest, (update, delta.manifest.base_model))
             except GymError:
-                continue  # opened again with the others, where it is refused by name, or left out by --skip-broken
+                continue  # reported when all updates are opened, or omitted with --skip-broken
     if len(found) > 1:
         (one, (first, name)), (other, (second, another)) = list(found.items())[:2]
         raise GymError(

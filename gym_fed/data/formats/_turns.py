@@ -194,8 +194,8 @@ def _weight(turn: Raw, role: str) -> Message:
     """Return ``{"weight": 0}`` for a turn that is not learned, else an empty mapping.
 
     Raises:
-        BadRow: For a weight that is neither 0 nor 1, two different weights, and weight 1 for a turn of another role
-            than the assistant.
+        BadRow: For a weight that is neither 0 nor 1, two different weights, and weight 1 for a turn that is not the
+            assistant's.
     """
     given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
     for key, weight in given.items():
