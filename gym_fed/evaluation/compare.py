@@ -115,7 +115,7 @@ def compare_results(
         shared_only: If the rows differ, compare on those in both; False raises an error.
 
     Raises:
-        GymError: ``USAGE`` when no task is in both, or rows differ.
+        GymError: ``USAGE`` if no task is in both, or rows differ.
     """
     names = [name for name in first.tasks if name in second.tasks]
     if not names:

@@ -69,7 +69,7 @@ def num_blocks(rows: int) -> int:
 def heldout_loss(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
 ) -> float:
-    """Mean negative log-likelihood in nats per token. Args:
+    """Return the mean negative log-likelihood in nats per token. Args:
         model: A causal LM; it is in evaluation mode during the call, and its mode is restored afterwards.
         rows: Held-out rows; ``messages`` rows count the assistant's tokens, ``text`` rows all tokens.
         max_length: Maximum tokens of a row; longer rows are truncated.
@@ -79,7 +79,7 @@ def heldout_loss(
         The mean over all counted tokens of all rows. May be inf or NaN for a broken model.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to predict.
+        GymError: ``DATA_INVALID`` if the rows have nothing to predict.
     """
     return heldout_row_losses(model, tokenizer, rows, max_length=max_length, batch_size=batch_size).mean
 

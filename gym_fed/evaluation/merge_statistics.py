@@ -39,7 +39,7 @@ def fisher_diagonals(
         Float32 CPU tensors by parameter name, in the shape of the parameter.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to predict, or a gradient is not finite.
+        GymError: ``DATA_INVALID`` if the rows have nothing to predict, or a gradient is not finite.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     device = next(model.parameters()).device
@@ -79,7 +79,7 @@ def input_moments(
         omitted, since the tied tensor has the embeddings' name and is merged like them.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to encode, and for layers that no row reaches.
+        GymError: ``DATA_INVALID`` if the rows have nothing to encode, and for layers that no row reaches.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     try:
@@ -233,7 +233,7 @@ def layer_errors(
     a time; with rows, all of them.
 
     Raises:
-        GymError: ``DATA_INVALID`` when the rows hold nothing to encode.
+        GymError: ``DATA_INVALID`` if the rows have nothing to encode.
     """
     true = {name: t.to("cpu", torch.float32) - base[name].float() for name, t in model_tensors(tuned).items()}
     wrong = {

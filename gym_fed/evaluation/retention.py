@@ -147,7 +147,7 @@ def retention_scores(
 
 
 def num_scores(items: Sequence[dict[str, Any]]) -> int:
-    """Number of losses and answers that ``retention_scores`` computes."""
+    """Return the number of losses and answers that ``retention_scores`` computes."""
     return len(items) + sum("text" not in row for row in items)
 
 

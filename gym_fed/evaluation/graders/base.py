@@ -88,7 +88,7 @@ class Grader(ABC):
         """Return one finite number per sample, in the same order.
 
         Raises:
-            GymError: ``DATA_INVALID`` when a row lacks the column that this grader reads.
+            GymError: ``DATA_INVALID`` if a row lacks the column that this grader reads.
         """
 
     def teardown(self) -> None:  # noqa: B027 - most have nothing to close
@@ -99,7 +99,7 @@ def from_environment(variable: str | None, grader: str, key: str) -> str | None:
     """Return a secret from an environment variable; None if no variable is named.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` when it is named and not set.
+        GymError: ``CONFIG_INVALID`` if it is named and not set.
     """
     if variable is None:
         return None

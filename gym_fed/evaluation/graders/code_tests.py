@@ -55,7 +55,7 @@ class Sandbox:
         """Check the sandbox with programs that must pass and programs that must fail.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when this machine does not permit what ``isolation`` promises.
+            GymError: ``CONFIG_INVALID`` if this machine does not permit what ``isolation`` promises.
         """
         if not hasattr(os, "fork"):
             raise GymError(
@@ -80,7 +80,7 @@ class Sandbox:
         """Return True if ``tests`` complete after ``code``. Returns within the time limit plus a few seconds.
 
         Raises:
-            GymError: ``CONFIG_INVALID`` when the sandbox itself cannot be set up.
+            GymError: ``CONFIG_INVALID`` if the sandbox itself cannot be set up.
         """
         token, failed = secrets.token_hex(16), secrets.token_hex(16)
         with tempfile.TemporaryDirectory(prefix="gym-sandbox-", ignore_cleanup_errors=True) as folder:
