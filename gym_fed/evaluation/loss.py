@@ -69,7 +69,9 @@ def num_blocks(rows: int) -> int:
 def heldout_loss(
     model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
 ) -> float:
-    """Return the mean negative log-likelihood in nats per token. Args:
+    """Return the mean negative log-likelihood in nats per token.
+
+    Args:
         model: A causal LM; it is in evaluation mode during the call, and its mode is restored afterwards.
         rows: Held-out rows; ``messages`` rows count the assistant's tokens, ``text`` rows all tokens.
         max_length: Maximum tokens of a row; longer rows are truncated.

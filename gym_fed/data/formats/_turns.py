@@ -79,7 +79,11 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
 
 
 def answered(messages: list[Message]) -> list[Message]:
-    """Return ``messages``, which must have an assistant turn. Raises: BadRow: If there is none."""
+    """Return ``messages``, which must have an assistant turn.
+
+    Raises:
+        BadRow: If there is none.
+    """
     if not any(m["role"] == "assistant" for m in messages):
         raise BadRow("no turn of the assistant", "add the assistant's answer, or drop the row")
     return messages
