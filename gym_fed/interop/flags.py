@@ -36,8 +36,7 @@ def split_flags(
     Args:
         words: The words after the command.
         options: The command's own options; True for those that take a value.
-        switches: Keys that are true if no value
-        follows; a mapping also gives the values that each accepts in addition
+        switches: Keys that are true if no value follows; a mapping also gives the values that each accepts in addition
             to truth values.
         lists: Keys that take every value up to the next flag.
 
