@@ -126,9 +126,7 @@ def serve(
         if settings.chat_template is not None:
             from gym_fed.data.chat_templates.choice import read_chat_template
 
-            read_chat_template(
-                settings.chat_template
-            )  # raises for an invalid template before a model is loaded
+            read_chat_template(settings.chat_template)  # raises before a model is loaded
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
