@@ -91,7 +91,7 @@ class CodecPolicy(StrictModel):
     """Number format of dense tensors."""
 
     lora_rank: Annotated[int, Field(ge=1)] | None = None
-    """Rank of ``lora`` or another codec of factors; required there."""
+    """Rank of factors; required by ``lora`` and other codecs of factors."""
 
     factors: FactorCodec = "bfloat16"
     """Encoding of factors, of codec ``lora`` and of LoRA fine-tunes: unquantised (``float32`` for a product that is

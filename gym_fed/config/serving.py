@@ -221,7 +221,7 @@ class ServingConfig(ReadsOtherWords):
 
     tool_format: Annotated[str, MemberOf(TOOL_FORMATS, also=("auto",))] = "auto"
     """Format of the model's tool calls. auto follows its chat template; without tools in the template it is
-    ``described``, where a system message describes them."""
+    ``described``: a system message describes them."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""

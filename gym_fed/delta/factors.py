@@ -115,7 +115,7 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
 
 
 def _beyond_factors(model: Any) -> Iterator[str]:
-    """Describe what an adapter trains besides two factors per linear layer."""
+    """Describe the weights that an adapter trains in addition to two factors per linear layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 

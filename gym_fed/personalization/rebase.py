@@ -262,7 +262,7 @@ def carry(
     """Write a delta for the new base, scaled to fit the rows; without rows, the scale is 1.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` with a tensor that is missing in the new base or has another shape.
+        GymError: ``BASE_MISMATCH`` with a tensor that is missing in the new base or has a different shape.
     """
     begin(listener, f"carrying it to {base.spec.model_name}")
     path = folder / "carried.gymdelta"
@@ -330,7 +330,7 @@ def product_encoding(encoding: Encoding, rank: int) -> Encoding:
 
 
 def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0) -> DeltaInfo:
-    """Write ``scale * delta`` as a delta of another base.
+    """Write ``scale * delta`` as a delta of a different base.
 
     At scale 1 the payload is bit-identical. At other scales, the scales (or values) are multiplied and rounded to
     their number format, and everything else is unchanged.
@@ -342,7 +342,7 @@ def carry_delta(delta: DeltaFile, onto: BaseSpec, out: Path, scale: float = 1.0)
         scale: Positive scale.
 
     Raises:
-        GymError: ``BASE_MISMATCH`` with the first tensor that is missing in the new base or has another shape;
+        GymError: ``BASE_MISMATCH`` with the first tensor that is missing in the new base or has a different shape;
             ``DELTA_INVALID`` with a tensor whose scales overflow their number format.
     """
     require_shapes(delta, onto)

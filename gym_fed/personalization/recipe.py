@@ -31,7 +31,7 @@ Method = str
 """A tuning method whose difference a ``.gymdelta`` can store: as LoRA factors, or as values."""
 
 FULL_BITS = 16 / 15
-"""A full variant takes at most 1/15 of the base in bfloat16, in bits per weight of the base."""
+"""Maximum size of a full variant, 1/15 of the base in bfloat16, in bits per weight of the base."""
 
 _BATCH = 4
 _MIN_STEPS, _MAX_STEPS = 20, 1000

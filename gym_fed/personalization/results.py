@@ -32,7 +32,7 @@ class Listener:
         """Called after a step of scale distillation."""
 
     def should_stop(self) -> bool:
-        """Called after every step and before each phase; True keeps a checkpoint and raises ``INTERRUPTED``."""
+        """Called after every step and before each phase; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised."""
         return False
 
 
@@ -165,7 +165,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class RebasedVariant:
-    """A variant moved to another base; for the losses see ``Losses`` and ``CreatedVariant``.
+    """A variant moved to a different base; for the losses see ``Losses`` and ``CreatedVariant``.
 
     Attributes:
         from_base: Digest of the old base.

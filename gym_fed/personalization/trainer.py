@@ -184,13 +184,13 @@ class PersonalizedTrainer:
             columns: Names of the rows' columns, as in ``create_variant``.
             as_chat: Form of the rows, as in ``create_variant``; defaults to the form stored with the variant.
             force: Store the result even if it is no better than the new base alone, or was not evaluated.
-            output_name: Store the result under another name, and keep the old variant.
+            output_name: Name for the result, to keep the old variant.
             overwrite: Discard an unfinished refit of this variant.
             listener: Receives the progress, and may stop the work.
 
         Raises:
             GymError: ``UPDATE_REFUSED`` if it is no better than the new base alone; ``USAGE`` without rows and
-                ``force``; ``BASE_MISMATCH`` with a tensor that has another shape in the new base; ``NOT_FOUND``.
+                ``force``; ``BASE_MISMATCH`` with a tensor that has a different shape in the new base; ``NOT_FOUND``.
         """
         sources = (preferences, examples, data)
         rows = None if all(s is None for s in sources) else self._rows(*sources, held_out, columns)
@@ -222,7 +222,7 @@ class PersonalizedTrainer:
 
         Raises:
             GymError: ``NOT_FOUND``; ``USAGE`` if the user has several; errors of ``VariantStore.poll`` for a variant
-                that fails verification, or belongs to another base.
+                that fails verification, or belongs to a different base.
         """
         return ServedVariant(name or self._writer.variant_of(user_id), self._shared)
 

@@ -221,7 +221,7 @@ class Quantizer:
         """Add ``scale`` times the delta to the base. A base given as a module is changed in place and returned.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` if the delta belongs to another base; errors of ``DeltaFile.open``.
+            GymError: ``BASE_MISMATCH`` if the delta belongs to a different base; errors of ``DeltaFile.open``.
         """
         given = resolve_model(base)
         model = given.whole()

@@ -13,7 +13,7 @@ class QuantizedTensor:
 
     Attributes:
         codec: Its codec; None if the tensor is not in the file.
-        params: The codec's parameters.
+        params: Parameters of the codec.
         why: The reason for the choice.
         payload_bytes: Bytes of the tensor in the file.
         energy: Squared L2 norm of its delta.
@@ -73,7 +73,7 @@ class QuantReport:
         distillation: Result of the distillation; None without one.
         safety: ``applied``, or ``not applicable`` with the reason.
         layers: The result of the safety projection per layer.
-        not_in_file: Changes besides weights, such as the chat template, which a delta does not hold.
+        not_in_file: Changes other than weights, such as the chat template, which a delta cannot contain.
     """
 
     path: Path
@@ -89,7 +89,7 @@ class QuantReport:
 
     @property
     def kept(self) -> float | None:
-        """Return the share of the delta that the file keeps (``gym_fed.delta.kept``); None if nothing changed."""
+        """Return the fraction of the delta that the file preserves (``gym_fed.delta.kept``); None if nothing changed."""
         whole = sum(tensor.energy for tensor in self.tensors)
         lost = sum(tensor.energy * tensor.error**2 for tensor in self.tensors)
         return max(0.0, 1.0 - (lost / whole) ** 0.5) if whole else None

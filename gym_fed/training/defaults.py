@@ -221,7 +221,7 @@ def _is_adapter(name: str) -> bool:
 def _stored(config: TrainingConfig) -> dict[str, Any] | None:
     """Return the config of the unfinished run in ``output_dir`` that ``config`` resumes; None without one.
 
-    None for a run of another model, algorithm or rows, which opening the folder refuses.
+    None also for a run with a different model, algorithm or rows, which opening the folder refuses.
     """
     folder = config.output_dir
     if not RunFolder(folder).is_unfinished():

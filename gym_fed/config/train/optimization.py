@@ -14,7 +14,7 @@ from gym_fed.core.registries import OPTIMIZERS
 
 _NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]+")
 
-# The arguments of each schedule of transformers besides the numbers of steps.
+# The arguments of each transformers schedule except the numbers of steps.
 _SCHEDULES: dict[str, tuple[str, ...]] = {
     "linear": (),
     "constant": (),

@@ -98,7 +98,7 @@ class RunSections(StrictModel):
 
     resume_from_checkpoint: bool | str | None = None
     """By default a run resumes from the newest checkpoint in ``output_dir``, if there is one. ``true`` requires one,
-    ``false`` refuses an unfinished run. A folder names a checkpoint of another run of the same config and rows."""
+    ``false`` refuses an unfinished run. A folder is a checkpoint of another run with the same config and rows."""
 
     save_final: bool = True
     """Write the trained model (or adapter) into ``output_dir`` at the end."""

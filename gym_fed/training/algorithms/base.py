@@ -186,7 +186,7 @@ class Algorithm(ABC):
         """
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
-        """Return the model to tune: the loaded causal LM, or its body with another head.
+        """Return the model to tune: the loaded causal LM, or its body with a different head.
 
         Called before the tuning method prepares the model. The returned model is also the result's model.
         """

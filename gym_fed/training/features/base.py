@@ -64,7 +64,7 @@ def active_features(config: TrainingConfig) -> dict[str, Feature]:
     A feature of another package with the name of an existing key is left out, with a warning.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` for an unusable feature of another package.
+        GymError: ``MISSING_DEPENDENCY`` for an unusable feature from another package.
     """
     own, fields = FEATURES.own(), type(config).model_fields
     hidden = [name for name in FEATURES.names() if name not in own and name in fields]

@@ -1,4 +1,4 @@
-"""AdamW, Loshchilov and Hutter 2019; torch's, fused where the device has it."""
+"""AdamW, Loshchilov and Hutter 2019; torch's, fused if the device supports it."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     Args:
         args: Arguments of ``SFTTrainer``.
         retain_weight: Weight of ``L_retain``.
-        forget_loss: The loss of the rows to forget: maps ``[n, t]`` log-probabilities (0 where not labelled) and the
-            mask of labels to a scalar.
+        forget_loss: Loss of the rows to forget: a function of ``[n, t]`` log-probabilities (0 if not labelled) and the
+            mask of labels that returns a scalar.
         kwargs: Arguments of ``SFTTrainer``.
     """
 

@@ -32,7 +32,7 @@ def gradient_ascent_loss(log_probs: Tensor, labelled: Tensor, cap: float | None)
     """Return ``-L_forget`` of Liu et al. 2022, section 4, a mean over tokens; with a cap, over tokens of rows below it.
 
     Args:
-        log_probs: ``[n, t]`` float32, 0 where not labelled.
+        log_probs: ``[n, t]`` float32, 0 if not labelled.
         labelled: ``[n, t]`` bool.
         cap: Nats per token at which a row counts as ``cap`` and has no gradient.
     """
