@@ -32,7 +32,7 @@ class Listener:
         """Called after a step of scale distillation."""
 
     def should_stop(self) -> bool:
-        """Called after every step and before each phase; if it returns True, a checkpoint is saved and ``INTERRUPTED`` is raised."""
+        """Called after every step and before each phase; True saves a checkpoint and raises ``INTERRUPTED``."""
         return False
 
 

@@ -184,7 +184,7 @@ class PersonalizedTrainer:
             columns: Names of the rows' columns, as in ``create_variant``.
             as_chat: Form of the rows, as in ``create_variant``; defaults to the form stored with the variant.
             force: Store the result even if it is no better than the new base alone, or was not evaluated.
-            output_name: Name for the result, to keep the old variant.
+            output_name: Name of a new variant for the result; by default it replaces the old one.
             overwrite: Discard an unfinished refit of this variant.
             listener: Receives the progress, and may stop the work.
 

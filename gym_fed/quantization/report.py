@@ -89,7 +89,7 @@ class QuantReport:
 
     @property
     def kept(self) -> float | None:
-        """Return the fraction of the delta that the file preserves (``gym_fed.delta.kept``); None if nothing changed."""
+        """Return the fraction of the delta that the file retains (``gym_fed.delta.kept``); None if nothing changed."""
         whole = sum(tensor.energy for tensor in self.tensors)
         lost = sum(tensor.energy * tensor.error**2 for tensor in self.tensors)
         return max(0.0, 1.0 - (lost / whole) ** 0.5) if whole else None
