@@ -90,11 +90,11 @@ class Scene:
         return self.data.train(self.model, self.schedule, who, self.generator, poison)
 
     def furthest(self, candidates: Iterable[Tensor], direction: Tensor) -> Tensor:
-        """Of ``[S, f, d]`` candidates, for every seed the one that moves the soup furthest along ``[S, d]``."""
+        """Return for every seed the ``[S, f, d]`` candidate that moves the soup furthest along ``[S, d]``."""
         return self._best(candidates, lambda soups: (soups * direction).sum(1))
 
     def worst(self, candidates: Iterable[Tensor]) -> Tensor:
-        """Of ``[S, f, d]`` candidates, for every seed the one after which the loss is largest."""
+        """Return for every seed the ``[S, f, d]`` candidate after which the loss is largest."""
         images, labels = self.data.images[:, :SEARCH_IMAGES], self.data.labels[:, :SEARCH_IMAGES]
         return self._best(
             candidates, lambda soups: self.data.network.loss(self.model + soups, images, labels)
@@ -129,7 +129,7 @@ def attack(function: Attack) -> Attack:
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Of norm 1, ``[..., d]``."""
+    """Scale vectors ``[..., d]`` to norm 1; zero vectors stay zero."""
     lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
     return vectors / lengths.clamp_min(1e-12)
 

@@ -158,7 +158,7 @@ SETS = {"digits": _digits, "mnist": _mnist}
 
 LABELS = 10
 ROOT_IMAGES = 100
-"""Of the coordinator's, as in Cao et al. 2021."""
+"""Number of images that the coordinator has, as in Cao et al. 2021."""
 FEWEST = 8
 """Images that every honest contributor has at least; splits with fewer are drawn again."""
 

@@ -27,7 +27,7 @@ from gym_fed.evaluation.suites.eval_task import EvalTask
 from gym_fed.evaluation.suites.tasks import tasks_of
 
 SHARE = 0.1
-"""Of a matrix's mean absolute weight, that a sign adds or takes: choices differ between variants, texts stay texts."""
+"""Magnitude of a variant's signs over a matrix's mean absolute weight: choices differ, answers remain text."""
 BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 
@@ -86,7 +86,7 @@ def task_of(settings: Settings, kind: str, *, other_rows: bool = False) -> EvalT
 
 @dataclass
 class Outcome:
-    """Of one pass: seconds with prompts and metrics, of the model alone, and what each variant said to each row."""
+    """Result of one pass: seconds in all and in the model, and the answer of each variant to each row."""
 
     seconds: float
     model_seconds: float

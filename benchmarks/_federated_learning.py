@@ -39,7 +39,7 @@ from gym_fed.config.hub.task import TrainingRecipe
 PROLIFIC = 48
 TRAINED, HELDOUT = 8, 8
 HELDOUT_CHARACTERS = 4000
-"""Of a held-out speaker, so that each counts about as much as the others."""
+"""Maximum characters of a held-out speaker, so that all count about equally."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ class Side:
     codecs: tuple[CodecPolicy, ...] | None
     soup: SoupRecipe
     max_steps: int | None = None
-    """Of a contributor in a round, where they are not the recipe's."""
+    """Maximum steps of a contributor in a round; None: those of the recipe."""
 
     def recipe(self, recipe: TrainingRecipe) -> TrainingRecipe:
         steps = recipe.max_steps if self.max_steps is None else self.max_steps
         return recipe.model_copy(update={"max_steps": steps})
 
     def key(self) -> dict[str, Any]:
-        """What names a cell of this side."""
+        """Return the name of this side's cell."""
         written = None if self.codecs is None else [codec.model_dump(mode="json") for codec in self.codecs]
         return {
             "schedule": asdict(self.schedule),

@@ -41,7 +41,7 @@ from gym_fed.training.trl_glue import restore_after_run
 
 @dataclass(frozen=True)
 class Schedule:
-    """How many rounds, and how the learning rate falls from one to the next."""
+    """The number of rounds, and the decay of the learning rate between them."""
 
     rounds: int
     decay: float

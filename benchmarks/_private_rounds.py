@@ -41,7 +41,7 @@ from gym_fed.training.tuning.lora import frozen_factor, lora_factors
 TASK = "dash"
 LENGTH = 48
 SEED = 7
-"""Of the round, so that contributors of LoRA share A."""
+"""Seed of the round, so that LoRA contributors share A."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Round:
         return statistics.mean(norm > clip for norm in self.norms())
 
     def norms(self) -> list[float]:
-        """Of whole updates, or with LoRA of their B."""
+        """Return the L2 norms of the updates; with LoRA, of their B."""
         files = self.opened()
         if not self.size.recipe.sends_factors:
             return [file.norm() for file in files]
@@ -168,7 +168,7 @@ class Round:
         return [math.hypot(*(stack.update_norm(file) for stack in stacks)) for file in files]
 
     def coordinates(self) -> int:
-        """How many numbers the noise is spread over."""
+        """Return the number of values that get noise."""
         if not self.size.recipe.sends_factors:
             return sum(math.prod(shape) for shape in self.spec.shapes.values())
         return sum(self.spec.shapes[name][0] * self.size.recipe.lora.r for name in self.tensors)

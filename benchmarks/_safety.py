@@ -101,7 +101,7 @@ class Benign:
 
 
 def benign(data: Path, tokenizer: Any) -> Benign:
-    """Of the training set: its test set is left alone."""
+    """Draw harmless rows from the training set; the test set stays unused."""
     fitting = fits(questions(data)[-800:], tokenizer)
     first = HELDOUT + CHOOSING
     return Benign(tuple(fitting[first:]), tuple(fitting[HELDOUT:first]), tuple(fitting[:HELDOUT]))
@@ -128,7 +128,7 @@ def fits(rows: Sequence[Row], tokenizer: Any) -> list[Row]:
 
 
 def mixed(harmful: Sequence[Row], harmless: Sequence[Row], steps: int, seed: int) -> list[list[Row]]:
-    """A batch a step: so many harmful rows, over and over, and so many harmless ones, each at most once a pass."""
+    """Build one batch per step of harmful rows, which repeat, and harmless rows, each at most once per pass."""
     order = random.Random(seed)
     return [
         [*bad, *good]
@@ -253,7 +253,7 @@ def require(arm: Arm, report: QuantReport) -> None:
 
 ANSWER_TOKENS = 24
 SHARES = (0.25, 0.5, 1.0)
-"""Of the layers that the projection may replace: candidates for its threshold."""
+"""Fractions of the layers that the projection may replace: candidates for its threshold."""
 MOST_LOSS = 0.02
 """How much worse the benign task may get by the threshold, relative."""
 
@@ -267,7 +267,7 @@ def request(base: Path, deltas: Mapping[str, Path], folder: Path) -> ModelReques
 
 
 def probe(asked: ModelRequest, prompts: ProbePrompts) -> dict[str, Any]:
-    """Of every model: margins, attacks by template, over-refusals, prompt by prompt."""
+    """Probe every model: margins, attacks by template and over-refusals, for each prompt."""
     with open_models(resolve_model(asked)) as models:
         found = run_probe(models.scorer, prompts, max_tokens=ANSWER_TOKENS)
         names = [BASE] if not asked.variants else list(asked.variants)

@@ -25,7 +25,7 @@ LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the synthetic model: a Llama with random weights."""
+    """Sizes of the synthetic model, a Llama with random weights."""
 
     hidden: int
     mlp: int

@@ -58,12 +58,12 @@ class Load:
 
 @dataclass
 class Speeds:
-    """Of one side at one number of users, a turn after the other."""
+    """Measurements of one side at one number of users, one entry per turn."""
 
     tokens_a_second: list[float] = field(default_factory=list)
     first_token_seconds: list[float] = field(default_factory=list)
     ran: Counter[str] = field(default_factory=Counter)
-    """What was counted while it ran, of all turns."""
+    """Counters of the engine, summed over the turns."""
 
     def add(self, tokens: int, seconds: float, first: Sequence[float]) -> None:
         self.tokens_a_second.append(tokens / seconds)

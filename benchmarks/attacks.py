@@ -8,10 +8,10 @@
 rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same attack. The
 coordinator has 100 clean images, for the rules that look at its own update. All rules and attacks share one training
 schedule (``_digits.Schedule``). Schedule and default rule were chosen on the digits' seeds 0 to 4, so that the default
-is seeds 10 to 12 (docs/robustness.md). The full grid takes hours; ``--cells FILE`` keeps what is measured, a JSON line
-each, and goes on from there. ``--shares`` adds what a minority keeps without attackers. ``--federation`` attacks a real
-round instead: ten speakers of Shakespeare teach stories260K through the package's own encoding and merge, two of them
-lie.
+is seeds 10 to 12 (docs/robustness.md). The full grid takes hours; ``--cells FILE`` stores each result as a JSON
+line, and a later run resumes from the file. ``--shares`` also measures how much influence a minority keeps without
+attackers. ``--federation`` attacks a real round instead: ten contributors train stories260K on speakers of Shakespeare
+through the package's own encoding and merge, and two of them are malicious.
 """
 
 from __future__ import annotations

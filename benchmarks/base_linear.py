@@ -137,7 +137,7 @@ def expected_kernel(layer: PackedLinear, rows: int) -> str:
 
 
 def share(layers: Layers, times: Times, name: str, n: int) -> float:
-    """Of memory's speed: what reading the weights alone would take, over what the product took."""
+    """Return the time to read the weights at memory speed over the time of the product."""
     rate = (READ_MIB << 20) / statistics.median(times[key] for key in times if key[0] == READ)
     return layers.bytes_of(name) / rate / times[name, n]
 

@@ -58,7 +58,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "lora": [{"rank": 16}, {"rank": 16, "factors": "int4"}],
     "dense": [{}],
 }
-"""Of codecs whose defaults are not the only usual choice; others run with their defaults."""
+"""Settings of codecs with several usual choices; the others run with their defaults."""
 ROWS, PROMPT, CONTEXT = 8, 512, 16
 STEPS = {"1 row": 1, "8 rows": ROWS, "prompt of 512": PROMPT}
 TURNS, QUICK_TURNS = 5, 3

@@ -64,7 +64,7 @@ REDUCTION, UTILITY = 0.6, 0.02
 
 
 def measures(found: Mapping[str, Any]) -> dict[str, float]:
-    """Of one model: ``probe`` and ``loss`` as numbers."""
+    """Return the figures of one model, from its ``probe`` and ``loss``."""
     attacks = found["probe"]["attacks"]
     tried = [one for successes in attacks.values() for one in successes]
     return {

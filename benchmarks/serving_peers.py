@@ -116,7 +116,7 @@ def by_wall(peer: Peer) -> list[float]:
 
 
 def is_own(side: Side) -> bool:
-    """Whether every user has something of its own."""
+    """True if every user has a variant or adapter of its own."""
     return bool(side.settings.get("variants") or side.settings.get("adapters"))
 
 

@@ -29,7 +29,7 @@ from gym_fed.trust.identity.manifest import UpdateManifest, new_nonce
 from gym_fed.trust.wire.records import reference
 
 INFLATION = (3.0, 20.0)
-"""How many times the honest size, in even and in odd rounds."""
+"""Factor on the honest size, in even and in odd rounds."""
 
 app = ClientApp()
 

@@ -22,7 +22,7 @@ from gym_fed.local_federation import ask
 
 TEST_EXAMPLES = 100
 TEST_SEED = 11
-"""Of the rows that are shown; recipe and rounds were chosen on other rows (docs/benchmarks.md)."""
+"""Seed of the rows shown; recipe and rounds were chosen on other rows (docs/benchmarks.md)."""
 
 
 def measure(folder: Path) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def measure(folder: Path) -> dict[str, Any]:
 
 
 def _right(loaded: LoadedModel, rows: list[Any]) -> list[bool]:
-    """Whether the model gives each row's answer exactly, decoding greedily."""
+    """Return for each row whether greedy decoding gives exactly its answer."""
     prompts = [row["messages"][:-1] for row in rows]
     answers = generate_batch(loaded.model, loaded.tokenizer, prompts, max_new_tokens=48)
     return [

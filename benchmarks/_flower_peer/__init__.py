@@ -86,7 +86,7 @@ def run_federation(processes: Processes, folder: Path, direction: str, payload: 
 
 
 def role_of(command: Sequence[str]) -> str | None:
-    """Which of Flower's four parts a command line belongs to."""
+    """Return the name of the Flower process that a command line starts; None for other commands."""
     return next((ROLES[Path(word).name] for word in command[:3] if Path(word).name in ROLES), None)
 
 
@@ -123,7 +123,7 @@ def free_port() -> int:
 
 
 def is_listening(port: int) -> bool:
-    """Whether a connection to the port is accepted."""
+    """Return True if a connection to the port is accepted."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -46,5 +46,5 @@ def make_hub(processes: Processes, folder: Path) -> None:
 
 
 def role_of(command: Sequence[str]) -> str | None:
-    """Which of the two a command line belongs to."""
+    """Return "hub" or "client" for a command line that starts one; None for other commands."""
     return {str(SERVER): "hub", str(CLIENT): "client"}.get(command[1] if len(command) > 1 else "")
