@@ -111,7 +111,7 @@ class Side:
         return recipe.model_copy(update={"max_steps": steps})
 
     def key(self) -> dict[str, Any]:
-        """Return the name of this side's cell."""
+        """Return the settings that identify a cell of this side."""
         written = None if self.codecs is None else [codec.model_dump(mode="json") for codec in self.codecs]
         return {
             "schedule": asdict(self.schedule),
