@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -139,9 +139,15 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def _stream(self, behaviour: Any, method: str, token: str) -> Any:
         async def call(requests: Any, context: Any) -> None:
-            async with self._authorised(method, token, context):
-                async for item in behaviour(await _request(requests), context):
-                    await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
+            async with (
+                self._authorised(method, token, context),
+                aclosing(behaviour(await _request(requests), context)) as items,
+            ):
+                async for item in items:
+                    try:
+                        await _in_time(context.write(item), WRITE_SECONDS, "took nothing of the answer")
+                    except grpc.aio.InternalError:
+                        return  # the caller has gone
 
         return call
 

@@ -86,12 +86,14 @@ class Hub(CallsBesideRounds):
     # ---- work ----
 
     async def Work(self, request: pb.WorkRequest, context: Any) -> AsyncIterator[pb.WorkEvent]:
-        """Stream tasks to a node; after a reconnect the first one is the task that the node still holds."""
+        """Stream tasks to a node; after a reconnect the first one is the task that the node still holds.
+
+        The task is looked up again at every wake-up: an older stream of the node, whose caller has gone, may have
+        leased it and sent it to nobody.
+        """
         session = current_session()
+        sent = ""
         async with self._streams.opened(session) as stream:
-            held = await asyncio.to_thread(self._queue.held, session.node_id)
-            if held is not None:
-                yield self._task(held)
             stream.woken.set()
             while True:
                 if not await wait_for_event(stream.woken, KEEPALIVE_SECONDS):
@@ -107,7 +109,9 @@ class Hub(CallsBesideRounds):
                     stream.notice = said
                     notice = pb.Notice(kind=PAUSED if said else RESUMED, message=said or "the pause is over")
                     yield pb.WorkEvent(notice=notice)
-                while (task := await asyncio.to_thread(self._queue.lease, session.node_id)) is not None:
+                task = await asyncio.to_thread(self._held_or_next, session.node_id)
+                if task is not None and task.message_id != sent:
+                    sent = task.message_id
                     yield self._task(task)
                 if self.finished.is_set() and not await asyncio.to_thread(self._queue.held, session.node_id):
                     why = await asyncio.to_thread(
@@ -118,6 +122,10 @@ class Hub(CallsBesideRounds):
                     )
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
+
+    def _held_or_next(self, node_id: int) -> QueuedMessage | None:
+        """Return the task that a node holds; if it holds none, lease it the next one."""
+        return self._queue.held(node_id) or self._queue.lease(node_id)
 
     def _task(self, message: QueuedMessage) -> pb.WorkEvent:
         metadata = pb.MessageMetadata(

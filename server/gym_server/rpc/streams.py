@@ -133,7 +133,10 @@ class WorkStreams:
             yield stream
         finally:
             self._streams.remove(stream)
-            if all(other.session.node_id != session.node_id for other in self._streams):
+            newer = [other for other in self._streams if other.session.node_id == session.node_id]
+            for other in newer:  # the ended one may have leased a task that its caller never received
+                other.woken.set()
+            if not newer:
                 await asyncio.shield(asyncio.to_thread(self._touch, [session.node_id], self._queue.now()))
 
     def _make_room(self, session: Session) -> None:
