@@ -171,7 +171,7 @@ HeldOut = Literal["test", "validation"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """How the honest train; the same for all rules and attacks.
+    """Training settings of honest contributors, the same for all rules and attacks.
 
     Attributes:
         rounds: Rounds.
@@ -222,7 +222,7 @@ class Digits:
 
     @property
     def coordinator(self) -> range:
-        """Who holds the clean images, for ``train``."""
+        """Index of the coordinator, who holds the clean images, as a range for ``train``."""
         return range(self.contributors, self.contributors + 1)
 
     def counts(self, seed_index: int) -> np.ndarray:

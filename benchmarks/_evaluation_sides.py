@@ -33,7 +33,7 @@ BATCH_SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 @dataclass(frozen=True)
 class Settings:
-    """What both sides do.
+    """Task of both sides.
 
     Attributes:
         model: The base.

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, its table with ratios against a peer, its JSON line and its picture.
+"""Shared parts of all benchmarks: options, its table with ratios against a peer, its JSON line and its picture.
 
     parser = options("what is measured")            # --quick, --json, --plot FILE
     report = Report("transport", peer="Flower 1.41")
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better ours is than the peer's; below 1 it is worse."""
+        """Ratio of the two sides, above 1 if ours is better."""
         if self.theirs is None or not self.ours or not self.theirs:
             return None
         return self.theirs / self.ours if self.better == "lower" else self.ours / self.theirs
@@ -145,7 +145,7 @@ def load() -> str:
 
 
 def kept(file: Path | None, name: Any, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; where it was made before, from ``file``, which has a line of JSON for each name."""
+    """Return ``make()``, or its earlier result from ``file``, which has one line of JSON per name."""
     wanted = json.dumps(name, sort_keys=True)
     if file is not None and file.exists():
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -196,7 +196,7 @@ def plot(report: Report, file: Path) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers depend on: processor, its vector units, cores, system, versions."""
+    """The environment of the figures: processor, its vector units, cores, system, versions."""
     text = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").is_file() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, flags=re.MULTILINE)
     vectors = [

@@ -39,7 +39,7 @@ COMPOSITIONS: dict[str, tuple[str, ...]] = {
     "shadows": ("honest",) * 5 + ("stale", "copied", "duplicate"),
     "overshooting": ("honest",) * 8,
 }
-"""Who the eight are. The honest differ in amounts of text and steps; ``copied`` is the first honest update once more
+"""The eight contributors. The honest differ in amounts of text and steps; ``copied`` is the first honest update
 under other scales, ``duplicate`` the second's text trained again from another seed, ``stale`` the third's update of the
 round before. The step of ``overshooting`` is twice as long as the updates' mean."""
 OVERSHOT = 2.0

@@ -156,7 +156,7 @@ MICROBATCH = 4
 
 @dataclass(frozen=True)
 class Arm:
-    """How a fine-tune is written.
+    """Form in which a fine-tune is written.
 
     Attributes:
         one_bit: Signs and a scale for each matrix, or else float32 factors of the delta's own rank.
@@ -255,7 +255,7 @@ ANSWER_TOKENS = 24
 SHARES = (0.25, 0.5, 1.0)
 """Fractions of the layers that the projection may replace: candidates for its threshold."""
 MOST_LOSS = 0.02
-"""How much worse the benign task may get by the threshold, relative."""
+"""Maximum relative increase of the benign task's loss at the chosen threshold."""
 
 
 def request(base: Path, deltas: Mapping[str, Path], folder: Path) -> ModelRequest:

@@ -83,7 +83,7 @@ def train(
 
 
 def trained(model: Any, rows: Sequences, steps: int, rate: float, batch: int, seed: int) -> Delta:
-    """What ``train`` adds to a copy of the model."""
+    """Return the delta that ``train`` adds to a copy of the model."""
     tuned = copy.deepcopy(model)
     train(tuned, rows, steps, rate, batch, seed)
     before = model_tensors(model)

@@ -1,4 +1,4 @@
-"""What `serving.py` serves: a model with 7B-like layers or SmolLM2, its one-bit variants, and LoRA adapters."""
+"""Models of `serving.py`: a model with 7B-like layers or SmolLM2, its one-bit variants, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def saved(name: str, folder: Path) -> Base:
 
 
 def described(model: Any, folder: Path) -> BaseSpec:
-    """What `gym api` finds in the folder: a base is named by its weights in float32, whatever it is served in."""
+    """The model folder for `gym api`; a base is identified by its float32 weights, whatever it is served in."""
     return BaseSpec.of({name: tensor.float() for name, tensor in model_tensors(model).items()}, folder.name)
 
 

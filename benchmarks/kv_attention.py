@@ -1,4 +1,4 @@
-"""What a KV cache in bfloat16 or int8 loses: the same tokens scored through caches of every dtype.
+"""Loss of a KV cache in bfloat16 or int8: the same tokens scored through caches of every dtype.
 
     python benchmarks/kv_attention.py --model FOLDER --text FILE [--json] [--plot FILE]
 

@@ -1,4 +1,4 @@
-"""What a LoRA keeps of a variant's gain: SmolLM2-135M-Instruct tuned on GSM8K, one bit per weight, at ranks 8, 32, 128.
+"""Share of a one-bit variant's gain that a LoRA keeps: SmolLM2-135M-Instruct tuned on GSM8K, at ranks 8, 32, 128.
 
     python benchmarks/nearest_lora.py --smollm2 FOLDER [--shared FOLDER] [--work FOLDER] [--only PART] [--quick]
         [--json]

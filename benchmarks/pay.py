@@ -1,4 +1,4 @@
-"""What fifty rounds pay, against what each contributor was really worth.
+"""Pay over fifty rounds, compared with each contributor's true value.
 
     python benchmarks/pay.py [--seeds N] [--heldout N] [--quick] [--json] [--plot FILE]
 

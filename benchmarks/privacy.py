@@ -1,4 +1,4 @@
-"""What privacy costs and what it keeps: epsilon by two accounts, loss against epsilon, and attacks on what is released.
+"""Cost and effect of privacy: epsilon by two accounts, loss against epsilon, and attacks on what is released.
 
     python benchmarks/privacy.py [--quick] [--json] [--plot FILE] [--parts NAME ...] [--only TEXT] [--folder FOLDER]
 
@@ -99,7 +99,7 @@ def utility(report: Report, contributors: int, steps: int, folder: Path, only: s
 
 
 def attacks(report: Report, size: Size, contributors: int, steps: int, folder: Path) -> None:
-    """What the soup and a single update give away, under each kind of privacy."""
+    """Success of attacks on the soup and on a single update, under each kind of privacy."""
     canaries = {i: secrets_of(i, CANARIES, "canary") for i in (*range(contributors), *REHEARSAL)}
     rows = {i: task_rows(i, 40) + secrets_of(i, SECRETS) + canaries[i] * CANARY_REPEATS for i in canaries}
     data = [rows[i] for i in range(contributors)]

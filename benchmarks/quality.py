@@ -1,4 +1,4 @@
-"""How much of a fine-tune each codec keeps, at what size, before and after distillation.
+"""Share of a fine-tune that each codec keeps, and its size, before and after distillation.
 
     python benchmarks/quality.py [--quick] [--json] [--plot FILE] [--shared FOLDER] [--case TEXT]
         [--only TEXT]
@@ -158,7 +158,7 @@ def measure(case: Case, report: Report, quick: bool, only: str) -> None:
 def quantised(
     case: Case, quantizer: BitDeltaQuantizer | DeltaQuantizer, out: Path
 ) -> tuple[QuantReport, float, float]:
-    """What was written, percent of the gain kept, seconds."""
+    """The written file, percent of the gain kept, seconds."""
     began = time.monotonic()
     made = quantizer.quantize(
         case.base, case.tuned, calibration=case.calibration, tokenizer=case.tokenizer, out=out

@@ -1,4 +1,4 @@
-"""What a variant of every codec takes in memory and adds to a step, on the layout of a real model.
+"""Memory of a variant by codec, and the time that it adds to a step, on the layout of a real model.
 
     python benchmarks/resident_forms.py [--kernel KERNEL] [--quick] [--json] [--plot FILE]
 

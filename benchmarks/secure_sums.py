@@ -1,4 +1,4 @@
-"""What secure aggregation costs: bytes of a masked update, masking it, and taking the masks off a round's sum.
+"""Cost of secure aggregation: bytes of a masked update, masking it, and taking the masks off a round's sum.
 
     python benchmarks/secure_sums.py [--quick] [--json] [--plot FILE]
 

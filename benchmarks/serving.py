@@ -196,7 +196,7 @@ def opened(run: Run, base: Base, one_bits: bool = True, loras: bool = True) -> I
 
 
 def memory(base: Base, store: VariantStore, deltas: list[Path], report: Report) -> None:
-    """What one variant takes: the process before and after eight of them, and what the store counts."""
+    """Memory of one variant, from the process before and after eight of them, and by the store's own count."""
     process, few = psutil.Process(), deltas[:8]
     store.release(store.acquire(deltas[-1].stem))  # what the first one brings besides
     gc.collect()

@@ -1,4 +1,4 @@
-"""How alike honest updates are, and those of one contributor under two keys: what a threshold can separate.
+"""Similarity of honest updates, and of one contributor's updates under two keys, to choose a threshold.
 
     python benchmarks/similarity.py [--quick] [--json]
 

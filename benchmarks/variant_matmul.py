@@ -138,7 +138,7 @@ def dense_models(layer: Layer, x: Tensor) -> None:
 
 
 def unpacked(layer: Layer, x: Tensor, rows: int) -> None:
-    """What one does without kernels: bits to floats by torch, then a matmul, for every row."""
+    """The baseline without kernels: bits to floats by torch, then a matmul, for every row."""
     with kernels.using("torch"):
         for row in range(rows):
             decoded = kernels.decode_signs(layer.matrix.bits, layer.matrix.scales, SIZE)

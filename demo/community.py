@@ -1,4 +1,4 @@
-"""Who takes part in the demo, and with what: three contributors, a malicious client, a held-out set."""
+"""The demo's participants and data: three contributors, a malicious client, a held-out set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gym_fed.data.generated import generate, generate_mix
 from gym_fed.local_federation import BIN, Joiner, join_command
 
 CONTRIBUTORS = {"ada": "shout", "ben": "size", "cleo": "initial"}
-"""Who joins, and the one task that each knows and the base does not."""
+"""The contributors, each with the one task that it knows and the base does not."""
 MALICIOUS = "mallory"
 KNOWN = ("copy", "reverse", "sort", "upper")
 """Tasks of the base that the table shows one by one."""

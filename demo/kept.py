@@ -1,4 +1,4 @@
-"""What the demo reports of the tasks that the base knew: what was kept, and what was lost."""
+"""Report on the tasks that the base knew: which were kept, and which got worse."""
 
 from __future__ import annotations
 

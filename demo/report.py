@@ -1,4 +1,4 @@
-"""What the demo shows at the end: base against merged model, verdicts, bytes up and down, credits."""
+"""The demo's closing report: base against merged model, verdicts, bytes up and down, credits."""
 
 from __future__ import annotations
 

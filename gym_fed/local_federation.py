@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from gym_fed.core.errors import ErrorCode, GymError
 
 BIN = Path(sys.executable).parent
-"""Where this installation's commands are."""
+"""Folder of this installation's commands."""
 Command = Sequence[str | Path]
 Joiner = Callable[[str, str], Command]
 """Gives a contributor's command from the hub's address and fingerprint."""

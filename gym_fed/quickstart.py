@@ -42,7 +42,7 @@ CONTRIBUTORS = {
     "gus": "caesar",
     "hal": "twice",
 }
-"""Who joins ``federate``, and the one task that each knows and gym-nano does not."""
+"""The contributors of ``federate``, each with the one task that it knows and gym-nano does not."""
 _ROWS = 1200
 _REHEARSAL = 0.5
 _HELDOUT_ROWS = 24
@@ -91,7 +91,7 @@ def train_tiny_model(
 def evaluate_model(
     model: str | Path = "runs/tiny", task: str = "double", *, num_examples: int = 64
 ) -> dict[str, float]:
-    """How well a model does a task on rows that it was not trained on.
+    """Accuracy of a model at a task, on rows that it was not trained on.
 
     Args:
         model: As for ``gym_fed.base.models.load_model``.
@@ -120,7 +120,7 @@ def evaluate_model(
 
 @dataclass(frozen=True)
 class LocalFederation:
-    """What ``federate`` left.
+    """Result of ``federate``.
 
     Attributes:
         folder: Hub, contributors and logs.
@@ -203,7 +203,7 @@ def federate(
 
 
 def _hub_settings(contributors: int, rounds: int, max_steps: int) -> list[str]:
-    """What differs from `gym-server init`'s config: small, quick, and nobody is malicious."""
+    """Overrides of `gym-server init`'s config: small and quick rounds without malicious contributors."""
     return [
         "listen=127.0.0.1:0",
         f"rounds.num_rounds={rounds}",

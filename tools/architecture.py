@@ -81,7 +81,7 @@ GROUND = (
     Box("gym_fed.config", "schemas of every file", 1, 7),
     Box("gym_fed.trust.identity", "keys, signatures, digests", 2, 7),
 )
-"""What all three lanes stand on."""
+"""Packages that all three lanes depend on."""
 
 ARROWS = (
     Arrow("gym_client.cli", "gym_client.agent", "join", "gym_client.cli"),

@@ -68,12 +68,12 @@ OF_THIS_MACHINE = {
     "liger": "false",
     "optimizer": "adamw",
 }
-"""What is tried instead where a file is refused because this machine has no CUDA GPU."""
+"""Settings tried instead if a file is refused because this machine has no CUDA GPU."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one file.
+    """Outcome of one file.
 
     Attributes:
         file: Its name below ``examples``.
@@ -312,7 +312,7 @@ def _run(file: Path, job: str, settings: list[str]) -> Any:
 
 
 def _missing_result(file: Path, job: str, printed: str) -> str | None:
-    """What a job should have left and has not."""
+    """Return which result of a job is missing or wrong; None if it is as expected."""
     given = yaml.safe_load(file.read_text(encoding="utf-8"))
     if job == "inference":
         return None if json.loads(printed)["finish_reason"] in ("stop", "length") else "DEFECT: no answer"

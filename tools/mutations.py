@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def _try(copy: Path, mutation: Mutation, sound: dict[tuple[str, ...], str]) -> str:
-    """What the tests made of one mutation; ``sound`` remembers how they end without any."""
+    """Run the tests on one mutation; ``sound`` caches their result on the unchanged code."""
     if mutation.tests not in sound:
         code, last = _pytest(copy, mutation.tests)
         sound[mutation.tests] = (

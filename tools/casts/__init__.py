@@ -1,1 +1,1 @@
-"""What a newcomer sees: the scripts of tests/newcomer/ in a new environment, recorded for docs/."""
+"""Terminal recordings for docs/: the scripts of tests/newcomer/ in a new environment."""

@@ -20,7 +20,7 @@ MOST_WAIT_SECONDS = 0.4
 FRAME = " │"
 GREYS = TerminalTheme((24, 24, 24), (216, 216, 216), [(160, 160, 160)] * 8, [(216, 216, 216)] * 8)
 SECRETS = re.compile(r"gym-invite:|token=|PRIVATE KEY|BEGIN CERTIFICATE|\bsk-")
-"""What no picture may show: invites, links of a login, keys."""
+"""Patterns that no picture may show: invites, login links, keys."""
 
 FORMAT = """\
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">

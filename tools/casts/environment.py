@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 EXTRA = "eval"
-"""What docs/quickstart.md names: `gym eval`, and openai's client."""
+"""Extras that docs/quickstart.md names: `gym eval`, and openai's client."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Environment:
 
     @property
     def bin(self) -> Path:
-        """Where its commands are."""
+        """Folder of its commands."""
         return Path(self.folder, "bin")
 
     def variables(self, home: Path) -> dict[str, str]:

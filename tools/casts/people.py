@@ -36,7 +36,7 @@ class Person:
     files: tuple[str, ...] = ()
 
     def commands(self) -> list[str]:
-        """What the person types, line by line."""
+        """Lines that the person types."""
         lines = (SCRIPTS / f"{self.script}.sh").read_text(encoding="utf-8").splitlines()
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -67,7 +67,7 @@ PEOPLE = (ALONE, VARIANT_OWNER, COORDINATOR, CONTRIBUTOR)
 
 @dataclass
 class Played:
-    """What came of a person's script.
+    """Result of a person's script.
 
     Attributes:
         person: Who.

@@ -1,1 +1,1 @@
-"""What no linter checks of this repository's words and pages; `make lint` runs it as ``python -m tools.checks``."""
+"""Checks of this repository's words and pages that no linter has. `make lint` runs ``python -m tools.checks``."""

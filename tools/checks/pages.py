@@ -95,7 +95,7 @@ def long_readme(files: dict[str, str]) -> Iterator[Finding]:
 
 
 def anchors(text: str) -> set[str]:
-    """What a link may name after ``#``, as GitHub makes it from headings."""
+    """Return the anchors that a link may name after ``#``, as GitHub derives them from headings."""
     found: set[str] = set()
     for _, block in prose(text):
         if block.startswith("#"):

@@ -1,1 +1,1 @@
-"""What `make test-gpu` runs on one CUDA GPU, and the section of docs/support.md that it writes."""
+"""Checks that `make test-gpu` runs on one CUDA GPU; they write a section of docs/support.md."""

@@ -67,7 +67,7 @@ def described() -> str:
 
 
 def tried(check: Check) -> tuple[str, bool]:
-    """What was seen, and whether that is not a failure."""
+    """Return the check's last line, and False if it failed."""
     missing = [package for package in check.packages if importlib.util.find_spec(package) is None]
     if missing:
         return f"not tried: {', '.join(missing)} is not installed", True

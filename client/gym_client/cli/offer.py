@@ -81,7 +81,7 @@ class Offer:
     rounds: int | None = None
     """Remaining rounds; None if unknown."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """How the given rows are used; see ``RowCounts``."""
+    """Numbers of the given rows by use; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
     """The same in words, with a warning if much is lost."""
     costs: Costs | None = None

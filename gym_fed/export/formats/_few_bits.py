@@ -173,7 +173,7 @@ class FewBits(ExportFormat):
     """The name of the format in auto-round."""
 
     symmetric: ClassVar[bool]
-    """Whether all zero points are the same."""
+    """True if all zero points are the same."""
 
     def require_options(self, options: Options) -> None:
         super().require_options(options)

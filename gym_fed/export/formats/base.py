@@ -117,16 +117,16 @@ class ExportFormat(ABC):
     """Modules that ``reading`` needs for this format in addition to its own ``LIBRARIES``."""
 
     merges: ClassVar[bool] = False
-    """Whether adapters are merged into the weights."""
+    """True if adapters are merged into the weights."""
 
     takes_rank: ClassVar[bool] = False
-    """Whether a delta is written as LoRA factors."""
+    """True if a delta is written as LoRA factors."""
 
     calibrates: ClassVar[bool] = False
-    """Whether rows influence the quantisation."""
+    """True if rows influence the quantisation."""
 
     is_file: bool = False
-    """Whether it is one file, not a folder."""
+    """True for a single file, False for a folder."""
 
     tried: ClassVar[str] = ""
     """The models that tests export to this format; shown by `gym docs members`."""
@@ -144,7 +144,7 @@ class ExportFormat(ABC):
     """Why the target program cannot run on this machine, for the record."""
 
     takes_dtype: ClassVar[bool] = True
-    """Whether ``--dtype`` is supported; the command refuses it otherwise."""
+    """True if ``--dtype`` is supported; the command refuses it otherwise."""
 
     copies_writing: ClassVar[float] = 2.0
     """Copies of the model in float32 in memory until it is written, over all processes."""

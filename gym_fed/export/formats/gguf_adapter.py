@@ -15,7 +15,7 @@ from gym_fed.export.readers.gguf import ADAPTER_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
 _LLAMA_CPP = has_llama_cpp() and all(find_spec(name) is not None for name in Gguf.requires)
-"""Whether llama.cpp can read it back; the base must be converted for that."""
+"""True if llama.cpp can read it back, for which the base must be converted."""
 
 
 class GgufAdapter(ExportFormat):

@@ -75,7 +75,7 @@ class PackedTokens:
     """The picture features that replace the embeddings of tokens."""
 
     plain: bool = True
-    """Whether no layer caps its scores, has sinks, or a sliding window."""
+    """True if no layer caps its scores, has sinks, or a sliding window."""
 
     @cached_property
     def tables(self) -> paged.PagedSpans:

@@ -128,10 +128,10 @@ class ApiKey(NamedKey):
 
     sha256: Sha256
     base: bool = True
-    """Whether the base itself may be used."""
+    """True if the base itself may be used."""
 
     everything: bool = False
-    """Whether all variants may be used."""
+    """True if all variants may be used."""
 
     variants: tuple[VariantName, ...] = ()
     """Names of variants that may be used."""
@@ -140,10 +140,10 @@ class ApiKey(NamedKey):
     """Owners (accounts or user ids) whose variants may be used, later ones included."""
 
     metrics: bool = False
-    """Whether the server's metrics may be read."""
+    """True if the server's metrics may be read."""
 
     manage_variants: bool = False
-    """Whether variants may be added and removed over HTTP."""
+    """True if variants may be added and removed over HTTP."""
 
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)

@@ -99,7 +99,7 @@ class Answer(ABC):
 
     ends_with_done = True
     keeps = False
-    """Whether ``closing`` stores the answer and may therefore block briefly."""
+    """True if ``closing`` stores the answer and may therefore block briefly."""
 
     _prefix: str
     _object: str

@@ -202,7 +202,7 @@ class Function(RequestModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    """Whether calls must follow ``parameters`` even if ``tool_choice`` does not require one."""
+    """True if calls must follow ``parameters`` even if ``tool_choice`` does not require one."""
 
 
 class Tool(RequestModel):

@@ -47,7 +47,7 @@ class TokenizeRequest(RequestModel):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
-    """Whether to add the tokenizer's first and last tokens to a text; a chat template adds its own."""
+    """True to add the tokenizer's first and last tokens to a text; a chat template adds its own."""
 
     add_generation_prompt: Annotated[Any, only(True)] = None
     continue_final_message: Annotated[Any, only(False)] = None
@@ -185,7 +185,7 @@ class LoadRequest(RequestModel):
     lora_name: str = Field(min_length=1, max_length=256)
     lora_path: str = Field(min_length=1, max_length=4096)
     load_inplace: bool | None = None
-    """Whether to replace the variant with this name."""
+    """True to replace the variant with this name."""
 
     base_model_name: Annotated[Any, only()] = None
 

@@ -38,7 +38,7 @@ LEFT = "left"
 
 SESSION_SECONDS = 3600
 _LONGEST_CALL_SECONDS = 3000
-"""How long a call that began within its session may continue after the session's end, in seconds."""
+"""Seconds for which a call that began within its session may continue after the session's end."""
 _MAX_WORK_BYTES = 64
 
 

@@ -28,7 +28,7 @@ from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
 
 LOCK_SECONDS = 30
-"""How long a write transaction waits for the previous one, in seconds."""
+"""Timeout of a write transaction that waits for the previous one, in seconds."""
 WRITERS, HUBS = 0x67796D01, 0x67796D02
 """Ids of the advisory locks: of write transactions, and of the hub that runs on the database."""
 _ATTEMPTS = 6

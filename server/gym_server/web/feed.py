@@ -57,7 +57,7 @@ class HubFeed:
         self._shown: dict[str, Any] | None = None
         """The state that open pages have; None if there are none."""
         self.looks = 0
-        """How often the state was read for open pages; it is not read while the hub is idle."""
+        """Number of times that the state was read for open pages. An idle hub does not read it."""
 
     def start(self) -> None:
         self._thread.start()

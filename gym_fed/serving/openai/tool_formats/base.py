@@ -95,7 +95,7 @@ class ToolFormat(ABC):
     """The end of a prompt whose answer must be a call."""
 
     describes: ClassVar[bool] = False
-    """Whether ``prepare`` adds the tools to the messages, so that the template need not support any."""
+    """True if ``prepare`` adds the tools to the messages, so that the template need not support any."""
 
     def learn(self, written: str) -> bool:
         """Return whether a template writes this format.
