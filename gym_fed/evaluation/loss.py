@@ -96,9 +96,27 @@ def heldout_row_losses(
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
     sums, counts = np.zeros(len(encoded)), np.zeros(len(encoded))
-    for at, losses, tokens in _in_batches(model, tokenizer, encoded, batch_size):
-        sums[at], counts[at] = losses.double().cpu().numpy(), tokens.cpu().numpy()
+    for at, losses, predicted in _in_batches(model, tokenizer, encoded, batch_size):
+        sums[at], counts[at] = losses.sum(1).double().cpu().numpy(), predicted.sum(1).cpu().numpy()
     return RowLosses(sums, counts)
+
+
+@torch.inference_mode()
+def half_losses(
+    model: Any, tokenizer: Any, rows: Sequence[dict[str, Any]], *, max_length: int = 256, batch_size: int = 32
+) -> tuple[RowLosses, RowLosses]:
+    """Measure each row's loss on its tokens at even positions, and on those at odd positions.
+
+    A model chosen for a row by one half is not favoured by the other. See ``heldout_loss`` for the arguments and
+    errors.
+    """
+    encoded = encode_rows(tokenizer, rows, max_length=max_length)
+    sums, counts = np.zeros((2, len(encoded))), np.zeros((2, len(encoded)))
+    for at, losses, predicted in _in_batches(model, tokenizer, encoded, batch_size):
+        for half in (0, 1):
+            sums[half, at] = losses[:, half::2].sum(1).double().cpu().numpy()
+            counts[half, at] = predicted[:, half::2].sum(1).cpu().numpy()
+    return RowLosses(sums[0], counts[0]), RowLosses(sums[1], counts[1])
 
 
 @torch.inference_mode()
@@ -118,8 +136,9 @@ def row_losses(
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length, keep_all=True)
     losses = [math.nan] * len(rows)
-    for at, sums, counts in _in_batches(model, tokenizer, encoded, batch_size, BATCH_TOKENS):
-        for index, total, count in zip(at, sums.tolist(), counts.tolist(), strict=True):
+    for at, of_tokens, predicted in _in_batches(model, tokenizer, encoded, batch_size, BATCH_TOKENS):
+        sums, counts = of_tokens.sum(1).tolist(), predicted.sum(1).tolist()
+        for index, total, count in zip(at, sums, counts, strict=True):
             losses[index] = total / count if count else math.nan
         on_done(len(at))
     return losses
@@ -133,8 +152,8 @@ def batch_losses(
     The model is in evaluation mode until the last batch; then its mode is restored.
     """
     encoded = encode_rows(tokenizer, rows, max_length=max_length)
-    for _, sums, counts in _in_batches(model, tokenizer, encoded, batch_size):
-        yield sums.sum(), int(counts.sum())
+    for _, losses, predicted in _in_batches(model, tokenizer, encoded, batch_size):
+        yield losses.sum(1).sum(), int(predicted.sum())
 
 
 def _in_batches(
@@ -144,7 +163,10 @@ def _in_batches(
     batch_size: int,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], torch.Tensor, torch.Tensor]]:
-    """Yield batches of similar length: row indices, summed losses ``[n]`` and numbers of tokens ``[n]``."""
+    """Yield batches of similar length: row indices, losses ``[n, tokens]``, and the mask of predicted tokens.
+
+    The loss of a token that is not predicted is zero.
+    """
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]["input_ids"]))
     device = next(model.parameters()).device
     pad = tokenizer.pad_token_id or 0
@@ -166,7 +188,7 @@ def _in_batches(
             losses = cross_entropy(
                 logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
             ).view_as(targets)
-            yield at, losses.sum(1), (targets != IGNORED).sum(1)
+            yield at, losses, targets != IGNORED
     finally:
         model.train(was_training)
 

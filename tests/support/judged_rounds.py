@@ -150,11 +150,18 @@ class Judged:
     def entries(self, kind: str) -> list[dict[str, Any]]:
         return [entry.body for entry in self.fed.ledger.entries() if entry.kind == kind]
 
-    def trained(self, text: str, seed: int = 0, steps: int = 4, learning_rate: float = 2e-3) -> Delta:
-        """What AdamW on a contributor's rows about ``text`` adds to the current version; seeds choose the batches."""
+    def trained(
+        self,
+        text: str,
+        seed: int = 0,
+        steps: int = 4,
+        learning_rate: float = 2e-3,
+        rows: Sequence[dict[str, Any]] | None = None,
+    ) -> Delta:
+        """Train on a contributor's rows, by default about ``text``, and return the change; seeds choose the batches."""
         from gym_fed.data.encoding import encode_rows
 
-        rows = [
+        rows = rows or [
             {
                 "messages": [
                     {"role": "user", "content": f"{text} {i}"},

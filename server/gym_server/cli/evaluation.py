@@ -1,14 +1,18 @@
-"""`gym-server eval`: evaluate versions on suites of tasks; `gym-server compare`: compare a version with version 0."""
+"""`gym-server eval`, `compare` and `groups`: versions on suites, against version 0, and against those of groups."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from sqlalchemy import select
 
-from gym_fed.core.console import AsJson, err, print_result
+from gym_fed.core.console import AsJson, TextTable, err, print_result
 from gym_fed.core.progress import spinner
+from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+from gym_server.store.tables import accounts
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
@@ -18,6 +22,7 @@ def add_evaluation_commands(app: typer.Typer) -> None:
     """Register the commands of this module."""
     app.command("eval")(evaluate)
     app.command()(compare)
+    app.command()(groups)
 
 
 def evaluate(
@@ -83,6 +88,47 @@ def compare(
         )
     warnings = "\n".join(f"warning: {warning}" for warning in change.warnings)
     print_result(as_json, change_as_json(change), "\n".join(change.lines), note=warnings)
+
+
+def groups(
+    folder: Folder = DEFAULT_FOLDER,
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=2, metavar="N", help="Number of rounds to compare, the last ones.")
+    ] = 10,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FOLDER", help="New folder for a variant of each group."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find contributors whose updates disagree permanently, and measure a variant of the base for each group.
+
+    A held-out row counts for the group whose variant fits it better. Serve the variants with gym api BASE --variants
+    FOLDER; nobody has to use them.
+    """
+    with opened(folder) as fed, spinner("looking for groups") as activity:
+        from gym_server.evaluations.grouping import find_groups
+        from gym_server.evaluations.groups import save_groups
+
+        found = find_groups(
+            fed.state, fed.config, output, rounds, on_step=lambda step: activity.report(0, 0, step)
+        )
+        save_groups(fed.state, found)
+        with fed.database.reading() as tx:
+            names = {row.contributor: row.name for row in tx.execute(select(accounts))}
+    table = TextTable("group", "contributors", "held-out rows", "common", "own", "gain", "offered")
+    for number, group in enumerate(found.groups, start=1):
+        who = ", ".join(plain(names.get(one, one), 40) for one in group.contributors)
+        table.add_row(
+            str(number),
+            who,
+            str(group.num_rows),
+            f"{group.common:.4f}",
+            f"{group.own:.4f}",
+            f"{group.gain:+.4f} ± {group.stderr:.4f}",
+            "yes" if group.is_offered else "no",
+        )
+    print_result(as_json, found.model_dump(), *([table] if found.groups else []), *found.lines)
 
 
 def change_as_json(change: VersionChange) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class _ServerCommands(CommandGroup):
             "privacy": "",
             "accounts": "",
             "variants": "",
+            "groups": "",
         },
         "Result": {
             "model": "write a version as a model folder",

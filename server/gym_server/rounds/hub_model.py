@@ -26,7 +26,14 @@ from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
-from gym_fed.evaluation.loss import OnDone, RowLosses, heldout_row_losses, ignore_progress, row_losses
+from gym_fed.evaluation.loss import (
+    OnDone,
+    RowLosses,
+    half_losses,
+    heldout_row_losses,
+    ignore_progress,
+    row_losses,
+)
 from gym_fed.evaluation.soup_game import SoupGame
 from gym_server.rounds.parked_model import ParkedTensors, parked_path
 from gym_server.state import HubState
@@ -191,6 +198,12 @@ class HubModel:
         if self._known_losses is None or self._known_losses[0] != self.digest:
             self._known_losses = (self.digest, self._measure())
         return self._known_losses[1]
+
+    def half_losses(self) -> tuple[RowLosses, RowLosses]:
+        """Return the loss on every held-out row, of even and of odd tokens (``gym_fed.evaluation.loss``)."""
+        return half_losses(
+            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+        )
 
     @cached_property
     def heldout(self) -> str:

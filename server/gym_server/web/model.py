@@ -17,6 +17,7 @@ from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
+from gym_server.evaluations.groups import saved_sentence
 from gym_server.rounds.versions import base_loss, head_of, soups_to
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView
@@ -57,6 +58,7 @@ def routes(view: HubView) -> APIRouter:
             current = head_of(tx, view.state.base.digest)
             soups = soups_to(tx, current.height)
             parents = _digests(tx, [row.parent for row in rows])
+            groups = saved_sentence(tx)
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
         shown = [(row, parents.get(row.parent, view.state.base.digest)) for row in rows]
         leading = {soup.version_digest for soup in soups}
@@ -68,6 +70,7 @@ def routes(view: HubView) -> APIRouter:
             "total": total,
             "num_soups": len(soups),
             "soups_bytes": sum(soup.size_bytes for soup in soups),
+            "groups": groups,
             "newest": _newest_facts(view, visitor),
             "chain_is_whole": all(
                 next_digest(parent, row.soup_sha256, row.server_round) == row.digest for row, parent in shown

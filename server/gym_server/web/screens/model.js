@@ -8,7 +8,7 @@ const LIMIT = 25, CURVES = 6;
 
 export async function show(root, _, query) {
   let offset = Number(query.get("offset")) || 0, first = 0;
-  const figures = el("div", {class: "figures"}), chain = el("div", {}, loading()), pages = el("div"), base = el("div"), taken = el("div"), tasks = el("div");
+  const figures = el("div", {class: "figures"}), groups = el("p", {class: "sentence"}), chain = el("div", {}, loading()), pages = el("div"), base = el("div"), taken = el("div"), tasks = el("div");
   const newest = newestPanel();
   const losses = chart({title: "Held-out loss by version", xLabel: "version", height: 240});
   const scores = chart({title: "Evaluations by version", xLabel: "version", height: 240});
@@ -20,6 +20,8 @@ export async function show(root, _, query) {
       figure("Version", number(found.version), found.base_model),
       figure("Weights", number(found.num_parameters)),
       figure("Fetched by each contributor", bytes(found.soups_bytes), `${count(found.num_soups, "soup")} since the base`));
+    groups.hidden = !found.groups;
+    groups.textContent = found.groups ? `${found.groups[0].toUpperCase()}${found.groups.slice(1)}.` : "";
     replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine, where anything can load it; another version by its number."),
       copyable(`gym-server model version-${found.version} --version ${found.version} --dir HUB`)) : null);
     replace(base, facts([["Base model", found.base_model], ["Its digest", el("span", {class: "id"}, found.base_digest)]]));
@@ -57,7 +59,7 @@ export async function show(root, _, query) {
     replace(tasks, pager({offset: first, limit: CURVES, total: curves.length, turn: (to) => { first = to; draw(); }, label: "Tasks in the chart"}));
   }
 
-  root.append(el("header", {}, el("h1", {}, "Model")), figures, el("div", {class: "columns"}, losses.node, el("div", {}, scores.node, tasks)), newest.node, section("Chain of versions", chain, pages), taken, section("Base", base));
+  root.append(el("header", {}, el("h1", {}, "Model")), figures, groups, el("div", {class: "columns"}, losses.node, el("div", {}, scores.node, tasks)), newest.node, section("Chain of versions", chain, pages), taken, section("Base", base));
   await Promise.all([load(), plot()]);
   refreshOn(["version"], () => Promise.all([offset ? null : load(), plot()]));
   refreshOn(["newest-model", "position"], async () => { if (newest.isOn()) newest.set(await api("model/newest")); });
