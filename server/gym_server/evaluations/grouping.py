@@ -31,7 +31,7 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
-from gym_server.evaluations.groups import GroupResult, Groups
+from gym_server.evaluations.groups import GroupResult, CommunityGroups
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import ingredients_of
 from gym_server.rounds.soups import Ingredients, make_soup
@@ -51,7 +51,7 @@ def find_groups(
     output: Path | None = None,
     max_rounds: int = MAX_ROUNDS,
     on_step: Callable[[str], object] = lambda _: None,
-) -> Groups:
+) -> CommunityGroups:
     """Split the contributors of the last rounds in two, and measure a variant of the base for each group.
 
     A held-out row is assigned to the group whose variant fits its even tokens better, and gains are measured on its odd
@@ -95,7 +95,7 @@ def find_groups(
             if output is not None:
                 make_folder(output)
             found = _measured(state, config, rounds, members, output or Path(scratch), on_step)
-    return Groups(
+    return CommunityGroups(
         height=head.height,
         first_round=numbers[0],
         last_round=numbers[-1],

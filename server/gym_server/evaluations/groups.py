@@ -37,7 +37,7 @@ class GroupResult(StrictModel):
     skipped_rounds: list[int]
 
 
-class Groups(StrictModel):
+class CommunityGroups(StrictModel):
     """The result of ``find_groups``.
 
     Attributes:
@@ -84,7 +84,7 @@ class Groups(StrictModel):
         )
 
 
-def save_groups(state: HubState, found: Groups) -> None:
+def save_groups(state: HubState, found: CommunityGroups) -> None:
     """Store the result for the dashboard; it replaces the earlier one."""
     state.database.set(GROUPS_KEY, found.model_dump_json())
 
@@ -92,4 +92,4 @@ def save_groups(state: HubState, found: Groups) -> None:
 def saved_sentence(tx: Connection) -> str:
     """Return the stored result in one sentence; empty if there is none."""
     stored = tx.scalar(select(settings.c.value).where(settings.c.key == GROUPS_KEY))
-    return "" if stored is None else Groups.model_validate_json(stored).sentence
+    return "" if stored is None else CommunityGroups.model_validate_json(stored).sentence

@@ -113,7 +113,8 @@ ELSEWHERE = {
     "gym-client transfer", "gym-server certificate add", "gym-server certificate create",
     "gym-server certificate request", "gym-server certificate show", "gym-server dashboard",
     "gym-server compare", "gym-server eval", "gym-server groups", "gym-server invites cancel",
-    "gym-server ledger attribute", "gym-server ledger replay", "gym-server ledger rescore", "gym-server model", "gym-server rebind",
+    "gym-server ledger attribute", "gym-server ledger replay", "gym-server ledger rescore",
+    "gym-server model", "gym-server rebind",
     "gym-server recipe set", "gym-server restore", "gym-server revoke", "gym-server rollback",
     "gym-server run", "gym-server skip", "gym-server variants allow", "gym-server variants remove",
 }  # fmt: skip
