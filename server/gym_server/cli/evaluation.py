@@ -93,11 +93,11 @@ def compare(
 def groups(
     folder: Folder = DEFAULT_FOLDER,
     rounds: Annotated[
-        int, typer.Option("--rounds", min=2, metavar="N", help="Number of rounds to compare, the last ones.")
+        int, typer.Option("--rounds", min=2, help="Number of rounds to compare, the last ones.")
     ] = 10,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FOLDER", help="New folder for a variant of each group."),
+        typer.Option("--output", "-o", metavar="FOLDER", help="New folder for a variant of each group."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -31,7 +31,7 @@ from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.soup.merging import inner_products
 from gym_fed.soup.stacks import stacks_of
-from gym_server.evaluations.groups import GroupResult, CommunityGroups
+from gym_server.evaluations.groups import CommunityGroups, GroupResult
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import ingredients_of
 from gym_server.rounds.soups import Ingredients, make_soup
