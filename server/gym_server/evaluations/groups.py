@@ -76,10 +76,10 @@ class CommunityGroups(StrictModel):
         offered = [group for group in self.groups if group.is_offered]
         if not offered:
             return f"one group at version {self.height}: no part of the contributors gains from a variant of its own"
-        sizes = " and ".join(str(len(group.contributors)) for group in self.groups)
+        sizes = [counted(len(group.contributors), "contributor") for group in self.groups]
         gains = " and ".join(f"{group.gain:.3f}" for group in offered)
         return (
-            f"two groups of {sizes} contributors at version {self.height}: "
+            f"two groups at version {self.height}, of {sizes[0]} and {sizes[1]}: "
             f"{'each gains' if len(offered) == 2 else 'one gains'} {gains} nats from a variant of its own"
         )
 

@@ -80,7 +80,9 @@ def test_two_halves_with_different_answers_are_two_groups_that_gain(tmp_path: Pa
     assert [group.contributors for group in found.groups] == [["ada", "ben"], ["cleo", "dan"]]
     assert found.within > found.between
     assert all(group.is_offered and group.num_rows == 6 for group in found.groups)
-    assert found.sentence.startswith("two groups of 2 and 2 contributors at version 3: each gains ")
+    assert found.sentence.startswith(
+        "two groups at version 3, of 2 contributors and 2 contributors: each gains "
+    )
     judged.model.follow([])
     for number in (1, 2):
         with DeltaFile.open(tmp_path / "variants" / f"group-{number}.gymdelta", judged.model.spec) as delta:
@@ -92,7 +94,7 @@ def test_two_halves_with_different_answers_are_two_groups_that_gain(tmp_path: Pa
     judged.close()
     done = CliRunner().invoke(app, ["groups", "--dir", str(tmp_path / "hub")])
     assert done.exit_code == 0, done.exception
-    assert "two groups of 2 and 2 contributors" in done.output
+    assert "two groups at version 3" in done.output
     with Federation.open(tmp_path / "hub", read_only=True) as again, again.database.reading() as tx:
         assert saved_sentence(tx) == found.sentence
 
