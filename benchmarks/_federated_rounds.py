@@ -119,10 +119,11 @@ class Contributors:
 
 @dataclass(frozen=True)
 class Course:
-    """How a run went: held-out loss before the first round and after each, bytes up of every round's contributors."""
+    """How a run went: held-out loss before the first round and after each, and bytes per contributor and round."""
 
     losses: list[float]
     up_bytes: list[float]
+    down_bytes: list[float] = field(default_factory=list)
 
     def gain(self) -> float:
         return self.losses[0] - self.losses[-1]
@@ -140,7 +141,7 @@ def rounds_by_codec(
 ) -> Course:
     """Updates by the codec of their round (the last one holds on), merged as contributors and hub do it."""
     start, base = group.copied(), BaseSpec.of(group.model, group.name)
-    losses, sent = [group.loss()], []
+    losses, sent, received = [group.loss()], [], []
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         folder = Path(name)
         for server_round in range(1, schedule.rounds + 1):
@@ -156,12 +157,20 @@ def rounds_by_codec(
             with ExitStack() as stack:
                 updates = [stack.enter_context(DeltaFile.open(file, spec)) for file in files]
                 path = folder / f"soup-{server_round}.gymdelta"
-                merge(updates, [1.0] * len(updates), soup.for_round(server_round), path, spec)
+                lost = (
+                    ErrorFeedback.load(folder / "soup.safetensors", base.digest)
+                    if soup.codec.error_feedback
+                    else None
+                )
+                merge(updates, [1.0] * len(updates), soup.for_round(server_round), path, spec, lost)
+                if lost is not None:
+                    lost.save()
+            received.append(path.stat().st_size)
             with DeltaFile.open(path, spec) as merged:
                 apply_delta(group.model, merged)
             losses.append(group.loss())
     group.restore(start)
-    return Course(losses, sent)
+    return Course(losses, sent, [float(size) for size in received])
 
 
 def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedule) -> Course:

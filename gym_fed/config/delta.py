@@ -50,7 +50,8 @@ class CodecPolicy(StrictModel):
 
     codec: MatrixCodec = "bitdelta"
     """Codec of matrices, built-in or of an installed package: sign bits, the values themselves, factors of a truncated
-    SVD, or 8 to 1 bits per weight on a grid. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
+    SVD, 8 to 1 bits per weight on a grid, or, for soups, ``lattice``: multiples of a power of two that add up as
+    integers, for every tensor. ``as-merged`` is for soups alone: stacked LoRA factors where the merge
     gives factors that are smaller than the values, exactly but for ``factors``; the values themselves everywhere else.
     ``auto`` is sign bits, or, with ``max_bits_per_weight``, the codec that preserves the most, per tensor."""
 
@@ -131,6 +132,11 @@ class CodecPolicy(StrictModel):
         """True if the encoding of LoRA factors loses enough for error feedback to matter."""
         return self.factors not in _PLAIN_FACTORS
 
+    @property
+    def adds_up(self) -> bool:
+        """True if soups of this policy add up as integers; imports the codec."""
+        return self.codec in CODECS and CODECS.type_of(self.codec).adds_up
+
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""
         words = {self.codec, self.small_tensors, self.embeddings, self.head}
@@ -168,6 +174,10 @@ class CodecPolicy(StrictModel):
             raise ValueError(
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "
                 "error_feedback; set error_feedback: true or codec: auto, or remove the budget"
+            )
+        if self._differs("small_tensors", "embeddings", "head") and self.adds_up:
+            raise ValueError(
+                f"codec {self.codec!r} encodes every tensor: remove small_tensors, embeddings and head"
             )
         if self._differs("group_size", "scale_dtype"):
             self._belongs("group_size and scale_dtype belong to codecs with scales", "has_scales")

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from gym_quant.codec import CodecError, Encoded, Payload, check_finite, sum_of_squares
@@ -22,7 +23,7 @@ from gym_fed.delta.budget import MENU, BudgetOption, Sensitivity, candidates, fi
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.low_rank import Factors, plain_factors, quantise_factors
 from gym_fed.delta.manifest import TensorRecord
-from gym_fed.delta.policy import CodecChoice, choose, parts_of
+from gym_fed.delta.policy import CodecChoice, adding_codec, choose, parts_of
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 DeltaSource = Callable[[str], Tensor]
@@ -155,12 +156,17 @@ def encode_source(
 
     choices: dict[str, CodecChoice] = {}
     energy: dict[str, float] = {}
+    exponents: dict[str, int] = {}
+    adding = adding_codec(policy)
     options: dict[str, list[BudgetOption]] = {}
     parts = parts_of(spec.shapes) if parts is None else parts
     for name in sorted(spec.shapes):
         delta = corrected(name)
         energy[name] = energy_of(name, delta)
-        choices[name] = choose(name, delta, policy, parts[name])
+        if adding is not None and energy[name] > 0.0:
+            before = None if residual is None else residual.exponents.get(name)
+            exponents[name] = adding.exponent_of(delta if before is None else source(name), before)
+        choices[name] = choose(name, delta, policy, parts[name], exponents.get(name))
         if policy.max_bits_per_weight is not None and energy[name] > 0.0:
             weights = _relative(name, importance)
             options[name] = candidates(delta, choices[name], policy, weights, sensitivity, menu)
@@ -171,12 +177,15 @@ def encode_source(
         choices.update((choice.record.name, choice) for choice in fitting)
 
     squares: list[float] = []
-    write = functools.partial(_encode, importance=importance or {}, gain=policy.scale_gain)
+    write = functools.partial(
+        _encode, importance=importance or {}, gain=policy.scale_gain, exponents=exponents
+    )
     refined = refine(_coded(fitting, corrected, write)) if refine is not None else {}
     entries = [_entry(choice, corrected, residual, squares, write, refined) for choice in fitting]
     info = write_delta(out_path, entries, spec, extra)
     kept_names = {choice.record.name for choice in fitting}
     if residual is not None:
+        residual.record_exponents(exponents)
         for choice in changed:
             if choice.record.name not in kept_names:
                 residual.record(choice.record.name, corrected(choice.record.name))
@@ -292,11 +301,19 @@ def _coded(kept: Sequence[CodecChoice], corrected: DeltaSource, write: Write) ->
     return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
 
 
-def _encode(choice: CodecChoice, delta: Tensor, importance: Mapping[str, Tensor], gain: float) -> Encoded:
+def _encode(
+    choice: CodecChoice,
+    delta: Tensor,
+    importance: Mapping[str, Tensor],
+    gain: float,
+    exponents: Mapping[str, int],
+) -> Encoded:
     record, codec = choice.record, get_codec(choice.record.codec)
-    weighed = {"importance": importance.get(record.name)} if codec.weighs_inputs else {}
+    more: dict[str, Any] = {"importance": importance.get(record.name)} if codec.weighs_inputs else {}
+    if codec.adds_up:
+        more["exponent"] = exponents.get(record.name)
     try:
-        encoded = codec.encode(delta, **weighed, **record.params)
+        encoded = codec.encode(delta, **more, **record.params)
         if gain == 1.0 or not codec.takes_gain:
             return encoded
         payload = codec.scaled(encoded.payload, record.shape, encoded.params, gain)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -35,12 +35,21 @@ class ErrorFeedback:
     gathers the next residual, ``stage`` writes it next to the current one, ``commit`` puts it in place.
     """
 
-    def __init__(self, path: Path, lineage: str, current: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lineage: str,
+        current: dict[str, Tensor],
+        exponents: dict[str, int] | None = None,
+    ) -> None:
         """Use ``load`` instead."""
         self.path = path
         self.lineage = lineage
+        self.exponents = exponents or {}
+        """Exponents of the steps of the last encoding, for codecs whose deltas add up (``Codec.adds_up``)."""
         self._current = current
         self._next: dict[str, Tensor] = {}
+        self._next_exponents: dict[str, int] = {}
 
     @classmethod
     def load(cls, path: str | Path, lineage: str) -> ErrorFeedback:
@@ -55,7 +64,7 @@ class ErrorFeedback:
             GymError: ``BASE_MISMATCH`` for a residual from a different lineage, ``STATE_CORRUPT`` for a broken one.
         """
         file = Path(path)
-        return cls(file, lineage, _read(file, lineage) if file.exists() else {})
+        return cls(file, lineage, *(_read(file, lineage) if file.exists() else ({}, {})))
 
     def compensated(self, name: str, delta: Tensor) -> Tensor:
         """Add the committed residual of this tensor to ``delta``; float32 on the CPU.
@@ -77,7 +86,11 @@ class ErrorFeedback:
 
     def begin(self) -> None:
         """Drop the uncommitted records of an earlier encoding; ``encode_delta`` calls this first."""
-        self._next = {}
+        self._next, self._next_exponents = {}, {}
+
+    def record_exponents(self, exponents: Mapping[str, int]) -> None:
+        """Record the exponents of this encoding's steps; those of other tensors stay."""
+        self._next_exponents = {**self.exponents, **exponents}
 
     def record(self, name: str, lost: Tensor) -> None:
         """Record the encoding error of a tensor, compensated minus decoded. It takes effect at ``commit``."""
@@ -103,7 +116,8 @@ class ErrorFeedback:
         """Write the recorded residual to ``path``, durably, without touching the committed one."""
         target = Path(path) if path is not None else self.staged_path()
         residuals = {name: tensor for name, tensor in sorted(self._next.items()) if bool(tensor.any())}
-        head = canonical_json({"format": _FORMAT, "lineage": self.lineage}).decode("utf-8")
+        more = {"exponents": self._next_exponents} if self._next_exponents else {}
+        head = canonical_json({"format": _FORMAT, "lineage": self.lineage, **more}).decode("utf-8")
         with atomic_file(target) as file:
             file.write(save(residuals, {_METADATA_KEY: head}))
         return target
@@ -119,11 +133,12 @@ class ErrorFeedback:
             raise GymError(
                 ErrorCode.STATE_CORRUPT, f"no staged residual at {staged}", "stage it before the upload"
             )
-        fresh = _read(staged, self.lineage)
+        fresh, exponents = _read(staged, self.lineage)
         make_folder(self.path.parent)
         os.replace(staged, self.path)
         fsync_folder(self.path.parent)
-        self._current, self._next = fresh, {}
+        self._current, self.exponents = fresh, exponents
+        self.begin()
 
     def save(self) -> None:
         """Run ``stage`` and ``commit`` together, if no acknowledgement is needed."""
@@ -132,17 +147,17 @@ class ErrorFeedback:
 
     def discard(self) -> None:
         """Drop records and the staged residual after a refused update; the committed residual stays."""
-        self._next = {}
+        self.begin()
         self.staged_path().unlink(missing_ok=True)
 
     def reset(self) -> None:
         """Delete the residual, also on disk."""
         self.discard()
-        self._current = {}
+        self._current, self.exponents = {}, {}
         self.path.unlink(missing_ok=True)
 
 
-def _read(path: Path, lineage: str) -> dict[str, Tensor]:
+def _read(path: Path, lineage: str) -> tuple[dict[str, Tensor], dict[str, int]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             head = json.loads((file.metadata() or {}).get(_METADATA_KEY, "null"))
@@ -157,7 +172,10 @@ def _read(path: Path, lineage: str) -> dict[str, Tensor]:
             f"residual {path} belongs to the lineage of {head.get('lineage')}, not of {lineage}",
             "keep one residual a federation, or reset this one",
         )
-    return tensors
+    exponents = head.get("exponents", {})
+    if not isinstance(exponents, dict) or not all(type(value) is int for value in exponents.values()):
+        raise _corrupt(path, "its exponents are no whole numbers")
+    return tensors, exponents
 
 
 def _finite_float32(path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,8 @@
 
 At one bit per weight the header's size matters, so the rows of the canonical JSON are short: codecs with
 their parameters are listed once in a table, and tensors that differ only in the first number of their dotted name
-(the layers of a model) share one row. docs/delta-format.md has the grammar. No torch here.
+(the layers of a model) share one row. The parameter ``bytes``, a size that depends on the values, is 0 in the table;
+the sizes are in a list. docs/delta-format.md has the grammar. No torch here.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ _INDEX = re.compile(r"0|[1-9]\d{0,8}", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 ParamValue = int | float | str
+
+_BYTES = "bytes"
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ class Manifest:
     def to_json(self) -> str:
         """The canonical JSON of this manifest."""
         texts: dict[str, bytes] = {}  # a file has few codecs, and thousands of tensors
-        keys = [f"{r.codec!r} {r.params!r}" for r in self.tensors]
-        for record, key in zip(self.tensors, keys, strict=True):
+        shared = [{**r.params, _BYTES: 0} if _BYTES in r.params else r.params for r in self.tensors]
+        keys = [f"{r.codec!r} {params!r}" for r, params in zip(self.tensors, shared, strict=True)]
+        for record, params, key in zip(self.tensors, shared, keys, strict=True):
             if key not in texts:
-                texts[key] = canonical_json([record.codec, record.params])
+                texts[key] = canonical_json([record.codec, params])
         codecs = sorted(set(texts.values()))
         places = {text: index for index, text in enumerate(codecs)}
         rows = _collapse(self.tensors, [places[texts[key]] for key in keys])
@@ -81,6 +85,8 @@ class Manifest:
         }
         if self.extra:
             document["extra"] = self.extra
+        if sizes := [r.params[_BYTES] for r in self.tensors if _BYTES in r.params]:
+            document["sizes"] = sizes
         return canonical_json(document).decode("utf-8")
 
     @classmethod
@@ -96,7 +102,9 @@ class Manifest:
         records: list[TensorRecord] = []
         for row in document["tensors"]:
             records.extend(_expand(row, codecs, max_tensors - len(records)))
-        return cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
+        found = cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
+        _set_sizes(found.tensors, document.get("sizes", []))
+        return found
 
     def require_canonical(self, text: str) -> None:
         """Refuse a text that is equivalent to this manifest but not its canonical JSON.
@@ -142,6 +150,19 @@ def _collapse(records: Iterable[TensorRecord], codecs: Iterable[int]) -> list[li
         else:
             rows.append([template, _write_ranges(sorted(indices)), list(shape), codec])
     return rows
+
+
+def _set_sizes(records: Iterable[TensorRecord], sizes: list[Any]) -> None:
+    """Put the listed sizes into the parameters of the records that have one, in order of name."""
+    sized = [record for record in records if _BYTES in record.params]
+    if len(sizes) != len(sized):
+        raise _invalid(
+            f"manifest key 'sizes' has {len(sizes)} entries for {len(sized)} tensors of variable size"
+        )
+    for record, size in zip(sized, sizes, strict=True):
+        if type(size) is not int or size < 1:
+            raise _invalid(f"tensor {record.name!r}: size {_short(size)} is not a positive whole number")
+        record.params[_BYTES] = size
 
 
 def _split_index(name: str) -> tuple[str, int | None]:
@@ -221,7 +242,7 @@ def _check_keys(document: dict[str, Any]) -> None:
     for key, kind in required.items():
         if not isinstance(document.get(key), kind):
             raise _invalid(f"manifest key {key!r} is missing or not a {kind.__name__}")
-    unknown = set(document) - set(required) - {"extra"}
+    unknown = set(document) - set(required) - {"extra", "sizes"}
     if unknown:
         raise _invalid(f"manifest has the unknown key {min(unknown)!r}")
     if not _DIGEST.fullmatch(document["base_digest"]):
@@ -229,6 +250,8 @@ def _check_keys(document: dict[str, Any]) -> None:
     extra = document.get("extra", {"": ""})
     if not isinstance(extra, dict) or not extra or not all(isinstance(v, str) for v in extra.values()):
         raise _invalid("manifest key 'extra' is not a non-empty object of strings")
+    if not isinstance(document.get("sizes", []), list):
+        raise _invalid("manifest key 'sizes' is not a list")
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gym_quant.codec import Unsuited
+from gym_quant.codec import Codec, Unsuited
 from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
@@ -70,12 +70,17 @@ def part_of(name: str, shape: tuple[int, ...]) -> str:
     return "embeddings" if _EMBEDDING.search(name) else "body"
 
 
-def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = None) -> CodecChoice:
+def choose(
+    name: str, delta: Tensor, policy: CodecPolicy, part: str | None = None, exponent: int | None = None
+) -> CodecChoice:
     """Choose codec and parameters for one tensor, given its (error-corrected) delta and its part (``parts_of``).
 
     A delta on the meta device, whose values are not known yet, gets the parameters that take the most bytes.
+    ``exponent`` is that of the step, for codecs whose deltas add up; such a codec encodes every tensor.
     """
     shape = tuple(delta.shape)
+    if adding_codec(policy) is not None:
+        return choice_of(name, delta, policy.codec, policy, "policy", exponent)
     if len(shape) < 2 or math.prod(shape) <= policy.small_max_elements:
         kind = "one-dimensional" if len(shape) < 2 else f"at most {policy.small_max_elements} elements"
         return choice_of(name, delta, policy.small_tensors, policy, f"small ({kind}): small_tensors")
@@ -89,10 +94,18 @@ def choose(name: str, delta: Tensor, policy: CodecPolicy, part: str | None = Non
     return choice_of(name, delta, word, policy, why)
 
 
-def choice_of(name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str) -> CodecChoice:
+def adding_codec(policy: CodecPolicy) -> Codec | None:
+    """Return the policy's codec if its deltas add up as integers (``Codec.adds_up``); else None."""
+    codec = None if policy.codec in ("auto", *_MADE_OF) else get_codec(policy.codec)
+    return codec if codec is not None and codec.adds_up else None
+
+
+def choice_of(
+    name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str, exponent: int | None = None
+) -> CodecChoice:
     """Resolve a policy's codec word, a name or ``NAME-row``, with the policy's parameters."""
     shape, member = tuple(delta.shape), get_codec(codec_of(word))
-    words = policy.model_dump()
+    words = {**policy.model_dump(), "exponent": exponent}
     if word.endswith(ROW):
         words["group_size"] = "row"
     try:

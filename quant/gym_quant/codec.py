@@ -67,6 +67,19 @@ class MergeForm:
 VALUES = MergeForm("values")
 
 
+@dataclass(frozen=True)
+class Integers:
+    """A delta that is ``2**exponent`` times ``codes`` exactly.
+
+    Attributes:
+        codes: int64, in the tensor's shape; magnitudes below 2**31.
+        exponent: Exponent of the step.
+    """
+
+    codes: Tensor
+    exponent: int
+
+
 class Codec(ABC):
     """An encoding of a delta. Stateless; one instance per process.
 
@@ -104,6 +117,10 @@ class Codec(ABC):
 
     low_rank: ClassVar[bool] = False
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
+
+    adds_up: ClassVar[bool] = False
+    """True if its deltas are integers times a power of two, so that versions are sums of integers: ``integers``,
+    ``encode_integers`` and ``exponent_of`` then apply."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
@@ -214,6 +231,23 @@ class Codec(ABC):
         """
         del payload, shape, params
         return None
+
+    def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
+        """The delta as integers times a power of two if it is exactly that; else None."""
+        del payload, shape, params
+        return None
+
+    def encode_integers(self, codes: Tensor, exponent: int) -> Encoded:
+        """Encode ``2**exponent`` times int64 ``codes`` exactly.
+
+        Raises:
+            CodecError: For an exponent out of range, and by default.
+        """
+        raise CodecError(f"codec {self.name!r} has no integers")
+
+    def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
+        """Return the exponent of the step for a delta, given that of the round before."""
+        raise CodecError(f"codec {self.name!r} has no step")
 
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device

@@ -1,0 +1,243 @@
+"""lattice: whole multiples of a step that is a power of two, so that deltas on one grid add up as integers.
+
+A uniform quantiser without dead zone, ``code = round(delta / step)``, entropy-coded. By default the step is about
+``STEP_IN_RMS`` root mean squares of the tensor, where error feedback makes up for the loss at about 1.5 bits per
+weight (this project; for entropy-coded uniform quantisers see Gish and Pierce 1968, "Asymptotically Efficient
+Quantizing"). Codes are digits to the base of their number of levels, as many per byte as fit, so that deflate's
+Huffman codes come within a few per cent of the entropy.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gym_quant.codec import (
+    Codec,
+    CodecError,
+    Encoded,
+    Integers,
+    Params,
+    Payload,
+    Shape,
+    as_matrix,
+    check_finite,
+    only_known,
+    scaled_fields,
+    sum_of_squares,
+    to_matrix,
+    whole_number,
+)
+
+STEP_IN_RMS = 1.6
+"""Step in root mean squares of the tensor, before it is rounded to a power of two."""
+
+_EXPONENTS = (-126, 100)
+_MAX_CODE = (1 << 31) - 1
+_HEAD, _WIDE_HEAD = 3, 5
+_DEFLATED = 0x80
+_SAMPLE = 1 << 18
+_LIKELY_BITS = 17 / 64
+"""Bytes per weight that a new grid takes at most: a step of 1.1 rms has at most 2.03 bits of entropy."""
+
+Codes = NDArray[np.int64]
+
+
+class Lattice(Codec):
+    """Payload: ``scales`` (``[1]`` float32, the step) and ``codes`` (``[bytes]`` uint8).
+
+    ``codes`` starts with one byte: the number of codes per byte (0: two bytes per code, 15: four), plus 128 if the
+    rest is a raw deflate stream. The lowest code follows, and unless codes are wide the number of levels minus one,
+    one byte each (the lowest code of wide ones: four bytes, little-endian, signed).
+
+    Parameters:
+        bytes: Size of ``codes``.
+    """
+
+    name = "lattice"
+    for_small = True
+    adds_up = True
+
+    def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
+        only_known(params, ("bytes",), self.name)
+        if "bytes" not in params:
+            return {}
+        most = _WIDE_HEAD + 4 * math.prod(shape)
+        return {"bytes": whole_number(params["bytes"], "bytes", 1, most)}
+
+    def parameters(
+        self, words: Mapping[str, Any], shape: Shape, delta: Tensor | None = None
+    ) -> tuple[Params, str]:
+        if delta is None:
+            likely = _WIDE_HEAD + math.ceil(_LIKELY_BITS * math.prod(shape))
+            return self.normalise({"bytes": min(likely, _WIDE_HEAD + 4 * math.prod(shape))}, shape), ""
+        return self.encode(delta, exponent=words.get("exponent")).params, ""
+
+    def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
+        size = int(params.get("bytes", _WIDE_HEAD + 4 * math.prod(shape)))
+        return {"scales": (torch.float32, (1,)), "codes": (torch.uint8, (size,))}
+
+    def encode(self, tensor: Tensor, exponent: int | None = None, **params: Any) -> Encoded:
+        """Encode a delta; ``exponent`` is that of the step, by default ``exponent_of``."""
+        self.normalise(params, tuple(tensor.shape))
+        matrix = to_matrix(tensor)
+        if exponent is None:
+            exponent = self.exponent_of(matrix)
+        codes = np.rint(matrix.numpy().astype(np.float64) * 2.0**-exponent)
+        if np.abs(codes).max() > _MAX_CODE:
+            raise CodecError(
+                f"values up to {float(matrix.abs().max()):g} exceed 2**31 steps of 2**{exponent}"
+            )
+        return self.encode_integers(torch.from_numpy(codes.astype(np.int64)), exponent)
+
+    def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
+        """Return the exponent of a step near ``STEP_IN_RMS``; with ``previous``, that one until deltas halve.
+
+        It never rises: on a finer grid than before, earlier codes are whole numbers too.
+        """
+        rms = math.sqrt(sum_of_squares(delta) / delta.numel())
+        if rms == 0.0:
+            return 0 if previous is None else previous
+        part, fresh = math.frexp(STEP_IN_RMS * rms)  # no logarithm, whose last bit depends on the machine
+        if previous is not None:  # halved while the step is at least twice STEP_IN_RMS
+            return max(_EXPONENTS[0], min(previous, fresh - (part == 0.5)))
+        fresh -= part < math.sqrt(0.5)
+        if float(delta.abs().max()) * 2.0**-fresh <= 0.5:  # one or two values, all of which would be lost
+            fresh -= 1
+        return max(_EXPONENTS[0], min(fresh, _EXPONENTS[1]))
+
+    def encode_integers(self, codes: Tensor, exponent: int) -> Encoded:
+        if not _EXPONENTS[0] <= exponent <= _EXPONENTS[1]:
+            raise CodecError(f"step 2**{exponent} is not within 2**{_EXPONENTS[0]} and 2**{_EXPONENTS[1]}")
+        written = np.frombuffer(_write(codes.numpy().reshape(-1)), np.uint8)
+        payload = {"scales": torch.tensor([2.0**exponent]), "codes": torch.from_numpy(written.copy())}
+        return Encoded({"bytes": len(written)}, payload)
+
+    def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
+        part, exponent = math.frexp(float(payload["scales"][0]))
+        if part != 0.5:
+            return None
+        count = math.prod(shape)
+        return Integers(
+            torch.from_numpy(_read(payload["codes"], count, 0, count)).reshape(shape), exponent - 1
+        )
+
+    def decode_rows(self, payload: Payload, shape: Shape, params: Params, start: int, stop: int) -> Tensor:
+        rows, cols = as_matrix(shape)
+        codes = _read(payload["codes"], rows * cols, start * cols, stop * cols)
+        return torch.from_numpy(codes).to(torch.float32).mul_(payload["scales"]).reshape(stop - start, cols)
+
+    def scaled(self, payload: Payload, shape: Shape, params: Params, factor: float) -> Payload:
+        """Scale the step; the result no longer adds up with others unless ``factor`` is a power of two."""
+        return scaled_fields(payload, factor, ("scales",))
+
+    def check(self, payload: Payload, shape: Shape, params: Params) -> None:
+        check_finite(payload["scales"], "scale")
+        step, count = float(payload["scales"][0]), math.prod(shape)
+        if step < 0:
+            raise CodecError(f"scale is negative: {step}")
+        most = int(np.abs(_read(payload["codes"], count, 0, count)).max())
+        if most > _MAX_CODE:
+            raise CodecError(f"code {most} exceeds {_MAX_CODE}")
+        check_finite(torch.tensor([float(most)]) * payload["scales"], "largest value")
+
+    def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
+        count = math.prod(shape)
+        codes = torch.from_numpy(_read(payload["codes"], count, 0, count))
+        return math.sqrt(sum_of_squares(codes)) * float(payload["scales"][0])
+
+
+def _write(codes: Codes) -> bytes:
+    """Write codes in the shortest of a few ways, which are compared on a sample of a large tensor."""
+    low, levels = int(codes.min()), int(codes.max() - codes.min()) + 1
+    if levels > 256 or not -128 <= low <= 127:
+        wide = 2 if levels <= 1 << 16 else 4
+        body = (codes - low).astype(f"<u{wide}").tobytes()
+        packed = _deflate(body)
+        head = 0 if wide == 2 else 15
+        start = low.to_bytes(4, "little", signed=True)
+        if len(packed) < len(body):
+            return bytes([head | _DEFLATED]) + start + packed
+        return bytes([head]) + start + body
+    most = max(k for k in range(1, 9) if max(levels, 2) ** k <= 256)
+    digits, sample = codes - low, (codes - low)[:_SAMPLE]
+    ways = range(max(1, most - 2), most + 1)
+    best = min(ways, key=lambda k: len(_deflate(_pack(sample, levels, k))))
+    body = _pack(digits, levels, best)
+    packed = _deflate(body)
+    stored = _pack(digits, levels, most)
+    head = bytes([low & 255, levels - 1])
+    if len(packed) < len(stored):
+        return bytes([best | _DEFLATED]) + head + packed
+    return bytes([most]) + head + stored
+
+
+def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
+    """Read codes ``start`` to ``stop`` of ``count``.
+
+    Raises:
+        CodecError: If the field does not hold exactly ``count`` codes. No more than their bytes is inflated.
+    """
+    data = field.numpy().tobytes()
+    way, is_deflated = data[0] & ~_DEFLATED, bool(data[0] & _DEFLATED)
+    wide = {0: 2, 15: 4}.get(way)
+    if wide is None and not 1 <= way <= 8:
+        raise CodecError(f"codes have {way} values per byte")
+    head = _HEAD if wide is None else _WIDE_HEAD
+    if len(data) < head:
+        raise CodecError("codes are truncated")
+    size = -(-count // way) if wide is None else wide * count
+    body = _inflate(data[head:], size) if is_deflated else data[head:]
+    if len(body) != size:
+        raise CodecError(f"codes take {len(body)} bytes instead of {size}")
+    if wide is not None:
+        low = int.from_bytes(data[1:head], "little", signed=True)
+        return np.frombuffer(body, f"<u{wide}")[start:stop].astype(np.int64) + low
+    low, levels = int.from_bytes(data[1:2], "little", signed=True), data[2] + 1
+    numbers = np.frombuffer(body, np.uint8)
+    if levels**way < 256 and int(numbers.max()) >= levels**way:
+        raise CodecError(f"a byte of {way} codes is {int(numbers.max())} with {levels} levels")
+    first = start // way
+    return (
+        _unpack(numbers[first : -(-stop // way)], levels, way)[start - first * way : stop - first * way] + low
+    )
+
+
+def _pack(digits: Codes, levels: int, per_byte: int) -> bytes:
+    """Write digits to base ``levels``, the first in a byte as its lowest."""
+    padded = np.zeros(-(-len(digits) // per_byte) * per_byte, dtype=np.uint8)
+    padded[: len(digits)] = digits
+    total = np.zeros(len(padded) // per_byte, dtype=np.uint16)
+    for place in reversed(range(per_byte)):
+        total = total * np.uint16(levels) + padded[place::per_byte]
+    return total.astype(np.uint8).tobytes()
+
+
+def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
+    table = np.arange(256)[:, None] // levels ** np.arange(per_byte)[None] % levels
+    found: Codes = table.astype(np.int64)[numbers].reshape(-1)
+    return found
+
+
+def _deflate(data: bytes) -> bytes:
+    """Huffman codes and runs only: there is nothing else to find in codes, and searching takes time."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)
+    return packer.compress(data) + packer.flush()
+
+
+def _inflate(data: bytes, size: int) -> bytes:
+    unpacker = zlib.decompressobj(-15)
+    try:
+        found = unpacker.decompress(data, size + 1)
+    except zlib.error as error:
+        raise CodecError(f"codes are no deflate stream: {error}") from error
+    if len(found) > size or not unpacker.eof or unpacker.unused_data:
+        raise CodecError(f"codes do not inflate to {size} bytes exactly")
+    return found
