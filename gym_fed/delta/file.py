@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from gym_quant import CodecError, Payload, get_codec
+from gym_quant.codec import Integers
 from gym_quant.registry import CODECS
 from torch import Tensor, nn
 
@@ -147,6 +148,11 @@ class DeltaFile:
         record = self._records[name]
         codec = get_codec(record.codec)
         return codec.decode_block(self.payload(name), record.shape, record.params, rows, cols)
+
+    def integers(self, name: str) -> Integers | None:
+        """A tensor's delta as integers times a power of two if it is exactly that; else None."""
+        record = self._records[name]
+        return get_codec(record.codec).integers(self.payload(name), record.shape, record.params)
 
     def tensor_norm(self, name: str) -> float:
         """L2 norm of a tensor's delta."""

@@ -67,9 +67,10 @@ class ServerConfig(ServerSections):
 
     @model_validator(mode="after")
     def _default_soup_codec(self) -> ServerConfig:
-        """Set the soup's codec of LoRA rounds to factors, as merged, unless ``soup.codec`` is set."""
-        if self.recipe.sends_factors and "codec" not in self.soup.model_fields_set:
-            soup = self.soup.model_copy(update={"codec": CodecPolicy(codec="as-merged")})
+        """Set the soup's codec unless it is given: LoRA factors as merged, and a lattice for full fine-tuning."""
+        if "codec" not in self.soup.model_fields_set:
+            codec = "as-merged" if self.recipe.sends_factors else "lattice"
+            soup = self.soup.model_copy(update={"codec": CodecPolicy(codec=codec)})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
         return self
 

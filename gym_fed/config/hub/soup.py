@@ -89,8 +89,8 @@ class SoupRecipe(StrictModel):
     records it. Set it only to reproduce a soup of an older release."""
 
     codec: CodecPolicy = CodecPolicy()
-    """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub whose recipe trains
-    LoRA, the default is ``as-merged``: the soup is sent as factors."""
+    """Encoding of the soup; with ``error_feedback`` the server keeps the residual. On a hub the default is
+    ``lattice`` for full fine-tuning, and ``as-merged`` for LoRA: the soup is sent as factors."""
 
     @classmethod
     def recorded(cls, stored: Mapping[str, Any]) -> SoupRecipe:

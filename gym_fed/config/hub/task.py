@@ -7,6 +7,7 @@ and the round that made it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -139,6 +140,23 @@ class SoupReference(StrictModel):
     version_digest: str = Field(pattern=_DIGEST)
     server_round: int = Field(ge=1)
     """Round that created the version; the version's digest depends on it."""
+    integers: str | None = Field(None, pattern=_DIGEST)
+    """Digest of the integer sum of the soups up to this one, if they add up (``gym_fed.delta.integer_sum``); the
+    version's digest depends on it."""
+    sum_sha256: str | None = Field(None, pattern=r"^[0-9a-f]{64}$")
+    """The object with that sum; given with the last soup only."""
+    sum_bytes: int | None = Field(None, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _omit_absent_sum(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit the keys of the sum if they are absent, as for soups that do not add up."""
+        return {key: value for key, value in handler(self).items() if value is not None}
+
+    @model_validator(mode="after")
+    def _validate_sum(self) -> SoupReference:
+        if (self.sum_sha256 is None) != (self.sum_bytes is None) or (self.sum_sha256 and not self.integers):
+            raise ValueError("sum_sha256, sum_bytes and integers belong together")
+        return self
 
 
 class TaskSpec(StrictModel):
@@ -199,6 +217,8 @@ class TaskSpec(StrictModel):
         end = self.soups[-1].version_digest if self.soups else self.base_digest
         if end != self.version_digest:
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
+        if self.soups and self.soups[-1].integers and not self.soups[-1].sum_sha256:
+            raise ValueError("the last soup names no sum")
         return self
 
 
@@ -225,9 +245,29 @@ def check_frozen_a(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
         raise Problems("", [Problem("recipe.lora.freeze_a", text)])
 
 
-def next_digest(parent: str, soup_sha256: str, server_round: int) -> str:
-    """Return the digest of the version after a soup; digests form a chain that covers all earlier soups."""
-    return "sha256:" + canonical_digest({"parent": parent, "soup": soup_sha256, "server_round": server_round})
+def next_digest(parent: str, soup_sha256: str, server_round: int, integers: str | None = None) -> str:
+    """Return the digest of the version after a soup; digests form a chain that covers all earlier soups.
+
+    ``integers`` is the digest of the sum of the soups, if they add up as integers.
+    """
+    made = {"parent": parent, "soup": soup_sha256, "server_round": server_round}
+    return "sha256:" + canonical_digest(made if integers is None else {**made, "integers": integers})
+
+
+def first_summed(soups: Sequence[SoupReference]) -> int:
+    """Return the index of the first of the last soups that add up as integers; their number if the last does not."""
+    start = len(soups)
+    while start and soups[start - 1].integers is not None:
+        start -= 1
+    return start
+
+
+def bytes_to_join(soups: Sequence[SoupReference]) -> int:
+    """Return the download size of a version for a contributor who has the base only."""
+    start = first_summed(soups)
+    return sum(soup.size_bytes for soup in soups[:start]) + (
+        (soups[-1].sum_bytes or 0) if soups[start:] else 0
+    )
 
 
 def check_lineage(spec: TaskSpec) -> None:
@@ -238,7 +278,7 @@ def check_lineage(spec: TaskSpec) -> None:
     """
     parent, last_round = spec.base_digest, 0
     for height, soup in enumerate(spec.soups, 1):
-        digest = next_digest(parent, soup.sha256, soup.server_round)
+        digest = next_digest(parent, soup.sha256, soup.server_round, soup.integers)
         if not last_round < soup.server_round < spec.server_round or digest != soup.version_digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,

@@ -56,7 +56,8 @@ class LineageCheck:
             self._digests.setdefault(0, parent)
         elif parent != self.current:
             raise corrupt(f"{where} does not follow from the current version {self.current}")
-        if next_digest(parent, body["soup"], body["server_round"]) != body["digest"]:
+        integers = body["integers"]["digest"] if "integers" in body else None
+        if next_digest(parent, body["soup"], body["server_round"], integers) != body["digest"]:
             raise corrupt(f"{where} is not what its parent and its soup make")
         if height != max(self._digests, default=0) + 1:
             raise corrupt(f"{where} does not come after {counted(max(self._digests, default=0), 'other')}")

@@ -84,8 +84,8 @@ soup:
   # pre_aggregators: [nnm]      # steps before the aggregator
   # server_optimizer: momentum  # none | momentum | adam | yogi
   server_learning_rate: 1.0
-  codec:
-    codec: as-merged            # how soups are sent back: LoRA factors with finetuning: lora, else the values
+  # codec: {{codec: lattice}}     # how soups are sent back; by default integers on a lattice, and with finetuning: lora
+                                # LoRA factors (as-merged)
 
 # The hub sees only the sum of the updates' signs (docs/secure-aggregation.md). It needs the settings that `privacy`
 # below needs, except for soup: aggregator mean or majority_vote, and num_malicious_nodes: 0.

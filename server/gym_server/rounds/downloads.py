@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import bytes_to_join
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.delta.base import BaseSpec
 from gym_server.privacy.merge import trained_tensors
@@ -101,8 +102,8 @@ class Downloads:
                 stacked factors of this many updates.
         """
         if self._soups[0] != height:
-            sizes = [soup.size_bytes for soup in self._round_store.soups(height)]
-            self._soups = (height, sum(sizes), sizes[-1] if sizes else 0)
+            soups = self._round_store.soups(height)
+            self._soups = (height, bytes_to_join(soups), soups[-1].size_bytes if soups else 0)
         _, total, newest = self._soups
         if newest:
             return total, newest

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from gym_fed.delta.integer_sum import apply_sum
 from sqlalchemy import select
 
 from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.hub.task import SoupReference
+from gym_fed.config.hub.task import SoupReference, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest, read_object
 from gym_fed.core.portable import give_back_memory
@@ -116,13 +117,21 @@ class HubModel:
         return settings_digest(self._loaded.model, self._loaded.tokenizer)
 
     def follow(self, soups: Sequence[SoupReference]) -> None:
-        """Advance to the version that ``soups`` lead to; start from the base if other soups were applied before."""
-        if list(soups[: len(self._applied)]) != self._applied:
+        """Advance to the version that ``soups`` lead to; start from the base if other soups were applied before.
+
+        A version of soups that add up is the base plus their sum, so it always starts from the base.
+        """
+        known = [soup.version_digest for soup in self._applied]
+        wanted = [soup.version_digest for soup in soups]
+        if wanted == known:
+            return
+        if wanted[: len(known)] == known and first_summed(soups) == len(soups):
+            for soup in soups[len(known) :]:
+                self._apply(self._loaded.model, soup)
+        else:
             self._memory = self._load_base()
-            self._applied, self.digest = [], self._base.digest
-        for soup in soups[len(self._applied) :]:
-            self._apply(self._loaded.model, soup)
-            self._applied.append(soup)
+            self._rebuild(self._memory.model, soups)
+        self._applied = list(soups)
 
     def release(self) -> None:
         """Free the model's memory. Its next use restores it; measured losses are kept."""
@@ -146,10 +155,8 @@ class HubModel:
             loaded = self._load_base()
             if not self._parked.restore(loaded.model):
                 loaded, current = self._load_base(), self.digest
-                self.digest = self._base.digest
                 try:
-                    for soup in self._applied:
-                        self._apply(loaded.model, soup)
+                    self._rebuild(loaded.model, self._applied)
                 finally:  # also if the store is away: the version is the same, and is rebuilt at the next use
                     self.digest = current
             self._memory = loaded
@@ -165,6 +172,18 @@ class HubModel:
         with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
             apply_delta(model, delta)
         self.digest = soup.version_digest
+
+    def _rebuild(self, model: Any, soups: Sequence[SoupReference]) -> None:
+        """Take a model of the base to the version that ``soups`` lead to."""
+        self.digest, summed = self._base.digest, first_summed(soups)
+        for soup in soups[:summed]:
+            self._apply(model, soup)
+        if soups[summed:]:
+            last = soups[-1]
+            assert last.sum_sha256 is not None
+            assert last.integers is not None
+            apply_sum(model, self._store.local_path(last.sum_sha256), self.spec, last.integers)
+            self.digest = last.version_digest
 
     def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
         """Write the current version with its tokenizer to a folder; the model in memory is cast to that dtype too.

@@ -9,10 +9,11 @@ import errno
 import functools
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -41,6 +42,7 @@ from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Round, SoupRecord
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
 from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_soup, residual_name, soup_path
+from gym_server.rounds.sums import stored_sum
 from gym_server.state import HubState
 
 log = logging.getLogger("gym_server")
@@ -97,6 +99,7 @@ def _merge_round(
         state.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     progress.begin("writing the soup")
+    integers = stored_sum(state, merged.ingredients, merged.soup.path)
     state.store.put_file(merged.soup.path)
     merged.soup.path.unlink()
     progress.begin("scoring updates")
@@ -109,7 +112,7 @@ def _merge_round(
     )
     failpoint("before-commit")
     state.round_store.commit(
-        current, _soup_record(current, merged, losses, appraisal, (safety, evaluation)), spending
+        current, _soup_record(current, merged, losses, appraisal, (safety, evaluation), integers), spending
     )
     failpoint("after-commit")
 
@@ -375,6 +378,7 @@ def _soup_record(
     losses: _HeldOutLosses,
     appraisal: Appraisal,
     probes: Sequence[RoundSafety | RoundEvaluation | None],
+    integers: Mapping[str, Any] | None,
 ) -> SoupRecord:
     report, ingredients = merged.soup.report, merged.ingredients
     return SoupRecord(
@@ -392,4 +396,5 @@ def _soup_record(
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
         plugins=as_json(merged.soup.plugins),
+        integers=integers,
     )

@@ -34,6 +34,7 @@ from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
+from gym_server.rounds.sums import sum_after
 from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger as entries
@@ -56,7 +57,11 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
     recorded = _version_entry(state.ledger, "server_round", server_round)
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="replay-") as folder:
         soup = make_soup(state, ingredients, Path(folder) / "soup.gymdelta")
-    found = soup.report.sha256
+        found = soup.report.sha256
+        if "integers" in recorded:
+            total = sum_after(state, ingredients, soup.path)
+            if total is not None and total.digest() == recorded["integers"]["digest"]:
+                found = recorded["soup"]  # the bytes of equal integers depend on the machine's zlib
     if found != recorded["soup"]:
         raise GymError(
             ErrorCode.STATE_CORRUPT,

@@ -93,6 +93,8 @@ class SoupRecord:
     """Parameters of the secure sum of masked votes, for the version's entry."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """Plug-ins that the merge used, for the version's entry."""
+    integers: Mapping[str, Any] | None = None
+    """Digest of the version's integer sum, and sha256 and size of its object; None if its soup does not add up."""
 
 
 class RoundStore:
@@ -246,7 +248,8 @@ class RoundStore:
         with self._database.transaction() as tx:
             _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": self._clock()})
             parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
-            digest = next_digest(parent.digest, soup.sha256, merged.server_round)
+            integers = None if soup.integers is None else str(soup.integers["digest"])
+            digest = next_digest(parent.digest, soup.sha256, merged.server_round, integers)
             for judgement in soup.judgements:
                 self.judge(tx, merged.server_round, judgement)
             used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
@@ -272,6 +275,9 @@ class RoundStore:
                 made["secure_aggregation"] = dict(soup.secure)
             if soup.plugins:
                 made["plugins"] = [dict(record) for record in soup.plugins]
+            if soup.integers is not None:
+                made["integers"] = dict(soup.integers)
+                insert_if_absent(tx, readers, sha256=soup.integers["sum"], contributor="*")
             if soup.weights is not None:
                 made["weights"] = dict(soup.weights)
             summarise_refusals(tx, self._ledger, merged.server_round)

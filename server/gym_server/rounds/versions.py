@@ -14,9 +14,9 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.config.hub.task import SoupReference
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.ledger.lineage import ROLLED_BACK
+from gym_fed.trust.ledger.lineage import ROLLED_BACK, VERSION
 from gym_server.ledger.rows import newest_entry
-from gym_server.store.tables import versions
+from gym_server.store.tables import ledger, versions
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,28 @@ class VersionDepths:
 
 def soups_to(tx: Connection, height: int) -> list[SoupReference]:
     """Return the soups that lead from the base to a version, in order."""
-    wanted = heights_to(tx, height)
+    wanted, sums = heights_to(tx, height), sums_of(tx)
     rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
-    return [_reference(row) for row in rows if row.height in wanted]
+    return [
+        _reference(row, sums.get(row.height), row.height == height) for row in rows if row.height in wanted
+    ]
 
 
-def _reference(row: Any) -> SoupReference:
+def sums_of(tx: Connection) -> dict[int, dict[str, Any]]:
+    """Return ``digest``, ``sum`` and ``sum_bytes`` of each version that has an integer sum, from the ledger."""
+    with_sum = select(ledger.c.body).where(ledger.c.kind == VERSION, ledger.c.body.contains('"integers":'))
+    bodies = [json.loads(text) for text in tx.scalars(with_sum)]
+    return {body["height"]: body["integers"] for body in bodies if "integers" in body}
+
+
+def _reference(row: Any, integers: dict[str, Any] | None, is_last: bool) -> SoupReference:
+    held = integers or {}
     return SoupReference(
         sha256=row.soup_sha256,
         size_bytes=row.soup_bytes,
         version_digest=row.digest,
         server_round=row.server_round,
+        integers=held.get("digest"),
+        sum_sha256=held.get("sum") if is_last else None,
+        sum_bytes=held.get("sum_bytes") if is_last else None,
     )

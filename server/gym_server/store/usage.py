@@ -50,6 +50,8 @@ def _essential(tx: Connection) -> Iterator[tuple[str, str]]:
         body = json.loads(text)
         if body.get("root"):
             yield body["root"], f"the root update of version {body['height']}"
+        if "integers" in body:
+            yield body["integers"]["sum"], f"the sum of the soups of version {body['height']}"
     held = select(variants.c.owner, variants.c.name, variants.c.delta_sha256)
     for owner, name, sha256 in tx.execute(held.where(variants.c.document.is_not(None))):
         yield sha256, f"variant {name} of {owner}"

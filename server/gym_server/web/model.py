@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.responses import StreamingResponse
 
-from gym_fed.config.hub.task import next_digest
+from gym_fed.config.hub.task import bytes_to_join, next_digest
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.ledger.evaluations import EVALUATED
@@ -18,7 +18,7 @@ from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
 from gym_server.evaluations.groups import saved_sentence
-from gym_server.rounds.versions import base_loss, head_of, soups_to
+from gym_server.rounds.versions import base_loss, head_of, soups_to, sums_of
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
@@ -56,7 +56,7 @@ def routes(view: HubView) -> APIRouter:
             rows = tx.execute(newest.offset(offset).limit(limit)).all()
             of_rounds = [row.server_round for row in rows]
             current = head_of(tx, view.state.base.digest)
-            soups = soups_to(tx, current.height)
+            soups, sums = soups_to(tx, current.height), sums_of(tx)
             parents = _digests(tx, [row.parent for row in rows])
             groups = saved_sentence(tx)
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
@@ -69,11 +69,13 @@ def routes(view: HubView) -> APIRouter:
             "version": current.height,
             "total": total,
             "num_soups": len(soups),
-            "soups_bytes": sum(soup.size_bytes for soup in soups),
+            "soups_bytes": bytes_to_join(soups),
             "groups": groups,
             "newest": _newest_facts(view, visitor),
             "chain_is_whole": all(
-                next_digest(parent, row.soup_sha256, row.server_round) == row.digest for row, parent in shown
+                next_digest(parent, row.soup_sha256, row.server_round, sums.get(row.height, {}).get("digest"))
+                == row.digest
+                for row, parent in shown
             ),
             "versions": [
                 {

@@ -1,0 +1,167 @@
+"""Versions as a base plus an integer sum: soups whose codec adds up (``Codec.adds_up``) are added as integers.
+
+A version is its base plus ``2**exponent`` times the sum of all codes since then, rounded once. So it does not depend on
+the path: soups one by one, several of them combined, and one sum of all give the same tensors and the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from gym_quant.codec import CodecError, Integers
+from gym_quant.registry import CODECS, get_codec
+from torch import Tensor
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_json
+from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
+
+_MAX = (1 << 31) - 1
+_DTYPES = (torch.int8, torch.int16, torch.int32)
+
+
+class IntegerSum:
+    """A sum of deltas that add up. In memory it takes one to four bytes per weight."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Integers] = {}
+
+    @classmethod
+    def of(cls, *deltas: DeltaFile) -> IntegerSum:
+        """Add up deltas; errors as ``add``."""
+        total = cls()
+        for delta in deltas:
+            total.add(delta)
+        return total
+
+    def add(self, delta: DeltaFile, sign: int = 1) -> None:
+        """Add a delta, or subtract it with ``sign`` -1, on the finer of both grids.
+
+        Raises:
+            GymError: ``DELTA_INVALID`` naming the tensor that is not made of integers, has another shape, or whose sum
+                exceeds 31 bits.
+        """
+        for name in delta.names:
+            found = delta.integers(name)
+            if found is None:
+                raise _invalid(delta, name, "is not integers times a power of two")
+            held = self._sums.get(name, Integers(torch.zeros_like(found.codes), found.exponent))
+            if held.codes.shape != found.codes.shape:
+                raise _invalid(
+                    delta, name, f"has shape {list(found.codes.shape)}, not {list(held.codes.shape)}"
+                )
+            exponent = min(held.exponent, found.exponent)
+            try:
+                codes = _shifted(held, exponent) + sign * _shifted(found, exponent)
+                self._sums[name] = Integers(_narrow(codes), exponent)
+            except OverflowError:
+                raise _invalid(delta, name, "makes a sum of more than 31 bits") from None
+            delta.release(name)
+
+    def digest(self) -> str:
+        """Return ``sha256:<hex>`` of the sum, on whatever grids it was made.
+
+        Hashed are, for every tensor that is not zero and in order of name: the canonical JSON of
+        ``[name, shape, exponent]``, its length before it as eight little-endian bytes, and the codes as little-endian
+        int32, with the largest exponent at which they are whole numbers.
+        """
+        digest = hashlib.sha256()
+        for name, codes, exponent in self._reduced():
+            head = canonical_json([name, list(codes.shape), exponent])
+            digest.update(len(head).to_bytes(8, "little") + head)
+            digest.update(codes.numpy().astype("<i4").tobytes())
+        return f"sha256:{digest.hexdigest()}"
+
+    def write(self, path: Path, spec: BaseSpec, extra: Mapping[str, str] | None = None) -> DeltaInfo:
+        """Write the sum as a delta of ``spec`` that adds up."""
+        codec = next(name for name in CODECS.own_with("adds_up"))
+        entries = []
+        for name, codes, exponent in self._reduced():
+            try:
+                encoded = get_codec(codec).encode_integers(codes.to(torch.int64), exponent)
+            except CodecError as error:
+                raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
+            payload = encoded.payload
+            entries.append(
+                DeltaEntry(name, tuple(codes.shape), codec, encoded.params, lambda payload=payload: payload)  # type: ignore[misc]
+            )
+        return write_delta(path, entries, spec, extra)
+
+    def apply(self, model: Tensors) -> None:
+        """Add the sum to the tensors of its base in place, rounding once.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` naming a tensor that the model lacks, before anything is changed.
+        """
+        tensors = model_tensors(model)
+        for name, held in self._sums.items():
+            if name not in tensors or tensors[name].shape != held.codes.shape:
+                raise GymError(
+                    ErrorCode.BASE_MISMATCH,
+                    f"the sum's tensor {name!r} {list(held.codes.shape)} is not the model's",
+                )
+        with torch.no_grad():
+            for name, held in self._sums.items():
+                change = held.codes.to(torch.float64).mul_(2.0**held.exponent)
+                tensors[name].copy_(tensors[name].to(torch.float64) + change.to(tensors[name].device))
+
+    def _reduced(self) -> Iterator[tuple[str, Tensor, int]]:
+        """Yield name, codes and exponent of the tensors that are not zero, on their coarsest grid."""
+        for name, held in sorted(self._sums.items()):
+            bits = int(np.bitwise_or.reduce(np.abs(held.codes.numpy().astype(np.int64)), axis=None))
+            if bits:
+                zeros = (bits & -bits).bit_length() - 1
+                yield name, held.codes >> zeros, held.exponent + zeros
+
+
+def apply_sum(model: Tensors, path: Path, spec: BaseSpec, digest: str) -> None:
+    """Add a file's integer sum to the tensors of its base.
+
+    Args:
+        model: The tensors of ``spec``.
+        path: The file.
+        spec: The version since which it sums.
+        digest: ``IntegerSum.digest`` of the sum, from the version.
+
+    Raises:
+        GymError: ``DELTA_INVALID``, or ``BASE_MISMATCH`` if it is another sum.
+    """
+    with DeltaFile.open(path, spec) as delta:
+        total = IntegerSum.of(delta)
+    require_sum(total, digest)
+    total.apply(model)
+
+
+def require_sum(total: IntegerSum, digest: str) -> None:
+    """Raise ``BASE_MISMATCH`` unless a sum has this digest."""
+    if total.digest() != digest:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the sum of the soups has digest {total.digest()}, the version says {digest}",
+            "the hub sent other soups than those of its version: ask its coordinator for `gym-server ledger verify`",
+        )
+
+
+def _shifted(held: Integers, exponent: int) -> Tensor:
+    codes, shift = held.codes.to(torch.int64), held.exponent - exponent
+    if shift > 31 and bool(codes.any()):
+        raise OverflowError
+    return codes << min(shift, 31)
+
+
+def _narrow(codes: Tensor) -> Tensor:
+    """Return the codes in the smallest dtype that holds them."""
+    most = int(codes.abs().max())
+    if most > _MAX:
+        raise OverflowError
+    return codes.to(next(dtype for dtype in _DTYPES if most <= torch.iinfo(dtype).max))
+
+
+def _invalid(delta: DeltaFile, name: str, why: str) -> GymError:
+    return GymError(ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {name!r} {why}")

@@ -1,0 +1,207 @@
+"""Versions of soups that add up: base plus an integer sum on every path, in the ledger, in replay and on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from gym_server.cli.setup import HubChoices, init_hub
+from gym_server.federation import Federation
+from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.replay import replay
+from gym_server.rounds.sums import CombinedSoups, sum_to
+from gym_server.rounds.versions import sums_of
+from gym_server.strategy.tasks import new_task
+
+from gym_fed.config.hub.task import bytes_to_join, check_lineage
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.integer_sum import IntegerSum
+from tests.unit.server.test_server_state import (
+    _updates_without_admission,  # noqa: F401 (used by every test here)
+    merge_next,
+    model,  # noqa: F401
+    version_entries,
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Federation]:
+    """A hub with the soup codec of `gym-server init`, whose server steps with momentum."""
+    folder = tmp_path / "hub"
+    init_hub(folder, HubChoices(str(tiny_base), "state", "open"))
+    path = folder / "gym-server.yaml"
+    values = yaml.safe_load(path.read_text())
+    values["soup"] = {"aggregator": "mean", "num_malicious_nodes": 0, "server_optimizer": "momentum"}
+    values["gate"] = {"screen_updates": False}
+    path.write_text(yaml.safe_dump(values))
+    with Federation.open(folder) as federation:
+        yield federation
+
+
+def fresh(hub: Federation) -> HubModel:
+    return HubModel(hub.base, hub.config.base_model, hub.store, hub.config.gate, hub.folder)
+
+
+def with_codec(hub: Federation, codec: str) -> None:
+    """The coordinator changes how soups are written."""
+    soup = hub.config.soup
+    policy = type(soup.codec)(codec=codec, **({"error_feedback": False} if codec == "dense" else {}))
+    object.__setattr__(hub.config, "soup", soup.model_copy(update={"codec": policy}))
+
+
+def test_versions_are_the_base_plus_the_sum_of_the_codes_of_their_soups(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    base = {name: tensor.clone() for name, tensor in model_tensors(model.model).items()}
+    for size in (1e-2, 1e-2, 1e-4):  # the last one on a finer grid
+        merge_next(hub, model, size)
+    soups = hub.round_store.soups()
+    parents, total, exponents = [hub.base.digest, *(s.version_digest for s in soups)], IntegerSum(), []
+    for soup, parent in zip(soups, parents, strict=False):
+        spec = BaseSpec(hub.base.model_name, parent, hub.base.shapes)
+        with DeltaFile.open(hub.store.local_path(soup.sha256), spec) as opened:
+            total.add(opened)
+            name = max(opened.names)
+            found = opened.integers(name)
+            assert found is not None
+            exponents.append(found.exponent)
+        assert total.digest() == soup.integers
+    assert exponents[2] <= exponents[1] == exponents[0]
+    total.apply(base)
+    by_rounds, at_once = fresh(hub), fresh(hub)
+    for height in range(1, 4):
+        by_rounds.follow(hub.round_store.soups(height))
+    at_once.follow(soups)
+    assert tensors_digest(base) == tensors_digest(by_rounds.model) == tensors_digest(at_once.model)
+    at_once.release()
+    assert tensors_digest(at_once.model) == tensors_digest(base)
+    check_lineage(new_task(hub.state, hub.config, hub.max_update_bytes, 9))
+
+
+def test_a_round_whose_soup_adds_up_replays_to_the_ledger_s_soup_and_sum(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    for _ in range(3):
+        merge_next(hub, model)
+    for server_round in (1, 2, 3):
+        found = replay(hub.state, server_round)
+        assert found["replayed"] == found["soup"]
+    for body in version_entries(hub):
+        assert body["integers"]["digest"].startswith("sha256:")
+        assert hub.store.has(body["integers"]["sum"])
+    hub.ledger.verify()
+
+
+def test_a_soup_of_the_same_codes_in_other_bytes_replays(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge_next(hub, model)
+    monkeypatch.setattr("gym_quant.codecs.lattice._deflate", lambda data: data + b"longer than data")
+    found = replay(hub.state, 1)
+    assert found["replayed"] == found["soup"]
+
+
+def test_a_replay_that_gives_other_codes_is_refused(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge_next(hub, model)
+    monkeypatch.setattr("gym_quant.codecs.lattice.STEP_IN_RMS", 0.1)
+    with pytest.raises(GymError, match="round 1: the ledger records soup"):
+        replay(hub.state, 1)
+
+
+def test_a_combined_soup_leads_from_any_version_to_any_later_one(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    for _ in range(4):
+        merge_next(hub, model)
+    soups, combined = hub.round_store.soups(), CombinedSoups(hub.state)
+    digests = [hub.base.digest, *(soup.version_digest for soup in soups)]
+    for start in range(4):
+        for end in range(start + 1, 5):
+            sha256, size = combined.get(digests[start], digests[end])
+            assert combined.get(digests[start], digests[end]) == (sha256, size)
+            total = IntegerSum() if start == 0 else sum_to(hub.state, hub.round_store.soups(start))
+            with DeltaFile.open(hub.store.local_path(sha256)) as opened:
+                assert opened.size_bytes == size
+                assert opened.manifest.base_digest == digests[start]
+                total.add(opened)
+            assert total.digest() == soups[end - 1].integers
+    for pair in ((digests[2], digests[1]), (digests[1], digests[1]), ("sha256:no", digests[1])):
+        with pytest.raises(GymError) as caught:
+            combined.get(*pair)
+        assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_six_rounds_combined_are_at_most_twice_one_soup(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    object.__setattr__(hub.config, "soup", hub.config.soup.model_copy(update={"server_optimizer": "none"}))
+    for _ in range(6):
+        merge_next(hub, model)
+    soups = hub.round_store.soups()
+    assert bytes_to_join(soups) <= 2 * soups[-1].size_bytes
+    assert bytes_to_join(soups) < sum(soup.size_bytes for soup in soups) / 2
+
+
+def test_soups_of_another_codec_between_end_the_sum_and_the_next_one_begins_a_new_one(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    merge_next(hub, model)
+    with_codec(hub, "dense")
+    merge_next(hub, model)
+    assert hub.round_store.soups()[-1].integers is None
+    with_codec(hub, "lattice")
+    merge_next(hub, model)
+    soups = hub.round_store.soups()
+    with DeltaFile.open(hub.store.local_path(str(soups[-1].sum_sha256))) as opened:
+        assert opened.manifest.base_digest == soups[1].version_digest
+    combined = CombinedSoups(hub.state)
+    combined.get(soups[1].version_digest, soups[2].version_digest)
+    with pytest.raises(GymError, match="no combined soup leads"):
+        combined.get(soups[0].version_digest, soups[2].version_digest)
+    other = fresh(hub)
+    other.follow(soups)
+    model.follow(soups)
+    assert tensors_digest(other.model) == tensors_digest(model.model)
+    for server_round in (1, 2, 3):
+        assert replay(hub.state, server_round)["version"] == server_round
+
+
+def test_a_sum_that_is_not_the_ledger_s_is_refused(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    merge_next(hub, model)
+    merge_next(hub, model)
+    first, second = hub.round_store.soups(1), hub.round_store.soups(2)
+    wrong = second[-1].model_copy(update={"sum_sha256": first[-1].sum_sha256})
+    with pytest.raises(GymError, match="the sum of the soups has digest"):
+        fresh(hub).follow([first[0].model_copy(update={"sum_sha256": None, "sum_bytes": None}), wrong])
+
+
+def test_the_sum_of_every_version_is_kept_and_read_by_everyone(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    from gym_server.store.rights import may_read
+    from gym_server.store.usage import needed
+
+    merge_next(hub, model)
+    with hub.database.reading() as tx:
+        (held,) = sums_of(tx).values()
+        assert held["sum"] in needed(tx, 0.0)
+        assert may_read(tx, "anyone", held["sum"])
