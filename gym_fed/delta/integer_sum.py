@@ -64,6 +64,11 @@ class IntegerSum:
                 raise _invalid(delta, name, "makes a sum of more than 31 bits") from None
             delta.release(name)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor that was added, by name."""
+        return {name: tuple(held.codes.shape) for name, held in self._sums.items()}
+
     def digest(self) -> str:
         """Return ``sha256:<hex>`` of the sum, on whatever grids it was made.
 

@@ -137,6 +137,7 @@ def apply_deltasoup(trainer: Any, settings: Any = None) -> Any:
 def _newest_version(config: TrainingConfig) -> Any:
     """Build the newest global version from the run's base and the soups in the contributor's home."""
     from gym_client.agent.global_model import GlobalModel
+    from gym_client.agent.version_sum import VersionSum
     from gym_client.hub.transfers import ObjectCache
     from gym_client.identity.home import Home
 
@@ -150,7 +151,7 @@ def _newest_version(config: TrainingConfig) -> Any:
         raise _NO_SOUPS.error("trainer.apply_deltasoup()", code=ErrorCode.NOT_FOUND)
     newest = max(with_soups, key=lambda spec: (spec.deadline_seconds, spec.server_round))
     version = GlobalModel(config.model)
-    version.advance(newest, ObjectCache(home.objects).path)
+    version.advance(newest, ObjectCache(home.objects).path, VersionSum(home.versions(newest.server)))
     return version.model
 
 

@@ -285,11 +285,13 @@ class Agent:
 
     def _fetch(self, task: pb.Task, lease: Lease, passing: list[Path]) -> None:
         """Check the task against the policy, then fetch the objects it refers to."""
+        spec = None
         if "task" in task.content.configs:
             for entry in task.content.configs["task"].entries:
                 if entry.key == "spec":
-                    self._check(parse_task(entry.value.text), lease)
-        passing.extend(self._objects.fetch(task, self._hooks(lease), self._retry(lease)))
+                    spec = parse_task(entry.value.text)
+                    self._check(spec, lease)
+        passing.extend(self._objects.fetch(task, spec, self._hooks(lease), self._retry(lease)))
 
     def _check(self, spec: TaskSpec, lease: Lease) -> None:
         self._private = spec.recipe.privacy is not None

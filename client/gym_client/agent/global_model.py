@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, first_summed
 from gym_fed.config.schema.plugins import only_recorded
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import give_back_memory
@@ -20,6 +20,7 @@ from gym_fed.core.portable import give_back_memory
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gym_client.agent.version_sum import VersionSum
     from gym_fed.delta.base import BaseSpec
 
 NANO = "gym-nano"
@@ -95,12 +96,15 @@ class GlobalModel:
 
         return BaseSpec(spec.base_model, spec.version_digest, self.base.shapes)
 
-    def advance(self, spec: TaskSpec, path_of: Callable[[str], Path]) -> None:
-        """Update model and tensors to the task's global version, applying only new soups.
+    def advance(self, spec: TaskSpec, path_of: Callable[[str], Path], sums: VersionSum) -> None:
+        """Update model and tensors to the task's global version.
+
+        Only new soups are applied. A version of soups that add up is the base plus their sum.
 
         Args:
             spec: The task, with the soups from the base to the version.
             path_of: Returns the file of a soup by its sha256.
+            sums: The sum of the soups that add up, on disk.
 
         Raises:
             GymError: ``BASE_MISMATCH`` if the base or a soup does not match, ``DELTA_INVALID``;
@@ -108,20 +112,30 @@ class GlobalModel:
         """
         from gym_fed.delta.base import BaseSpec
         from gym_fed.delta.file import DeltaFile, apply_delta
+        from gym_fed.delta.integer_sum import apply_sum
 
         self.require_base(spec.base_digest, spec.base_model)
-        soups = [soup.sha256 for soup in spec.soups]
-        if soups[: len(self._applied)] != self._applied:
+        wanted, summed = [soup.version_digest for soup in spec.soups], first_summed(spec.soups)
+        if wanted == self._applied:
+            self.restore()
+            return
+        if self._applied and (summed < len(wanted) or wanted[: len(self._applied)] != self._applied):
             self.reload()
-        parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
-        for at in range(len(self._applied), len(soups)):
-            parent = BaseSpec(spec.base_model, parents[at], self.base.shapes)
-            with (
-                only_recorded(spec.plugins, "the task"),
-                DeltaFile.open(path_of(soups[at]), parent) as soup,
-            ):
-                apply_delta(self.tensors, soup)
-            self._applied.append(soups[at])
+        parents = [spec.base_digest, *wanted]
+        specs = [BaseSpec(spec.base_model, digest, self.base.shapes) for digest in parents]
+        with only_recorded(spec.plugins, "the task"):
+            for at in range(len(self._applied), summed):
+                with DeltaFile.open(path_of(spec.soups[at].sha256), specs[at]) as soup:
+                    apply_delta(self.tensors, soup)
+                self._applied.append(wanted[at])
+            if summed < len(wanted):
+                path = sums.advance(spec.soups, specs, path_of)
+                try:
+                    apply_sum(self.tensors, path, specs[summed], str(spec.soups[-1].integers))
+                except GymError:
+                    path.unlink()  # the sum is fetched again
+                    raise
+                self._applied = wanted
         self.restore()
 
     def restore(self) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe
+from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe, bytes_to_join
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
@@ -144,7 +144,7 @@ class Policy(StrictModel):
                 "the task has no secure_aggregation, and this machine's policy has require_secure_aggregation",
                 "remove require_secure_aggregation from policy.yaml to allow it",
             )
-        self.check_download(sum(soup.size_bytes for soup in spec.soups))
+        self.check_download(bytes_to_join(spec.soups))
 
     def check_recipe(self, recipe: TrainingRecipe, base_digest: str) -> None:
         """Check an announced recipe before there is a task; see ``check``."""

@@ -11,12 +11,15 @@ from flwr.app import Context, Message, Metadata, RecordDict, UserConfig
 from gym_client.agent.hooks import Hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.tasks import TaskFolder
+from gym_client.agent.version_sum import VersionSum
 from gym_client.hub.backoff import Retry
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download, upload
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
+from gym_fed.config.hub.task import TaskSpec, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import move_file
 from gym_fed.trust.identity.commitment import UploadCommitment
 from gym_fed.trust.wire.limits import DELTA_STYPE
 from gym_fed.trust.wire.records import GetObject, PutObject, from_wire, to_wire
@@ -42,8 +45,17 @@ class TaskObjects:
         self.policy = policy
         self._fetched = 0  # bytes in this run
 
-    def fetch(self, task: pb.Task, hooks: Hooks, retry: Retry) -> list[Path]:
+    def fetch(self, task: pb.Task, spec: TaskSpec | None, hooks: Hooks, retry: Retry) -> list[Path]:
         """Download the objects that a task refers to.
+
+        Soups that add up are fetched as one: the newest, those since the last version of this machine combined, or the
+        sum of all of them.
+
+        Args:
+            task: The task on the wire.
+            spec: The task of a round; None for other messages.
+            hooks: Progress and stop.
+            retry: Retries an action while the hub is away.
 
         Returns:
             Files that are not needed after the task.
@@ -54,6 +66,15 @@ class TaskObjects:
         """
         check_counts(task.content)
         refs = references(task.content)
+        passing = [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
+        sums = VersionSum(self._home.versions(spec.server)) if spec is not None else None
+        start = end = ""
+        if sums is not None and spec is not None and (summed := spec.soups[first_summed(spec.soups) :]):
+            names = {soup.sha256 for soup in summed}
+            refs = [ref for ref in refs if ref.sha256 not in names]
+            start, end = sums.missing(spec.soups, spec.base_digest)
+            if start != end:
+                refs.append(self._combined(spec, start, retry))
         missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
@@ -78,7 +99,22 @@ class TaskObjects:
             retry(bring)
             before += ref.size_bytes
             self._fetched += ref.size_bytes
-        return [self.cache.path(ref.sha256) for ref in refs if ref.stype != DELTA_STYPE]
+        if sums is not None and start != end:
+            move_file(self.cache.path(refs[-1].sha256), sums.combined(start, end))
+        return passing
+
+    def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> pb.ArrayRef:
+        """Return the object that leads from a version to the task's."""
+        last, summed = spec.soups[-1], first_summed(spec.soups)
+        parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
+        if start == parents[-2]:
+            return pb.ArrayRef(sha256=last.sha256, size_bytes=last.size_bytes, stype=DELTA_STYPE)
+        sha256, size = last.sum_sha256, last.sum_bytes
+        if start != parents[summed]:
+            request = pb.GetSoupRequest(from_version=start, to_version=last.version_digest)
+            found = retry(lambda: self._client.call("GetSoup", request))
+            sha256, size = found.sha256, found.size_bytes
+        return pb.ArrayRef(sha256=sha256, size_bytes=size, stype=DELTA_STYPE)
 
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.

@@ -16,6 +16,7 @@ from gym_client.agent.hooks import Hooks, TimeLimit, current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_client.agent.version_sum import VersionSum
 from gym_client.base.store import BaseStore
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
@@ -163,7 +164,7 @@ def _trained_update(
         time_limit.require("the update to the global version")
         return soup_path(sha256)
 
-    model.advance(spec, path_in_time)
+    model.advance(spec, path_in_time, VersionSum(home.versions(spec.server)))
     result = _train(spec, model, data, folder, time_limit, setup)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)

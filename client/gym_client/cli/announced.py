@@ -45,7 +45,8 @@ def bytes_to_join(client: HubClient, status: pb.StatusReply) -> int:
     """Return the bytes to fetch before the first round: the hub's soups, minus what is already on this machine."""
     here = 0
     if client.pin.account:
-        here = sum(path.stat().st_size for path in client.home.objects.iterdir() if path.is_file())
+        folders = client.home.objects, client.home.versions(client.pin.server)
+        here = sum(path.stat().st_size for folder in folders for path in folder.iterdir() if path.is_file())
     return max(0, int(status.join_download_bytes) - here)
 
 

@@ -117,6 +117,12 @@ class Home:
             raise GymError(ErrorCode.USAGE, f"server id {server[:140]!r} is not a plain name")
         return self._made(f"residuals/{server}")
 
+    def versions(self, server: str) -> Path:
+        """Return the folder with the integer sum of a hub's soups."""
+        if not _NAME.fullmatch(server):
+            raise GymError(ErrorCode.USAGE, f"server id {server[:140]!r} is not a plain name")
+        return self._made(f"versions/{server}")
+
     def settings(self) -> dict[str, Any]:
         """Read the settings of the last ``join``: server, data, format, columns, model, name."""
         path = self.folder / "settings.json"

@@ -393,6 +393,22 @@ class DownloadChunk(_message.Message):
     data: bytes
     def __init__(self, size_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
+class GetSoupRequest(_message.Message):
+    __slots__ = ("from_version", "to_version")
+    FROM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TO_VERSION_FIELD_NUMBER: _ClassVar[int]
+    from_version: str
+    to_version: str
+    def __init__(self, from_version: _Optional[str] = ..., to_version: _Optional[str] = ...) -> None: ...
+
+class GetSoupReply(_message.Message):
+    __slots__ = ("sha256", "size_bytes")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    size_bytes: int
+    def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
+
 class BaseRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

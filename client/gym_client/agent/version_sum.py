@@ -1,0 +1,105 @@
+"""The sum of a hub's soups on this machine, for versions whose soups add up as integers.
+
+The folder holds ``<version>.gymdelta``, the sum since the version after which soups add up, of the last version that
+this machine had, and after a download ``<version>-<version>.gymdelta``, the soups between two versions. Versions are
+named by 32 hex digits of their digests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_fed.config.hub.task import SoupReference, first_summed
+from gym_fed.core.errors import GymError
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+
+_SUFFIX = ".gymdelta"
+
+
+class VersionSum:
+    """The sum kept for one hub.
+
+    Args:
+        folder: Its folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def combined(self, start: str, end: str) -> Path:
+        """Return the path of the soups between two versions, by their digests."""
+        return self._folder / f"{_short(start)}-{_short(end)}{_SUFFIX}"
+
+    def missing(self, soups: Sequence[SoupReference], base: str) -> tuple[str, str]:
+        """Return the digests of the versions between which soups must be fetched; equal if none is missing.
+
+        Args:
+            soups: Soups from the base to a version; the last ones add up.
+            base: Digest of the base.
+        """
+        parents = [base, *(soup.version_digest for soup in soups)]
+        at = self._held(soups)
+        start, end = parents[first_summed(soups) if at is None else at], parents[-1]
+        return (end, end) if start == end or self.combined(start, end).exists() else (start, end)
+
+    def advance(
+        self, soups: Sequence[SoupReference], specs: Sequence[BaseSpec], path_of: Callable[[str], Path]
+    ) -> Path:
+        """Add what is missing to the sum; return its file, which leads to the last version.
+
+        Args:
+            soups: Soups from the base to the version; the last ones add up.
+            specs: Spec of the base, and of the version after each soup.
+            path_of: Returns the file of a soup by its sha256, for soups that were not fetched as one.
+
+        Raises:
+            GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if soups do not lead to the version. The downloaded soups are
+                deleted then.
+        """
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.integer_sum import IntegerSum, require_sum
+
+        summed, held = first_summed(soups), self._held(soups)
+        target = self._path(soups[-1].version_digest)
+        if held == len(soups):
+            return target
+        at = summed if held is None else held
+        combined = self.combined(specs[at].digest, specs[-1].digest)
+        if combined.exists():
+            files = [(combined, specs[at])]
+        else:
+            files = [(path_of(soup.sha256), specs[at + i]) for i, soup in enumerate(soups[at:])]
+        total = IntegerSum()
+        try:
+            if held is not None:
+                files.insert(0, (self._path(soups[held - 1].version_digest), specs[summed]))
+            for path, spec in files:
+                with DeltaFile.open(path, spec) as soup:
+                    total.add(soup)
+            require_sum(total, str(soups[-1].integers))
+        except GymError:
+            for path, _ in files:
+                path.unlink(missing_ok=True)
+            raise
+        total.write(target, specs[summed])
+        for path in {*self._folder.iterdir(), *(path for path, _ in files)} - {target}:
+            path.unlink(missing_ok=True)
+        return target
+
+    def _held(self, soups: Sequence[SoupReference]) -> int | None:
+        """Return how many soups lead to the version of the kept sum; None if there is none of these."""
+        for at in range(len(soups), first_summed(soups), -1):
+            if self._path(soups[at - 1].version_digest).exists():
+                return at
+        return None
+
+    def _path(self, version: str) -> Path:
+        return self._folder / f"{_short(version)}{_SUFFIX}"
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:32]

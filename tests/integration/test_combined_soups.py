@@ -1,0 +1,164 @@
+"""A contributor reaches every version over gRPC by few bytes: the newest soup, combined ones, or one sum of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ArrayRecord, RecordDict
+from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.hooks import Hooks
+from gym_client.agent.policy import Policy
+from gym_client.agent.task_objects import TaskObjects
+from gym_client.agent.version_sum import VersionSum
+from gym_client.hub.traffic import Traffic
+from gym_client.hub.transfers import ObjectCache
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_server.federation import Federation
+from gym_server.rounds.hub_model import HubModel
+from gym_server.strategy.tasks import new_task
+
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import model_tensors
+from gym_fed.trust.wire.records import reference, to_wire
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.loopback_hub import LoopbackHub
+from tests.unit.server.test_integer_versions import hub  # noqa: F401
+from tests.unit.server.test_server_state import (
+    _updates_without_admission,  # noqa: F401 (used by every test here)
+    merge_next,
+    model,  # noqa: F401
+)
+
+Weights = dict[str, torch.Tensor]
+
+
+@dataclass
+class Scene:
+    """A hub with four versions, their tasks and their weights."""
+
+    loopback: LoopbackHub
+    base: Path
+    tasks: dict[int, TaskSpec]
+    weights: dict[int, Weights]
+
+
+@pytest.fixture
+def scene(hub: Federation, model: HubModel, tiny_base: Path) -> Iterator[Scene]:  # noqa: F811
+    tasks, weights = {}, {}
+    for height in range(1, 5):
+        merge_next(hub, model, 1e-2 if height < 4 else 1e-3)
+        tasks[height] = new_task(hub.state, hub.config, hub.max_update_bytes, height + 1)
+        model.follow(hub.round_store.soups())
+        weights[height] = {name: tensor.clone() for name, tensor in model_tensors(model.model).items()}
+    hub.close()
+    loopback = LoopbackHub(hub.folder)
+    yield Scene(loopback, tiny_base, tasks, weights)
+    loopback.close()
+
+
+class Member:
+    """A contributor who trains in some rounds and is away in others."""
+
+    def __init__(self, scene: Scene, folder: Path) -> None:
+        self.scene, self.home = scene, Home.open(folder)
+        self.client: HubClient = scene.loopback.client(folder)
+        self.model = GlobalModel(str(scene.base))
+        self.traffic = Traffic(self.home, scene.tasks[1].server)
+
+    def fetch(self, height: int) -> int:
+        """Fetch what a version needs; return its bytes."""
+        spec = self.scene.tasks[height]
+        soups = {soup.sha256: reference(soup.sha256, soup.size_bytes) for soup in spec.soups}
+        content = to_wire(RecordDict({"soups": ArrayRecord(soups)}), lambda data: None)
+        objects = TaskObjects(self.home, self.client, Policy(), self.traffic)
+        self.traffic.begin()
+        objects.fetch(pb.Task(content=content), spec, Hooks(), lambda action: action())
+        return self.traffic.task.down
+
+    def advance(self, height: int) -> Weights:
+        spec = self.scene.tasks[height]
+        sums = VersionSum(self.home.versions(spec.server))
+        self.model.advance(spec, ObjectCache(self.home.objects).path, sums)
+        return self.model.tensors
+
+    def files(self) -> list[Path]:
+        return [*self.home.objects.iterdir(), *self.home.versions(self.scene.tasks[1].server).iterdir()]
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in other)
+
+
+def test_every_path_leads_to_the_same_weights_and_a_member_who_was_away_fetches_one_object(
+    scene: Scene, tmp_path: Path
+) -> None:
+    soups = scene.tasks[4].soups
+    sizes = [soup.size_bytes for soup in soups]
+    steady, away, late = (Member(scene, tmp_path / name) for name in ("steady", "away", "late"))
+    for height in range(1, 5):
+        assert steady.fetch(height) == sizes[height - 1]
+        assert steady.fetch(height) == 0
+        assert same(steady.advance(height), scene.weights[height])
+        assert len(steady.files()) == 1
+    assert away.fetch(1) == sizes[0]
+    assert same(away.advance(1), scene.weights[1])
+    combined = away.fetch(4)
+    assert 0 < combined < sum(sizes[1:])
+    assert away.fetch(4) == 0
+    assert same(away.advance(4), scene.weights[4])
+    assert late.fetch(4) == soups[-1].sum_bytes
+    assert same(late.advance(4), scene.weights[4])
+    again = Member(scene, tmp_path / "late")  # another process
+    assert again.fetch(4) == 0
+    assert same(again.advance(4), scene.weights[4])
+
+
+def test_a_hub_that_went_back_to_an_earlier_version_gives_its_sum(scene: Scene, tmp_path: Path) -> None:
+    member = Member(scene, tmp_path / "member")
+    member.fetch(4)
+    member.advance(4)
+    member.fetch(2)
+    assert same(member.advance(2), scene.weights[2])
+
+
+def test_combined_soups_that_lead_elsewhere_are_refused_and_fetched_again(
+    scene: Scene, tmp_path: Path
+) -> None:
+    member = Member(scene, tmp_path / "member")
+    member.fetch(1)
+    member.advance(1)
+    member.fetch(4)
+    spec = scene.tasks[4]
+    (piece,) = (path for path in member.files() if "-" in path.name)
+    wrong = scene.loopback.fed.store.local_path(spec.soups[1].sha256)  # starts at the same version
+    piece.write_bytes(wrong.read_bytes())
+    with pytest.raises(GymError, match="the sum of the soups has digest") as caught:
+        member.advance(4)
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
+    member.fetch(4)
+    assert same(member.advance(4), scene.weights[4])
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[: len(data) // 2], lambda data: data[:-9] + bytes(9), lambda data: b""]
+)
+def test_a_damaged_sum_on_this_machine_is_fetched_again(
+    scene: Scene, tmp_path: Path, damage: Callable[[bytes], Any]
+) -> None:
+    member = Member(scene, tmp_path / "member")
+    member.fetch(3)
+    member.advance(3)
+    (path,) = member.files()
+    path.write_bytes(damage(path.read_bytes()))
+    other = Member(scene, tmp_path / "member")
+    with pytest.raises(GymError):
+        other.advance(3)
+    other.fetch(3)
+    assert same(other.advance(3), scene.weights[3])
