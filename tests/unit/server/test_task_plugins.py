@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
+from gym_client.agent.version_sum import VersionSum
 from gym_client.agent.work import parse_task
 from gym_client.cli.announced import announced
 from gym_server.cli.setup import HubChoices, init_hub
@@ -128,7 +129,7 @@ def test_a_soup_in_a_codec_that_the_task_does_not_record_is_refused_before_it_is
         }
     )
     with pytest.raises(GymError, match=r"the task names codec 'trap5' and no package of it; here") as caught:
-        model.advance(spec, lambda sha256: soup)
+        model.advance(spec, lambda sha256: soup, VersionSum(tmp_path / "versions"))
     assert caught.value.code is ErrorCode.MISSING_DEPENDENCY
 
 
