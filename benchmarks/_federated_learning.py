@@ -195,6 +195,30 @@ def learning(
     result.aim("bytes up against bf16", of_bf16, 1 / 16)
 
 
+def soups(
+    result: Report, cells: Cells, sets: Iterable[SpeakerSet], seeds: Iterable[int], ours: Side, theirs: Side
+) -> None:
+    """Soups that add up against soups in bfloat16: share of the gain, and bytes down per byte up."""
+    shares, ratios, peers, sums = [], [], [], []
+    seeds = list(seeds)
+    for speakers in sets:
+        for seed in seeds:
+            peer, own = (cells.course(speakers, seed, side) for side in (theirs, ours))
+            result.compare(f"{speakers.name}, seed {seed}", own.losses[-1], peer.losses[-1], unit="nats")
+            shares.append(own.gain() / peer.gain())
+            ratios.append(sum(own.down_bytes) / sum(own.up_bytes))
+            peers.append(sum(peer.down_bytes) / sum(peer.up_bytes))
+            sums.append((own.sum_bytes or 0) / statistics.mean(own.down_bytes))
+            result.figure(f"share_{speakers.name}_seed_{seed}", shares[-1])
+    for kind, value in (("mean", statistics.mean(shares)), ("least", min(shares)), ("most", max(shares))):
+        result.compare(f"{kind} share of the gain", value, better="higher")
+    result.compare("bytes down per byte up", statistics.mean(ratios), statistics.mean(peers))
+    result.compare("all rounds combined, in soups", statistics.mean(sums))
+    result.aim("most bytes down per byte up", max(ratios), 1.7)
+    result.aim("mean share of the gain", statistics.mean(shares), 0.995, better="higher")
+    result.aim("all rounds combined, in soups, most", max(sums), 2.0)
+
+
 def choice(
     result: Report, cells: Cells, speakers: SpeakerSet, seeds: Iterable[int], sides: dict[str, Side]
 ) -> None:

@@ -33,6 +33,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.delta.integer_sum import IntegerSum
 from gym_fed.evaluation import heldout_loss
 from gym_fed.soup.merging import merge
 from gym_fed.training.trainer import Trainer
@@ -124,6 +125,8 @@ class Course:
     losses: list[float]
     up_bytes: list[float]
     down_bytes: list[float] = field(default_factory=list)
+    sum_bytes: int | None = None
+    """Size of all soups combined, if they add up."""
 
     def gain(self) -> float:
         return self.losses[0] - self.losses[-1]
@@ -141,7 +144,7 @@ def rounds_by_codec(
 ) -> Course:
     """Updates by the codec of their round (the last one holds on), merged as contributors and hub do it."""
     start, base = group.copied(), BaseSpec.of(group.model, group.name)
-    losses, sent, received = [group.loss()], [], []
+    losses, sent, received, total = [group.loss()], [], [], IntegerSum()
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         folder = Path(name)
         for server_round in range(1, schedule.rounds + 1):
@@ -165,12 +168,18 @@ def rounds_by_codec(
                 merge(updates, [1.0] * len(updates), soup.for_round(server_round), path, spec, lost)
                 if lost is not None:
                     lost.save()
-            received.append(path.stat().st_size)
+            received.append(float(path.stat().st_size))
             with DeltaFile.open(path, spec) as merged:
-                apply_delta(group.model, merged)
+                if soup.codec.adds_up:
+                    total.add(merged)
+                    group.restore(start)
+                    total.apply(group.model)
+                else:
+                    apply_delta(group.model, merged)
             losses.append(group.loss())
+        combined = total.write(folder / "sum", base).size_bytes if soup.codec.adds_up else None
     group.restore(start)
-    return Course(losses, sent, [float(size) for size in received])
+    return Course(losses, sent, received, combined)
 
 
 def rounds_in_fp32(group: Contributors, recipe: TrainingRecipe, schedule: Schedule) -> Course:

@@ -1,6 +1,6 @@
 """Eight speakers of Shakespeare teach stories260K by one-bit updates; compared with fp32 FedAvg.
 
-    python benchmarks/federation.py [--part network|learning|choice] [--cells FILE] [--shared FOLDER]
+    python benchmarks/federation.py [--part network|learning|choice|soups] [--cells FILE] [--shared FOLDER]
                                     [--quick] [--json] [--plot FILE]
 
 ``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
@@ -8,6 +8,7 @@ process must give the same losses. ``learning``: three sets of speakers and thre
 that were chosen on other speakers (``choice``; ``_federated_learning.py`` has the sets). Updates are full deltas at one
 bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
 fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
+``soups``: the same rounds with soups on a lattice, compared with soups in bfloat16.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from _federated_learning import (
     contributors,
     learning,
     one_thread,
+    soups,
     speaker_sets,
 )
 from _federated_rounds import Course, Schedule
@@ -78,20 +80,22 @@ def fedavg(decay: float) -> Side:
 
 
 OURS, FEDAVG = one_bit(CHOSEN_DECAY, scale_gain=CHOSEN_GAIN), fedavg(FEDAVG_DECAY)
+LATTICE = replace(OURS, soup=SOUP.model_copy(update={"codec": CodecPolicy(codec="lattice")}))
 SAME_LOSS = 1e-6
 """The hub's losses and those of the rounds in one process differ by no more, in nats."""
 
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--part", choices=("network", "learning", "choice"), default="network")
+    parser.add_argument("--part", choices=("network", "learning", "choice", "soups"), default="network")
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     one_thread()
     model = arguments.shared / "models" / "stories260K"
     sets = speaker_sets(arguments.shared / "data" / "shakespeare_by_speaker" / "speakers.jsonl")
-    result = Report(f"federation, {arguments.part}", peer="fp32 FedAvg")
+    peer = "soups in bfloat16" if arguments.part == "soups" else "fp32 FedAvg"
+    result = Report(f"federation, {arguments.part}", peer=peer)
     with tempfile.TemporaryDirectory(prefix="gym-federation-") as name:
         folder = Path(name)
         if arguments.part == "network":
@@ -102,8 +106,12 @@ def main() -> None:
             choice(result, cells, sets[CHOICE], CHOICE_SEEDS, candidates())
         else:
             chosen, seeds = (REPORTED[:1], REPORT_SEEDS[:1]) if arguments.quick else (REPORTED, REPORT_SEEDS)
-            ours, theirs = (quick(OURS), quick(FEDAVG)) if arguments.quick else (OURS, FEDAVG)
-            learning(result, cells, [sets[s] for s in chosen], seeds, ours, theirs)
+            if arguments.part == "soups":
+                found, kinds = soups, (LATTICE, OURS)
+            else:
+                found, kinds = learning, (OURS, FEDAVG)
+            ours, theirs = map(quick, kinds) if arguments.quick else kinds
+            found(result, cells, [sets[s] for s in chosen], seeds, ours, theirs)
     result.finish(arguments)
 
 
