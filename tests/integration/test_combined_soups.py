@@ -120,6 +120,19 @@ def test_every_path_leads_to_the_same_weights_and_a_member_who_was_away_fetches_
     assert same(again.advance(4), scene.weights[4])
 
 
+def test_a_member_who_was_away_for_longer_than_the_hub_combines_takes_the_whole_sum(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_server.rounds.sums._RECENT", 1)
+    member = Member(scene, tmp_path / "member")
+    member.fetch(1)
+    member.advance(1)
+    assert member.fetch(4) == scene.tasks[4].soups[-1].sum_bytes
+    assert member.fetch(4) == 0
+    assert same(member.advance(4), scene.weights[4])
+    assert len(member.files()) == 1
+
+
 def test_a_hub_that_went_back_to_an_earlier_version_gives_its_sum(scene: Scene, tmp_path: Path) -> None:
     member = Member(scene, tmp_path / "member")
     member.fetch(4)

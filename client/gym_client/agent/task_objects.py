@@ -74,7 +74,8 @@ class TaskObjects:
             refs = [ref for ref in refs if ref.sha256 not in names]
             start, end = sums.missing(spec.soups, spec.base_digest)
             if start != end:
-                refs.append(self._combined(spec, start, retry))
+                start, ref = self._combined(spec, start, retry)
+                refs.append(ref)
         missing = [ref for ref in refs if not self.cache.has(ref.sha256, ref.size_bytes)]
         total = sum(ref.size_bytes for ref in missing)
         self.policy.check_download(total)
@@ -103,18 +104,25 @@ class TaskObjects:
             move_file(self.cache.path(refs[-1].sha256), sums.combined(start, end))
         return passing
 
-    def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> pb.ArrayRef:
-        """Return the object that leads from a version to the task's."""
+    def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> tuple[str, pb.ArrayRef]:
+        """Return the object that leads to the task's version, and the version from which: ``start``, or the first."""
         last, summed = spec.soups[-1], first_summed(spec.soups)
         parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
         if start == parents[-2]:
-            return pb.ArrayRef(sha256=last.sha256, size_bytes=last.size_bytes, stype=DELTA_STYPE)
+            return start, pb.ArrayRef(sha256=last.sha256, size_bytes=last.size_bytes, stype=DELTA_STYPE)
         sha256, size = last.sum_sha256, last.sum_bytes
         if start != parents[summed]:
             request = pb.GetSoupRequest(from_version=start, to_version=last.version_digest)
-            found = retry(lambda: self._client.call("GetSoup", request))
-            sha256, size = found.sha256, found.size_bytes
-        return pb.ArrayRef(sha256=sha256, size_bytes=size, stype=DELTA_STYPE)
+            try:
+                found = retry(lambda: self._client.call("GetSoup", request))
+                sha256, size = found.sha256, found.size_bytes
+            except GymError as error:
+                if (
+                    error.code is not ErrorCode.NOT_FOUND
+                ):  # this machine was away for long: it takes the whole sum
+                    raise
+                start = parents[summed]
+        return start, pb.ArrayRef(sha256=sha256, size_bytes=size, stype=DELTA_STYPE)
 
     def reader(self) -> Callable[[pb.ArrayRef], bytes]:
         """Return a function that reads the bytes of a task's references.

@@ -42,9 +42,10 @@ class VersionSum:
             base: Digest of the base.
         """
         parents = [base, *(soup.version_digest for soup in soups)]
-        at = self._held(soups)
-        start, end = parents[first_summed(soups) if at is None else at], parents[-1]
-        return (end, end) if start == end or self.combined(start, end).exists() else (start, end)
+        summed, held, end = first_summed(soups), self._held(soups), parents[-1]
+        starts = [parents[at] for at in (held, summed) if at is not None]
+        done = starts[0] == end or any(self.combined(start, end).exists() for start in starts)
+        return (end, end) if done else (starts[0], end)
 
     def advance(
         self, soups: Sequence[SoupReference], specs: Sequence[BaseSpec], path_of: Callable[[str], Path]
@@ -68,14 +69,14 @@ class VersionSum:
         if held == len(soups):
             return target
         at = summed if held is None else held
-        combined = self.combined(specs[at].digest, specs[-1].digest)
-        if combined.exists():
-            files = [(combined, specs[at])]
+        combined = {start: self.combined(specs[start].digest, specs[-1].digest) for start in (at, summed)}
+        if (start := next((start for start, path in combined.items() if path.exists()), None)) is not None:
+            at, files = start, [(combined[start], specs[start])]
         else:
             files = [(path_of(soup.sha256), specs[at + i]) for i, soup in enumerate(soups[at:])]
         total = IntegerSum()
         try:
-            if held is not None:
+            if held is not None and at == held:
                 files.insert(0, (self._path(soups[held - 1].version_digest), specs[summed]))
             for path, spec in files:
                 with DeltaFile.open(path, spec) as soup:

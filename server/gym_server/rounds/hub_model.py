@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from gym_fed.delta.integer_sum import apply_sum
 from sqlalchemy import select
 
 from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
@@ -26,6 +25,7 @@ from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.delta.integer_sum import apply_sum
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
 from gym_fed.evaluation.loss import (
     OnDone,

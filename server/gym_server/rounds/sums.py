@@ -9,21 +9,21 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import select
-
 from gym_fed.config.hub.task import SoupReference, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.integer_sum import IntegerSum, require_sum
 from gym_server.rounds.soups import Ingredients
-from gym_server.rounds.versions import heights_to, soups_to
+from gym_server.rounds.versions import head_of, newest_to, soups_to, version_at
 from gym_server.state import HubState
 from gym_server.store.database import insert_if_absent
-from gym_server.store.tables import objects, readers, versions
+from gym_server.store.tables import objects, readers
+from gym_server.store.usage import needed
 
-_KEPT = 256
-"""Combined soups whose names are remembered; their objects go like all that nothing refers to."""
+_RECENT = 64
+"""Combined soups start at one of so many versions before the current one. As many objects are kept: an account cannot
+make the hub write more for each version."""
 
 
 def sum_after(state: HubState, ingredients: Ingredients, soup: Path) -> IntegerSum | None:
@@ -74,30 +74,36 @@ class CombinedSoups:
         self._lock = Lock()
 
     def get(self, start: str, end: str) -> tuple[str, int]:
-        """Return sha256 and size of the object that leads from one version to a later one, by their digests.
+        """Return sha256 and size of the object that leads from a recent version to the current one.
+
+        Args:
+            start: Digest of the earlier version.
+            end: Digest of the current version.
 
         Raises:
-            GymError: ``NOT_FOUND`` if there are no such versions, or the soups between them do not add up.
+            GymError: ``NOT_FOUND`` if they are no such versions, or the soups between them do not add up.
         """
         with self._lock:  # one at a time: each takes the memory of two sums
-            found = self._known.get((start, end))
+            found = self._known.pop((start, end), None)
             if found is None or not self._state.store.has(found[0]):
-                found = self._known[start, end] = self._make(start, end)
-                while len(self._known) > _KEPT:
-                    self._known.popitem(last=False)
+                found = self._make(start, end)
+            self._known[start, end] = found
             self._keep(*found)
+            while len(self._known) > _RECENT:
+                self._drop(self._known.popitem(last=False)[1][0])
         return found
 
     def _make(self, start: str, end: str) -> tuple[str, int]:
+        base = self._state.base.digest
         with self._state.database.reading() as tx:
-            heights = {
-                row.digest: row.height for row in tx.execute(select(versions.c.digest, versions.c.height))
-            }
-            heights[self._state.base.digest] = 0
-            lead = heights_to(tx, heights[end]) | {0} if end in heights else set()
-            if heights.get(start) not in lead or start == end:
+            head = head_of(tx, base)
+            heights = newest_to(tx, head.height, _RECENT + 1)[1:]
+            if len(heights) < _RECENT:
+                heights.append(0)
+            earlier = {version_at(tx, height, base).digest: height for height in heights}
+            if end != head.digest or start not in earlier or start == end:
                 raise _not_found(start, end)
-            before, after = soups_to(tx, heights[start]), soups_to(tx, heights[end])
+            before, after = soups_to(tx, earlier[start]), soups_to(tx, head.height)
         if first_summed(after) > len(before):
             raise _not_found(start, end)
         total = sum_to(self._state, after)
@@ -113,6 +119,16 @@ class CombinedSoups:
             insert_if_absent(tx, objects, sha256=sha256, size_bytes=size, created_at=now)
             tx.execute(objects.update().where(objects.c.sha256 == sha256).values(created_at=now))
             insert_if_absent(tx, readers, sha256=sha256, contributor="*")
+
+    def _drop(self, sha256: str) -> None:
+        """Delete an object, unless it is also that of a version or is made of the same soups as another one."""
+        if any(held[0] == sha256 for held in self._known.values()):
+            return
+        with self._state.database.transaction() as tx:
+            if sha256 not in needed(tx, self._state.clock.earliest_now()):
+                tx.execute(objects.delete().where(objects.c.sha256 == sha256))
+                tx.execute(readers.delete().where(readers.c.sha256 == sha256))
+                self._state.store.delete(sha256)
 
 
 def _stored(state: HubState, total: IntegerSum, base: str) -> tuple[str, int]:
@@ -132,5 +148,5 @@ def _not_found(start: str, end: str) -> GymError:
     return GymError(
         ErrorCode.NOT_FOUND,
         f"no combined soup leads from version {start[:80]} to {end[:80]}",
-        "fetch the soups one by one",
+        "fetch the sum of the version instead",
     )

@@ -71,6 +71,7 @@ def routes(view: HubView) -> APIRouter:
             "num_soups": len(soups),
             "soups_bytes": bytes_to_join(soups),
             "groups": groups,
+            "round_bytes": soups[-1].size_bytes if soups else 0,
             "newest": _newest_facts(view, visitor),
             "chain_is_whole": all(
                 next_digest(parent, row.soup_sha256, row.server_round, sums.get(row.height, {}).get("digest"))

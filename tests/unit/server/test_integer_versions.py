@@ -120,7 +120,7 @@ def test_a_replay_that_gives_other_codes_is_refused(
         replay(hub.state, 1)
 
 
-def test_a_combined_soup_leads_from_any_version_to_any_later_one(
+def test_a_combined_soup_leads_from_any_recent_version_to_the_current_one(
     hub: Federation,
     model: HubModel,  # noqa: F811
 ) -> None:
@@ -129,19 +129,40 @@ def test_a_combined_soup_leads_from_any_version_to_any_later_one(
     soups, combined = hub.round_store.soups(), CombinedSoups(hub.state)
     digests = [hub.base.digest, *(soup.version_digest for soup in soups)]
     for start in range(4):
-        for end in range(start + 1, 5):
-            sha256, size = combined.get(digests[start], digests[end])
-            assert combined.get(digests[start], digests[end]) == (sha256, size)
-            total = IntegerSum() if start == 0 else sum_to(hub.state, hub.round_store.soups(start))
-            with DeltaFile.open(hub.store.local_path(sha256)) as opened:
-                assert opened.size_bytes == size
-                assert opened.manifest.base_digest == digests[start]
-                total.add(opened)
-            assert total.digest() == soups[end - 1].integers
-    for pair in ((digests[2], digests[1]), (digests[1], digests[1]), ("sha256:no", digests[1])):
+        sha256, size = combined.get(digests[start], digests[4])
+        assert combined.get(digests[start], digests[4]) == (sha256, size)
+        total = IntegerSum() if start == 0 else sum_to(hub.state, hub.round_store.soups(start))
+        with DeltaFile.open(hub.store.local_path(sha256)) as opened:
+            assert opened.size_bytes == size
+            assert opened.manifest.base_digest == digests[start]
+            total.add(opened)
+        assert total.digest() == soups[-1].integers
+    for pair in ((digests[1], digests[2]), (digests[4], digests[4]), ("sha256:no", digests[4])):
         with pytest.raises(GymError) as caught:
             combined.get(*pair)
         assert caught.value.code is ErrorCode.NOT_FOUND
+
+
+def test_no_more_combined_soups_are_kept_than_versions_they_may_start_from(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gym_server.rounds.sums._RECENT", 2)
+    combined, made = CombinedSoups(hub.state), []
+    for _ in range(4):
+        merge_next(hub, model)
+        *earlier, end = [hub.base.digest, *(soup.version_digest for soup in hub.round_store.soups())]
+        made += [combined.get(start, end)[0] for start in earlier[-2:]]
+        if len(earlier) > 2:
+            with pytest.raises(GymError, match="no combined soup leads"):
+                combined.get(earlier[-3], end)
+    with hub.database.reading() as tx:
+        of_versions = {held["sum"] for held in sums_of(tx).values()}
+    of_versions |= {soup.sha256 for soup in hub.round_store.soups()}
+    kept = [sha256 for sha256 in dict.fromkeys(made) if hub.store.has(sha256)]
+    assert set(kept) == {*made[-2:], *(of_versions & set(made))}
+    assert len(set(made)) > len(kept)
 
 
 def test_six_rounds_combined_are_at_most_twice_one_soup(

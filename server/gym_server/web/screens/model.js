@@ -19,7 +19,7 @@ export async function show(root, _, query) {
     replace(figures,
       figure("Version", number(found.version), found.base_model),
       figure("Weights", number(found.num_parameters)),
-      figure("Fetched by each contributor", bytes(found.soups_bytes), `${count(found.num_soups, "soup")} since the base`));
+      figure("Fetched to join", bytes(found.soups_bytes), `${count(found.num_soups, "soup")} since the base, and ${bytes(found.round_bytes)} per round`));
     groups.hidden = !found.groups;
     groups.textContent = found.groups ? `${found.groups[0].toUpperCase()}${found.groups.slice(1)}.` : "";
     replace(taken, mayChange() && found.total ? section("As a model folder", el("p", {class: "quiet"}, "Writes the newest version on the hub's machine, where anything can load it; another version by its number."),
