@@ -73,6 +73,17 @@ class Aggregator(Rule):
         Must not change its input or depend on the number of torch threads.
         """
 
+    def claims(self, gram: GramMatrix) -> tuple[Tensor, Tensor]:
+        """Return soup_0 and what each update claims in addition; only for rules with ``Needs.EVIDENCE``.
+
+        The verdict on an update (``GramMatrix.verdicts``) is whether its claim, added to soup_0, lowers the loss on the
+        coordinator's clean rows.
+
+        Returns:
+            ``[n]`` float64 coefficients of soup_0, and ``[n]`` float64 further coefficients, 0 for no claim.
+        """
+        raise NotImplementedError(f"aggregator {self.name!r} uses no verdicts on updates")
+
     def drops(self, weights: Tensor) -> int | None:
         """Number of values dropped on each side of a coordinate; None if the rule is not a trimmed mean."""
         return None

@@ -31,7 +31,9 @@ class Needs(IntEnum):
     NORMS = 1
     """The diagonal of ``products``; other elements may be zero."""
     PRODUCTS = 2
-    ROOT = 3
+    EVIDENCE = 3
+    """All products, and verdicts on the updates' lengths if the coordinator has clean rows."""
+    ROOT = 4
     """All products, including those with the coordinator's own update."""
 
 
@@ -44,11 +46,14 @@ class GramMatrix:
         weights: ``[n]`` float64, positive; only their ratios matter.
         root: ``[n + 1]`` float64, inner products of the coordinator's own update with each of the n and, last, with
             itself; None if the coordinator has none.
+        verdicts: ``[n]`` bool, whether the length of each update lowers the loss on the coordinator's clean rows; None
+            without such rows.
     """
 
     products: Tensor
     weights: Tensor
     root: Tensor | None = None
+    verdicts: Tensor | None = None
 
     @classmethod
     def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:
@@ -81,7 +86,7 @@ class GramMatrix:
         root = None
         if self.root is not None:
             root = torch.cat([_combined(matrix, self.root[:-1, None])[:, 0], self.root[-1:]])
-        return GramMatrix((products + products.T) / 2, combination.weights, root)
+        return GramMatrix((products + products.T) / 2, combination.weights, root, self.verdicts)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,7 @@ def merge(
     residual_path: Path | None = None,
     on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
+    verdicts: Sequence[bool] | None = None,
 ) -> SoupReport:
     """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
 
@@ -99,6 +100,7 @@ def merge(
         on_tensor: Called with the name of each merged tensor.
         private: Settings of a merge with differential privacy (``gym_fed.soup.private``); the mechanism must support
             the recipe.
+        verdicts: For rules with ``Needs.EVIDENCE``: the outcome of ``claims`` for each update; None without clean rows.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of a different base, ``CONFIG_INVALID`` if the round is too small for
@@ -130,7 +132,15 @@ def merge(
         norms = tuple(update.norm() for update in updates)
         clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
         stacks = stacks_of(updates, spec, recipe.merge_version)
-        plan = _plan(stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version)
+        gram, clipping = _gram(
+            stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version
+        )
+        if verdicts is not None:
+            pipeline.check_evidence()
+            if len(verdicts) != len(updates):
+                raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(verdicts)} verdicts")
+            gram = replace(gram, verdicts=torch.tensor(list(verdicts), dtype=torch.bool))
+        plan = pipeline.plan(gram).after(clipping)
         coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
     report, lost = write_soup(
         stacks,
@@ -243,7 +253,30 @@ def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
     return total / factors[:, None] / factors[None]
 
 
-def _plan(
+def claims(
+    updates: Sequence[DeltaFile], weights: Sequence[float], recipe: SoupRecipe, spec: BaseSpec
+) -> tuple[list[float], list[float]]:
+    """Return the claims on which a rule with ``Needs.EVIDENCE`` needs verdicts; see ``Aggregator.claims``.
+
+    Returns:
+        Coefficients of soup_0, and the further coefficient that each update claims.
+
+    Raises:
+        GymError: See ``merge``.
+    """
+    pipeline, weight = Pipeline.of(recipe), torch.tensor(list(weights), dtype=torch.float64)
+    pipeline.check_evidence()
+    _check(updates, weight, spec, pipeline, None)
+    norms = [update.norm() for update in updates]
+    clips = [_clip_factor(norm, recipe.max_norm) for norm in norms]
+    stacks = stacks_of(updates, spec, recipe.merge_version)
+    gram, clipping = _gram(stacks, updates, norms, clips, weight, pipeline, spec, None, recipe.merge_version)
+    base, claimed = pipeline.aggregator.claims(gram)
+    factors = clipping.matrix.diagonal()
+    return (base * factors).tolist(), (claimed * factors).tolist()
+
+
+def _gram(
     stacks: Sequence[Stack],
     updates: Sequence[DeltaFile],
     norms: Sequence[float],
@@ -253,8 +286,8 @@ def _plan(
     spec: BaseSpec,
     root: DeltaFile | None,
     version: int,
-) -> CombinationWeights:
-    """Apply the rules to the round's inner products: the result as combinations of the original updates."""
+) -> tuple[GramMatrix, CombinationWeights]:
+    """Return the inner products of the clipped updates that the rules need, and the clipping."""
     own: Tensor | None = None
     if root is not None:
         squares = _products_with_root(updates, norms, root, spec, version)
@@ -264,8 +297,7 @@ def _plan(
     else:
         products = torch.diag(torch.tensor([norm * norm for norm in norms], dtype=torch.float64))
     clipping = CombinationWeights.scaled(torch.tensor(list(clips), dtype=torch.float64), weights)
-    gram = GramMatrix(products, weights, own).combined(clipping)
-    return pipeline.plan(gram).after(clipping)
+    return GramMatrix(products, weights, own).combined(clipping), clipping
 
 
 def _products_with_root(

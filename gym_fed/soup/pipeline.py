@@ -74,6 +74,26 @@ class Pipeline:
             )
         self.aggregator.check(torch.ones(rows))
 
+    def check_evidence(self) -> None:
+        """Refuse verdicts on the updates for rules that do not use them.
+
+        Raises:
+            GymError: ``CONFIG_INVALID``.
+        """
+        if self.needs is not Needs.EVIDENCE:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"aggregator {self.aggregator.name!r} uses no verdicts on updates",
+                "use aggregator: byzantine_evidence",
+            )
+        if self.pre_aggregators:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"pre_aggregators {', '.join(step.name for step in self.pre_aggregators)} change the updates that "
+                f"aggregator {self.aggregator.name!r} has verdicts on",
+                "remove soup.pre_aggregators, or root",
+            )
+
     def plan(self, gram: GramMatrix) -> CombinationWeights:
         """Linear combinations of the updates on which the aggregator's ``combine`` works."""
         total = CombinationWeights.identity(gram.weights)

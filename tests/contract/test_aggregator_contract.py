@@ -21,7 +21,15 @@ ROBUST = [name for name in NAMES if AGGREGATORS.type_of(name).robust]
 WEIGHTED = [name for name in NAMES if AGGREGATORS.type_of(name).weighted]
 ONE_VOTE = [name for name in NAMES if not AGGREGATORS.type_of(name).weighted]
 ALONE = [name for name in NAMES if AGGREGATORS.type_of(name).needs is Needs.NOTHING]
-FROM_ZERO = {"byzantine_robust", "centred_clipping", "fltrust", "fltrust_caf", "majority_vote", "root_gate"}
+FROM_ZERO = {
+    "byzantine_evidence",
+    "byzantine_robust",
+    "centred_clipping",
+    "fltrust",
+    "fltrust_caf",
+    "majority_vote",
+    "root_gate",
+}
 """Rules that measure updates from no change at all: moving all updates alike does not just move the result."""
 
 
@@ -55,6 +63,7 @@ def weights_for(name: str, count: int) -> Tensor:
 def test_the_rules_of_this_release_are_registered() -> None:
     assert set(NAMES) >= {
         "bulyan",
+        "byzantine_evidence",
         "byzantine_robust",
         "caf",
         "centred_clipping",
@@ -289,6 +298,9 @@ def _bound(name: str, count: int, malicious: int, honest: Tensor) -> float:
         # factor is this test's.
         "caf": math.sqrt(10 * f / (n - 2 * f) * variance),
         "byzantine_robust": math.sqrt(10 * f / (n - 2 * f) * variance),
+        # Two more medians of length, each update weighted 1 / (n - 2f) at most.
+        "byzantine_evidence": math.sqrt(10 * f / (n - 2 * f) * variance)
+        + 2 * float(honest.norm(dim=1).max()) / (n - 2 * f),
     }[name]
 
 
