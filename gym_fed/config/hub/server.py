@@ -66,6 +66,18 @@ class ServerConfig(ServerSections):
         return self.recipe.model_copy(update={"learning_rate": rate})
 
     @model_validator(mode="after")
+    def _default_rule(self) -> ServerConfig:
+        """Set the rule to ``byzantine_evidence`` if ``root`` has clean rows, unless ``soup.aggregator`` is set."""
+        if (
+            self.root is not None
+            and "aggregator" not in self.soup.model_fields_set
+            and not self.hides_updates
+        ):
+            soup = self.soup.model_copy(update={"aggregator": "byzantine_evidence"})
+            object.__setattr__(self, "soup", soup)
+        return self
+
+    @model_validator(mode="after")
     def _default_soup_codec(self) -> ServerConfig:
         """Set the soup's codec unless it is given: LoRA factors as merged, and a lattice for full fine-tuning."""
         if "codec" not in self.soup.model_fields_set:

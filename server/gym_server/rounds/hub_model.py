@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -91,6 +91,11 @@ class HubModel:
     @property
     def has_gate(self) -> bool:
         return bool(self._rows)
+
+    @property
+    def max_length(self) -> int:
+        """Maximum tokens of a row on which a loss is measured."""
+        return self._gate.max_length
 
     @property
     def num_held_out(self) -> int:
@@ -215,7 +220,7 @@ class HubModel:
     def losses(self) -> RowLosses:
         """Return the current version's loss on every held-out row."""
         if self._known_losses is None or self._known_losses[0] != self.digest:
-            self._known_losses = (self.digest, self._measure())
+            self._known_losses = (self.digest, self._measure(self._rows))
         return self._known_losses[1]
 
     def half_losses(self) -> tuple[RowLosses, RowLosses]:
@@ -242,18 +247,29 @@ class HubModel:
     def loss_with(self, delta: Path, scale: float = 1.0) -> float:
         """Return the held-out loss with ``delta`` applied; the model is unchanged afterwards."""
         with self.applied(delta, scale):
-            return self._measure().mean
+            return self._measure(self._rows).mean
+
+    def loss_on(self, rows: Sequence[dict[str, Any]]) -> float:
+        """Return the loss of the model as it is now on other rows than the held-out ones, in nats per token."""
+        return self._measure(rows).mean
 
     def losses_with(self, delta: Path) -> RowLosses:
         """Return the loss on every held-out row with ``delta`` applied; the model is unchanged afterwards."""
         with self.applied(delta):
-            return self._measure()
+            return self._measure(self._rows)
+
+    def applied(self, delta: Path, scale: float = 1.0) -> AbstractContextManager[None]:
+        """Apply ``delta`` to the model for the block; restore the model afterwards."""
+        return self.applied_sum([(delta, scale)])
 
     @contextmanager
-    def applied(self, delta: Path, scale: float = 1.0) -> Iterator[None]:
-        """Apply ``delta`` to the model for the block; restore the model afterwards."""
-        with DeltaFile.open(delta, self.spec) as opened, self._restored(opened.names):
-            apply_delta(self._loaded.model, opened, scale)
+    def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[None]:
+        """Apply deltas, each times its factor, to the model for the block; restore the model afterwards."""
+        with ExitStack() as stack:
+            opened = [stack.enter_context(DeltaFile.open(path, self.spec)) for path, _ in deltas]
+            stack.enter_context(self._restored(sorted({name for delta in opened for name in delta.names})))
+            for delta, (_, scale) in zip(opened, deltas, strict=True):
+                apply_delta(self._loaded.model, delta, scale)
             yield
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
@@ -282,9 +298,9 @@ class HubModel:
                 model.zero_grad(set_to_none=True)
                 model.eval()
 
-    def _measure(self) -> RowLosses:
+    def _measure(self, rows: Sequence[dict[str, Any]]) -> RowLosses:
         return heldout_row_losses(
-            self._loaded.model, self._loaded.tokenizer, self._rows, max_length=self._gate.max_length
+            self._loaded.model, self._loaded.tokenizer, rows, max_length=self._gate.max_length
         )
 
     @contextmanager

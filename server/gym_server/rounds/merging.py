@@ -17,7 +17,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.core.errors import ErrorCode, GymError
@@ -36,6 +35,7 @@ from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import Appraisal, appraise, reputation_weights
 from gym_server.rewards.scores import DIGITS, ScoringStopped
+from gym_server.rounds.evidence import find_evidence, uses_evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.root import root_update
@@ -107,8 +107,20 @@ def _merge_round(
     added = None
     if rewards.score_on == "evals":
         added = _added_to_evaluations(state, config, merged, evaluation, should_stop)
-    appraisal = _appraise(
-        state, config, model, current, rewards, screened, merged, losses, should_stop, added
+    appraisal = appraise(
+        state,
+        config,
+        model,
+        current.server_round,
+        rewards,
+        [(update.row, update.judgement) for update in screened.updates],
+        screened.findings,
+        screened.similarity,
+        merged.soup.report.coefficients,
+        merged.ingredients.weights,
+        losses.rows,
+        should_stop,
+        added,
     )
     failpoint("before-commit")
     state.round_store.commit(
@@ -191,8 +203,8 @@ def _merge(
     """
     try:
         if config.root is not None:
-            progress.begin("training on the root data")
-        ingredients = _ingredients(state, config, model, current, kept)
+            progress.begin("weighing long updates" if uses_evidence(config) else "training on the root data")
+        ingredients = _ingredients(state, config, model, current, kept, progress)
         masked = config.secure_aggregation is not None
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
         soup = make_soup(state, ingredients, soup_path(state.folder, current.server_round), progress.step)
@@ -216,19 +228,28 @@ def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
 
 
 def _ingredients(
-    state: HubState, config: ServerConfig, model: HubModel, current: Round, kept: Sequence[ScreenedUpdate]
+    state: HubState,
+    config: ServerConfig,
+    model: HubModel,
+    current: Round,
+    kept: Sequence[ScreenedUpdate],
+    progress: MergeProgress,
 ) -> Ingredients:
     manifests = [UpdateManifest.parse(update.row.manifest) for update in kept]
-    root, ids = root_update(state, config, model, current), [update.row.update_id for update in kept]
+    recipe, ids = config.soup.for_round(current.server_round), [update.row.update_id for update in kept]
+    weights = reputation_weights(
+        config, state.database, state.round_store, [update.row.contributor for update in kept]
+    )
+    root = root_update(state, config, model, current)
+    shares = weights or recipe.weights([manifest.num_examples for manifest in manifests])
     return Ingredients(
         server_round=current.server_round,
         parent=state.round_store.head(),
-        recipe=config.soup.for_round(current.server_round),
+        recipe=recipe,
         manifests=manifests,
         root=root,
-        weights=reputation_weights(
-            config, state.database, state.round_store, [update.row.contributor for update in kept]
-        ),
+        weights=weights,
+        evidence=find_evidence(state, config, model, recipe, kept, shares, progress),
         private=private_merge.begin_merge(config, state.base, state.database, current.spec, ids, root),
         secure=secure_ingredient(state, config, current, manifests),
     )
@@ -343,35 +364,6 @@ def _added_to_evaluations(
     return found
 
 
-def _appraise(
-    state: HubState,
-    config: ServerConfig,
-    model: HubModel,
-    current: Round,
-    rewards: RewardsConfig,
-    screened: ScreenedRound,
-    merged: _MergedRound,
-    losses: _HeldOutLosses,
-    should_stop: Callable[[], bool],
-    added: dict[str, float] | None,
-) -> Appraisal:
-    return appraise(
-        state,
-        config,
-        model,
-        current.server_round,
-        rewards,
-        [(update.row, update.judgement) for update in screened.updates],
-        screened.findings,
-        screened.similarity,
-        merged.soup.report.coefficients,
-        merged.ingredients.weights,
-        losses.rows,
-        should_stop,
-        added,
-    )
-
-
 def _soup_record(
     current: Round,
     merged: _MergedRound,
@@ -395,6 +387,7 @@ def _soup_record(
         also=[appraisal.record, *(probe.on_commit() for probe in probes if probe is not None)],
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
+        evidence=ingredients.evidence.entry_fields() if ingredients.evidence else None,
         plugins=as_json(merged.soup.plugins),
         integers=integers,
     )

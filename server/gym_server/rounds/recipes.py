@@ -167,9 +167,11 @@ def check_soup(config: ServerConfig) -> None:
 
     pipeline = Pipeline.of(config.soup)
     pipeline.check(torch.ones(config.rounds.min_contributors))
-    if (pipeline.needs is Needs.ROOT) != (config.root is not None):
+    if config.root is not None and pipeline.needs is Needs.EVIDENCE:
+        pipeline.check_evidence()
+    elif (pipeline.needs is Needs.ROOT) != (config.root is not None):
         judges = pipeline.needs is Needs.ROOT
-        judging = (name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).needs_root())
+        judging = (name for name in AGGREGATORS.own() if AGGREGATORS.type_of(name).needs >= Needs.EVIDENCE)
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"soup.aggregator {config.soup.aggregator!r} "

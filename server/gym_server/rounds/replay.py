@@ -32,6 +32,7 @@ from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
+from gym_server.rounds.evidence import Evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.rounds.sums import sum_after
@@ -199,6 +200,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded["root"]
     weights = recorded.get("weights")  # from the reputations at that time
+    evidence = recorded.get("evidence")  # measured at that time: no model is needed
     ingredients = Ingredients(
         server_round=server_round,
         parent=state.round_store.version(state.round_store.version(recorded["height"]).parent),
@@ -208,6 +210,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         private=_private(state.base, state.database, recorded),
         secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
+        evidence=None if evidence is None else Evidence(**evidence),
     )
     for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
         _require_intact(state.store.local_path(sha256), sha256)

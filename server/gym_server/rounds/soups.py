@@ -25,6 +25,7 @@ from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.privacy.secure_unmask import SecureSum
+from gym_server.rounds.evidence import Evidence
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
 
@@ -46,6 +47,7 @@ class Ingredients:
         private: Noise and clip of a merge with differential privacy.
         secure: Sum of the updates' votes, with secure aggregation.
         weights: Weights of the updates from reputations; None if the recipe sets them.
+        evidence: Verdicts on the updates' lengths, for rules that need them if the coordinator has clean rows.
     """
 
     server_round: int
@@ -56,6 +58,7 @@ class Ingredients:
     private: PrivateMerge | None = None
     secure: SecureSum | None = None
     weights: Sequence[float] | None = None
+    evidence: Evidence | None = None
 
     def weight_of(self) -> dict[str, float] | None:
         """Return ``weights`` by update."""
@@ -167,6 +170,9 @@ def make_soup(
             optimizer_state=optimizer,
             on_tensor=on_tensor,
             private=ingredients.private,
+            verdicts=None
+            if ingredients.evidence is None
+            else [ingredients.evidence.verdicts[manifest.digest] for manifest in ingredients.manifests],
         )
         codecs = {file.record(name).codec for file in files for name in file.names}
         used = records([*members_of(recipe), *((CODECS, codec) for codec in codecs)])

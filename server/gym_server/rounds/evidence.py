@@ -1,0 +1,100 @@
+"""Verdicts on long updates: whether the excess of their length lowers the loss on the coordinator's clean rows.
+
+They are measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads them there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.json_files import canonical_digest
+from gym_fed.core.registries import AGGREGATORS
+from gym_fed.data.rows import as_kind
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.gram import Needs
+from gym_fed.soup.merging import claims
+from gym_server.rounds.hub_model import HubModel, coordinator_rows
+from gym_server.rounds.merge_progress import MergeProgress
+from gym_server.rounds.screens import ScreenedUpdate
+from gym_server.state import HubState
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The verdicts of one round.
+
+    Attributes:
+        rows: Digest of the clean rows.
+        verdicts: For each update, whether it keeps its length; False for updates that are not long.
+    """
+
+    rows: str
+    verdicts: Mapping[str, bool]
+
+    def entry_fields(self) -> dict[str, Any]:
+        """Return the fields of the version's ledger entry."""
+        return asdict(self)
+
+
+def uses_evidence(config: ServerConfig) -> bool:
+    """Return True if the config's rule needs verdicts and the coordinator has rows for them."""
+    return config.root is not None and AGGREGATORS.type_of(config.soup.aggregator).needs is Needs.EVIDENCE
+
+
+def find_evidence(
+    state: HubState,
+    config: ServerConfig,
+    model: HubModel,
+    recipe: SoupRecipe,
+    kept: Sequence[ScreenedUpdate],
+    weights: Sequence[float],
+    progress: MergeProgress,
+) -> Evidence | None:
+    """Measure what the length of each long update does to the loss: one pass over the rows each, and one before.
+
+    Args:
+        state: The hub's state.
+        config: The hub's config.
+        model: The model at the version that the updates start from; it is unchanged afterwards.
+        recipe: The rules of the round.
+        kept: The updates that are merged.
+        weights: Their weights.
+        progress: Progress of the merge.
+
+    Returns:
+        The verdicts; None if the rule needs none or there are no rows.
+
+    Raises:
+        GymError: Errors of the data and of ``gym_fed.soup.merging``.
+    """
+    root = config.root
+    if root is None or not uses_evidence(config):
+        return None
+    rows = as_kind(
+        coordinator_rows(root.data, root.format, root.max_examples, state.folder, "train"), "supervised"
+    )
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(DeltaFile.open(update.path, model.spec)) for update in kept]
+        base, claimed = claims(files, weights, recipe, model.spec)
+    rate = recipe.server_learning_rate
+    parts = [(update.path, rate * share) for update, share in zip(kept, base, strict=True) if share]
+    progress.begin("weighing long updates", 1 + sum(claim != 0.0 for claim in claimed))
+    verdicts = {}
+    with model.applied_sum(parts):
+        before = model.loss_on(rows)
+        progress.step()
+        for update, claim in zip(kept, claimed, strict=True):
+            lower = False
+            if claim:
+                with model.applied(update.path, rate * claim):
+                    after = model.loss_on(rows)
+                lower = math.isfinite(after) and after < before
+                progress.step()
+            verdicts[update.row.update_id] = lower
+    return Evidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts)
