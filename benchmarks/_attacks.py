@@ -11,110 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import fields
 
 import torch
-from _defences import Defence
-from _digits import Digits, Schedule
+from _digits import Digits
+from _scene import LongScene, Scene, unit
 from torch import Tensor
-
-SEARCH_IMAGES = 400
-"""Training images on which a search measures the loss."""
 
 TARGET = 0
 """The backdoor: three pixels white (``Images.trigger``) make it a zero."""
-
-
-@dataclass
-class Scene:
-    """A round as malicious clients see it.
-
-    Attributes:
-        data: The federation.
-        schedule: How the honest train.
-        defence: The rule in use.
-        packed: Whether updates are sign bits with one scale a tensor.
-        model: ``[S, d]`` before the round.
-        updates: ``[S, h, d]`` honest updates as sent.
-        deltas: ``[S, h, d]`` honest updates before their encoding.
-        root: ``[S, d]`` the coordinator's own update.
-        generator: The malicious clients' own randomness.
-        memory: What malicious clients keep from round to round.
-    """
-
-    data: Digits
-    schedule: Schedule
-    defence: Defence
-    packed: bool
-    model: Tensor
-    updates: Tensor
-    deltas: Tensor
-    root: Tensor
-    generator: torch.Generator
-    memory: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def malicious(self) -> int:
-        return self.data.malicious
-
-    @property
-    def mean(self) -> Tensor:
-        """``[S, d]`` of the honest deltas."""
-        mean: Tensor = self.deltas.mean(1)
-        return mean
-
-    @property
-    def deviation(self) -> Tensor:
-        """``[S, d]`` standard deviation of the honest deltas."""
-        deviation: Tensor = self.deltas.std(1)
-        return deviation
-
-    @property
-    def norm(self) -> Tensor:
-        """``[S, 1]`` median norm of the honest updates."""
-        median: Tensor = self.updates.norm(dim=2).median(1).values[:, None]
-        return median
-
-    def sent(self, updates: Tensor) -> Tensor:
-        """Updates in the format of the round."""
-        return self.data.network.signs(updates) if self.packed else updates
-
-    def together(self, update: Tensor) -> Tensor:
-        """``[S, d]``, the same from every malicious client."""
-        return update[:, None].expand(-1, self.malicious, -1)
-
-    def trained(self, poison: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None) -> Tensor:
-        """``[S, f, d]``: what the malicious clients would learn from their samples of everything."""
-        who = range(self.data.honest, self.data.contributors)
-        return self.data.train(self.model, self.schedule, who, self.generator, poison)
-
-    def furthest(self, candidates: Iterable[Tensor], direction: Tensor) -> Tensor:
-        """Return for every seed the ``[S, f, d]`` candidate that moves the soup furthest along ``[S, d]``."""
-        return self._best(candidates, lambda soups: (soups * direction).sum(1))
-
-    def worst(self, candidates: Iterable[Tensor]) -> Tensor:
-        """Return for every seed the ``[S, f, d]`` candidate after which the loss is largest."""
-        images, labels = self.data.images[:, :SEARCH_IMAGES], self.data.labels[:, :SEARCH_IMAGES]
-        return self._best(
-            candidates, lambda soups: self.data.network.loss(self.model + soups, images, labels)
-        )
-
-    def _best(self, candidates: Iterable[Tensor], harm_of: Callable[[Tensor], Tensor]) -> Tensor:
-        best = harm = None
-        for candidate in candidates:
-            sent = self.sent(candidate)
-            rounds = torch.cat([self.updates, sent], 1)
-            soups = torch.stack([self.defence.expected(*one) for one in zip(rounds, self.root, strict=True)])
-            found = harm_of(soups)
-            if best is None or harm is None:
-                best, harm = sent.clone(), found
-            else:
-                best[found > harm] = sent[found > harm]
-                harm = torch.maximum(harm, found)
-        if best is None:
-            raise ValueError("there is nothing to choose from")
-        return best
 
 
 Attack = Callable[[Scene], Tensor]
@@ -128,10 +33,17 @@ def attack(function: Attack) -> Attack:
     return function
 
 
-def unit(vectors: Tensor) -> Tensor:
-    """Scale vectors ``[..., d]`` to norm 1; zero vectors stay zero."""
-    lengths: Tensor = vectors.norm(dim=-1, keepdim=True)
-    return vectors / lengths.clamp_min(1e-12)
+LONG = "long_"
+"""Prefix of an attack whose updates are stretched (``LongScene``)."""
+
+
+def launched(name: str, scene: Scene) -> Tensor:
+    """The ``[S, f, d]`` updates of the attack ``name``, which may begin with ``LONG``."""
+    if not name.startswith(LONG):
+        return ATTACKS[name](scene)
+    values = {one.name: getattr(scene, one.name) for one in fields(Scene)}
+    long = LongScene(**values)
+    return long.sent(ATTACKS[name.removeprefix(LONG)](long))
 
 
 @attack
@@ -350,6 +262,25 @@ def near_root(scene: Scene) -> Tensor:
 
 
 @attack
+def fitted_rows(scene: Scene) -> Tensor:
+    """Against rules that measure the loss on the coordinator's images (this project): the update lowers that loss, and
+    hides the steepest ascent of everybody's loss that leaves it as it is; by how much is searched."""
+    data = scene.data
+    held = torch.tensor([list(one[-1]) for one in data.holdings])
+    seeds = torch.arange(len(held))[:, None]
+    own = unit(data.network.gradient(scene.model, data.images[seeds, held], data.labels[seeds, held]))
+    hostile = ascent(scene)
+    hostile = unit(hostile - (hostile * own).sum(1, keepdim=True) * own)
+
+    def candidates() -> Iterable[Tensor]:
+        for cover in (-own, unit(scene.root)):
+            for angle in (0.3, 0.8, 1.2, 1.4, 1.5, 1.55):
+                yield scene.together(scene.norm * (math.sin(angle) * hostile + math.cos(angle) * cover))
+
+    return scene.worst(candidates())
+
+
+@attack
 def drift(scene: Scene) -> Tensor:
     """One hostile direction for the whole run (this project): what a round of training on wrong labels would add to the
     first model. Every lie is as long as honest updates are, and turned from a harmless one (what it would honestly be,
@@ -373,3 +304,21 @@ def drift(scene: Scene) -> Tensor:
 def ascent(scene: Scene) -> Tensor:
     """``[S, d]`` gradient of the loss on all training data."""
     return scene.data.network.gradient(scene.model, scene.data.images, scene.data.labels)
+
+
+_STRETCHED = (
+    "sign_flip",
+    "alie",
+    "inner_product",
+    "mimic",
+    "min_max",
+    "label_flip",
+    "backdoor_unscaled",
+    "loss_ascent",
+    "camouflage",
+    "near_root",
+    "fitted_rows",
+    "drift",
+)
+LONG_ATTACKS = tuple(LONG + name for name in _STRETCHED)
+"""The attacks that a greater length may help."""

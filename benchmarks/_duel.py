@@ -7,9 +7,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _attacks import ATTACKS, TARGET, Scene, triggered
+from _attacks import TARGET, launched, triggered
 from _defences import Defence
 from _digits import LABELS, Digits, HeldOut, Perceptron, Schedule, Split
+from _scene import Scene
 from torch import Tensor
 
 CONTRIBUTORS = 20
@@ -101,9 +102,14 @@ def run_rounds(
         deltas = data.train(model, schedule, range(data.honest), honest_random)
         root = data.train(model, schedule, data.coordinator, root_random)[:, 0]
         updates, residual = written(deltas, residual, data.network if packed else None)
-        scene = Scene(data, schedule, defence, packed, model, updates, deltas, root, malicious_random, memory)
-        rounds = torch.cat([updates, ATTACKS[attack](scene)], 1)
-        model = model + torch.stack([defence.merge(*one)[0] for one in zip(rounds, root, strict=True)])
+        losses = data.coordinators_losses(model)
+        scene = Scene(
+            data, schedule, defence, packed, model, updates, deltas, root, losses, malicious_random, memory
+        )
+        rounds = torch.cat([updates, launched(attack, scene)], 1)
+        model = model + torch.stack(
+            [defence.merge(*one)[0] for one in zip(rounds, root, losses, strict=True)]
+        )
         if number >= schedule.rounds - last:
             right.append(data.correct(model).float().mean(1))
     return model, [float(one) for one in torch.stack(right).mean(0)]
@@ -117,10 +123,11 @@ def minority(
     declared: int = 4,
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     schedule: Schedule | None = None,
+    images: str = "digits",
 ) -> Shares:
     """Everybody is honest, ``declared`` malicious clients are still expected; the first contributor is the minority."""
     schedule = schedule or Schedule()
-    data = Digits(seeds, CONTRIBUTORS, 0, split)
+    data = Digits(seeds, CONTRIBUTORS, 0, split, images)
     defence = Defence(rule, declared)
     generator, root_random = torch.Generator().manual_seed(0), torch.Generator().manual_seed(7)
     model = data.first_model()
@@ -131,9 +138,10 @@ def minority(
         deltas = data.train(model, schedule, range(CONTRIBUTORS), generator)
         updates, residual = written(deltas, residual, data.network if packed else None)
         roots = data.train(model, schedule, data.coordinator, root_random)[:, 0]
+        losses = data.coordinators_losses(model)
         soups = []
         for index, (round_updates, root) in enumerate(zip(updates, roots, strict=True)):
-            soup, coefficients = defence.merge(round_updates, root)
+            soup, coefficients = defence.merge(round_updates, root, losses[index])
             soups.append(soup)
             if coefficients is None or by_length is None:
                 by_coefficient[index] += _moved(defence, round_updates, root, soup)

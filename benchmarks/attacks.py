@@ -1,17 +1,18 @@
 """Robust rules against attacks: accuracy under each, in the worst case, and what a minority keeps without attackers.
 
     python benchmarks/attacks.py [--quick] [--json] [--plot FILE] [--rules NAME ...] [--attacks NAME ...]
-        [--images digits mnist] [--seeds N] [--shares] [--cells FILE]
-        [--federation stories260K [--shared FOLDER]]
+        [--images digits mnist clusters] [--first-seed N] [--seeds N] [--rounds N] [--malicious N] [--split NAME]
+        [--float] [--shares] [--cells FILE] [--federation stories260K [--shared FOLDER]]
 
-20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights) or 5,000 images of MNIST (6,634) over 80
-rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same attack. The
-coordinator has 100 clean images, for the rules that look at its own update. All rules and attacks share one training
-schedule (``_digits.Schedule``). Schedule and default rule were chosen on the digits' seeds 0 to 4, so that the default
-is seeds 10 to 12 (docs/robustness.md). The full grid takes hours; ``--cells FILE`` stores each result as a JSON
-line, and a later run resumes from the file. ``--shares`` also measures how much influence a minority keeps without
-attackers. ``--federation`` attacks a real round instead: ten contributors train stories260K on speakers of Shakespeare
-through the package's own encoding and merge, and two of them are malicious.
+20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights), 5,000 images of MNIST (6,634) or generated
+clusters over 80 rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same
+attack. The coordinator has 100 clean images, for the rules that use them. All rules and attacks share one training
+schedule (``_digits.Schedule``). Schedule and rules were chosen on the digits' seeds 0 to 4 and 20 to 22, so that the
+default is seeds 30 to 32 (docs/robustness.md). An attack ``long_NAME`` stretches every malicious update to what the
+rule allows; for rules that give every update one length it is the same as ``NAME``. The full grid takes hours;
+``--cells FILE`` stores each result as a JSON line, and a later run resumes from the file. ``--shares`` also measures
+how much influence a minority keeps without attackers. ``--federation`` attacks a real round instead: ten contributors
+train stories260K on speakers of Shakespeare through the package's own encoding and merge; two of them are malicious.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from _attacks import ATTACKS
-from _defences import DEFAULT, RULES
-from _digits import SETS, Schedule
+from _attacks import ATTACKS, LONG, LONG_ATTACKS
+from _defences import DEFAULT, RULES, Defence
+from _digits import SETS, Schedule, Split
 from _duel import CONTRIBUTORS, minority, play
 from _report import SHARED, Report, kept, options, picture, show
 
 AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
-MALICIOUS, FIRST_SEED = 4, 10
+MALICIOUS, FIRST_SEED = 4, 30
 QUICK_RULES, QUICK_ATTACKS = (
     ("mean", DEFAULT),
     ("none", "sign_flip", "inner_product", "backdoor", "camouflage"),
@@ -48,6 +49,10 @@ class Cell:
     seeds: int
     rounds: int
     images: str
+    first_seed: int = FIRST_SEED
+    malicious: int = MALICIOUS
+    split: Split = "dirichlet"
+    packed: bool = True
     accuracies: tuple[float, ...] = ()
     backdoor: float = 0.0
 
@@ -65,11 +70,14 @@ def main() -> None:
 
         measure(report, arguments.shared, arguments.quick)
     else:
-        seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, Schedule().rounds)
+        seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, arguments.rounds)
         for images in arguments.images:
+            setting = arguments.first_seed, arguments.malicious, arguments.split, not arguments.float
             grid = product(arguments.rules, arguments.attacks)
-            cells = [measured(Cell(*one, seeds, rounds, images), arguments.cells) for one in grid]
-            setting = f"{images}, dirichlet, {MALICIOUS} of {CONTRIBUTORS} malicious, packed"
+            cells = [measured(Cell(*one, seeds, rounds, images, *setting), arguments.cells) for one in grid]
+            setting = f"{images}, {arguments.split}, {arguments.malicious} of {CONTRIBUTORS} malicious, " + (
+                "float" if arguments.float else "packed"
+            )
             print_table(report, setting, cells, arguments.attacks)
             if arguments.plot:
                 draw(cells, arguments, setting, images)
@@ -83,16 +91,22 @@ def parsed() -> argparse.Namespace:
     """The options, with what ``--quick`` leaves of them."""
     parser = options(__doc__)
     parser.add_argument("--rules", nargs="+", metavar="NAME", help=f"{', '.join(RULES)}, or another chain")
-    parser.add_argument("--attacks", nargs="+", choices=[*ATTACKS], metavar="NAME", help=", ".join(ATTACKS))
+    known = [*ATTACKS, *LONG_ATTACKS]
+    parser.add_argument("--attacks", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--images", nargs="+", choices=[*SETS], default=["digits"], help="data sets")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="how many")
+    parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds")
+    parser.add_argument("--rounds", type=int, default=Schedule().rounds, metavar="N")
+    parser.add_argument("--malicious", type=int, default=MALICIOUS, metavar="N", help=f"of {CONTRIBUTORS}")
+    parser.add_argument("--split", choices=get_args(Split), default="dirichlet", help="of the data by label")
+    parser.add_argument("--float", action="store_true", help="float updates instead of sign bits")
     parser.add_argument("--shares", action="store_true", help="what a minority keeps without attackers, too")
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     arguments.rules = arguments.rules or [*(QUICK_RULES if arguments.quick else RULES)]
-    arguments.attacks = arguments.attacks or [*(QUICK_ATTACKS if arguments.quick else ATTACKS)]
+    arguments.attacks = arguments.attacks or [*(QUICK_ATTACKS if arguments.quick else known)]
     arguments.shares |= arguments.quick
     return arguments
 
@@ -100,14 +114,24 @@ def parsed() -> argparse.Namespace:
 def measured(cell: Cell, file: Path | None) -> Cell:
     """The cell with its outcome, from ``file`` where it is there already."""
 
+    attack = cell.attack
+    if attack.startswith(LONG) and Defence(cell.rule, cell.malicious).max_length == 1.0:
+        attack = attack.removeprefix(LONG)  # every update gets one length
+
     def played() -> list[Any]:
-        seeds, schedule = tuple(range(FIRST_SEED, FIRST_SEED + cell.seeds)), Schedule(rounds=cell.rounds)
         outcome = play(
-            cell.rule, cell.attack, malicious=MALICIOUS, seeds=seeds, schedule=schedule, images=cell.images
+            cell.rule,
+            attack,
+            malicious=cell.malicious,
+            split=cell.split,
+            packed=cell.packed,
+            seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
+            schedule=Schedule(rounds=cell.rounds),
+            images=cell.images,
         )
         return [outcome.accuracies, outcome.backdoor]
 
-    accuracies, backdoor = kept(file, asdict(cell), played)
+    accuracies, backdoor = kept(file, asdict(replace(cell, attack=attack)), played)
     found = replace(cell, accuracies=tuple(accuracies), backdoor=backdoor)
     print(f"{cell.rule} against {cell.attack}: {found.percent:.1f}%", file=sys.stderr, flush=True)
     return found
@@ -144,11 +168,12 @@ def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[s
 def shares(report: Report, arguments: argparse.Namespace) -> None:
     """What the only holder of a label keeps of its influence while all are honest, and who keeps least usually."""
     schedule = Schedule(rounds=20 if arguments.quick else 40)
-    seeds = (0, 1) if arguments.quick else (0, 1, 2, 3, 4)
+    first, packed = arguments.first_seed, not arguments.float
+    seeds = tuple(range(first, first + (2 if arguments.quick else arguments.seeds)))
     rows = []
     for rule in arguments.rules:
-        lone = minority(rule, split="lone", seeds=seeds, schedule=schedule)
-        usual = minority(rule, split="dirichlet", seeds=seeds, schedule=schedule)
+        lone = minority(rule, split="lone", packed=packed, seeds=seeds, schedule=schedule)
+        usual = minority(rule, split="dirichlet", packed=packed, seeds=seeds, schedule=schedule)
         own, worst = (
             (lone.by_coefficient, lone.by_length),
             (usual.worst_by_coefficient, usual.worst_by_length),

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from _defences import Defence
-from _digits import Digits, HeldOut, Schedule
+from _digits import Digits, HeldOut, Losses, Schedule
 from _duel import generators, run_rounds
 from _report import Report, kept, options, show
 from torch import Tensor
@@ -82,7 +82,9 @@ class PrivateDefence(Defence):
         recipe = SoupRecipe(aggregator=rule.aggregator, num_malicious_nodes=malicious)
         self.aggregator = build_aggregator(recipe)
 
-    def merge(self, updates: Tensor, root: Tensor) -> tuple[Tensor, Tensor | None]:
+    def merge(
+        self, updates: Tensor, root: Tensor, losses: Losses | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         if self.private.kind == "root":
             self.released += 1
             return root, None
@@ -109,7 +111,7 @@ class PrivateDefence(Defence):
             soup = query.release("w", block, query.begin("w"))
         return torch.from_numpy(soup).float(), None
 
-    def expected(self, updates: Tensor, root: Tensor) -> Tensor:
+    def expected(self, updates: Tensor, root: Tensor, losses: Losses | None = None) -> Tensor:
         """The soup without noise, which is what an attacker searches by."""
         if self.private.kind == "root":
             return root
