@@ -177,7 +177,8 @@ class GateConfig(StrictModel):
 
 
 class RootConfig(StrictModel):
-    """The coordinator's own training data, for aggregators that need it: ``fltrust_caf``, ``fltrust``."""
+    """The coordinator's clean rows, for aggregators that use them: ``byzantine_evidence`` measures losses on them,
+    ``fltrust``, ``fltrust_caf`` and ``root_gate`` compare updates with one that the hub trains on them."""
 
     data: str
     """Data file, or ``task:NAME`` entries joined by commas; it must differ from the gate's held-out set."""

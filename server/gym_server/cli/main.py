@@ -133,6 +133,14 @@ def init(
             show_default="none",
         ),
     ] = None,
+    root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROWS",
+            help="A hundred other rows, by which unusually long updates are judged: a file, or task:NAME.",
+            show_default="none",
+        ),
+    ] = None,
     num_rounds: Annotated[
         int | None, typer.Option(help="Number of versions that the run makes.", show_default="10")
     ] = None,
@@ -166,6 +174,7 @@ def init(
         "enrolment": enrolment,
         "address": address,
         "heldout": heldout,
+        "root": root,
         "num_rounds": num_rounds,
         "min_contributors": min_contributors,
     }

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +121,7 @@ def _address(text: str) -> str:
     return text
 
 
-def _heldout(text: str) -> str | None:
+def _rows(example: str, text: str) -> str | None:
     """Return the absolute path of a file, or ``task:`` names, after checking that there is at least one row."""
     if text == _NONE:
         return None
@@ -134,9 +135,7 @@ def _heldout(text: str) -> str | None:
         if "--columns" not in error.hint:  # no prompt or flag of this command accepts it
             raise
         columns = "--columns prompt=THEIRS,completion=THEIRS"
-        again = (
-            f"convert it with: gym data convert {shlex.quote(text)} heldout.jsonl --to completion {columns}"
-        )
+        again = f"convert it with: gym data convert {shlex.quote(text)} {example} --to completion {columns}"
         raise GymError(error.code, error.message, again) from error
     if not rows:
         raise GymError(ErrorCode.DATA_INVALID, f"{text} has no rows", f"name a file with rows, or {_NONE}")
@@ -190,7 +189,12 @@ _QUESTIONS = {
     "heldout": _HubQuestion(
         "Held-out data",
         "Rows to test each version: a file or task:NAME. none: no tests.",
-        _heldout,
+        partial(_rows, "heldout.jsonl"),
+    ),
+    "root": _HubQuestion(
+        "Clean rows",
+        "100 other rows that judge unusually long updates, or none: safer, fairer.",
+        partial(_rows, "root.jsonl"),
     ),
     "num_rounds": _HubQuestion("Rounds", "Number of versions that the run makes.", _num_rounds),
     "min_contributors": _HubQuestion(

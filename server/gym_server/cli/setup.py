@@ -22,7 +22,7 @@ from gym_fed.trust.wire.limits import DEFAULT_PORT
 from gym_server.federation import create_keys
 from gym_server.store.database import Database
 
-_AGGREGATOR = "byzantine_robust"
+_AGGREGATOR = "byzantine_evidence"
 _SMALL_RECIPE = """\
   per_device_train_batch_size: 16
   max_length: 256"""
@@ -78,8 +78,8 @@ codec:
 
 # How updates are merged into one soup.
 soup:
-  aggregator: {aggregator:<16}  # see `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean rows in
-                                # `root` below, fltrust_caf is more robust to attacks (docs/robustness.md)
+  aggregator: {aggregator:<18} # see `gym soup rules`: mean, trimmed_mean, multi_krum, ... With a hundred clean rows
+                                # in `root` below it judges long updates by their effect (docs/robustness.md)
   num_malicious_nodes: {num_malicious_nodes:<7}  # number f of malicious updates to withstand; needs 2f+1 updates
   # pre_aggregators: [nnm]      # steps before the aggregator
   # server_optimizer: momentum  # none | momentum | adam | yogi
@@ -109,10 +109,10 @@ gate:
 # At the end of the run: held-out loss and retained knowledge of the newest version, compared with version 0.
 check: true
 
-# A hundred or more clean rows that are not in gate.heldout, for soup.aggregator fltrust_caf. The hub trains on them
-# like a contributor, and gives weight to updates that agree with its own update.
-# root:
-#   data: root.jsonl
+# A hundred or more clean rows that are not in gate.heldout. An update that is longer than most keeps its length if that
+# lowers the loss on these rows: rare knowledge keeps its weight, and attacks lose theirs. They should cover everything
+# that contributors may know.
+{root}
 
 rewards:
   pool: 1000                    # credits per round
@@ -186,6 +186,8 @@ class HubChoices:
     address: str = f"127.0.0.1:{DEFAULT_PORT}"
     """Address ``host:port`` at which contributors reach the hub."""
     heldout: str | None = None
+    root: str | None = None
+    """Clean rows by which long updates are judged."""
     num_rounds: int = 10
     min_contributors: int = 3
 
@@ -240,6 +242,7 @@ class HubChoices:
             if self.is_local
             else f"advertise: {_quoted(self.address)}",
             "heldout": f"heldout: {_quoted(self.heldout)}" if self.heldout else "# heldout: heldout.jsonl",
+            "root": f"root:\n  data: {_quoted(self.root)}" if self.root else "# root:\n#   data: root.jsonl",
             "score": "estimate" if self.heldout else "participation",
         }
         return TEMPLATE.format(
@@ -353,6 +356,11 @@ def notes_after_init(config: ServerConfig) -> list[str]:
         )
     if config.gate.heldout is None:
         notes.append("without held-out rows (gate.heldout) every version is kept, even a worse one")
+    if config.root is None:
+        notes.append(
+            "with a hundred clean rows (root.data) the only holder of some knowledge keeps its weight in the soup, "
+            "and attacks do less harm (docs/robustness.md)"
+        )
     if Endpoint.parse(config.listen, least_port=0).is_loopback:
         notes.append(
             "only this machine reaches the hub; for others: --address HOST:PORT, or `listen` and `advertise`"

@@ -36,10 +36,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("terminal")
-def test_enter_seven_times_makes_the_hub_that_no_questions_make(tmp_path: Path) -> None:
-    asked = init(tmp_path / "asked", typed=7 * ENTER)
+def test_enter_eight_times_makes_the_hub_that_no_questions_make(tmp_path: Path) -> None:
+    asked = init(tmp_path / "asked", typed=8 * ENTER)
     assert asked.exit_code == 0, asked.output
-    assert "7/7" in asked.output
+    assert "8/8" in asked.output
     assert init(tmp_path / "yes", "--yes").exit_code == 0
     assert read_config(tmp_path / "asked") == read_config(tmp_path / "yes")
     assert read_config(tmp_path / "yes").rewards.score == "participation"
@@ -47,22 +47,24 @@ def test_enter_seven_times_makes_the_hub_that_no_questions_make(tmp_path: Path) 
 
 @pytest.mark.usefixtures("terminal")
 def test_every_question_and_its_explanation_fits_80_columns(tmp_path: Path) -> None:
-    asked = init(tmp_path / "hub", typed=7 * ENTER).output
+    asked = init(tmp_path / "hub", typed=8 * ENTER).output
     shown, _, _ = asked.partition("A hub in")
     assert [line for line in shown.splitlines() if len(line) > 80] == []
     for number, question in enumerate(questions._QUESTIONS.values(), start=1):
-        assert f"{number}/7  {question.why}" in shown
+        assert f"{number}/8  {question.why}" in shown
 
 
 @pytest.mark.usefixtures("terminal")
 def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
-    (tmp_path / "heldout.jsonl").write_text(json.dumps({"text": "what everybody should know"}) + "\n")
+    for name in ("heldout", "root"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "what everybody should know"}) + "\n")
     answers = [
         "gym-nano",
         "three friends",
         "invite",
         "hub.example.org",
         str(tmp_path / "heldout.jsonl"),
+        str(tmp_path / "root.jsonl"),
         "5",
         "2",
     ]
@@ -72,6 +74,9 @@ def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
     assert (config.name, config.enrolment.policy) == ("three friends", "invite")
     assert (config.listen, config.advertise) == ("0.0.0.0:9443", "hub.example.org:9443")
     assert config.gate.heldout == str(tmp_path / "heldout.jsonl")
+    assert config.root is not None
+    assert config.root.data == str(tmp_path / "root.jsonl")
+    assert config.soup.aggregator == "byzantine_evidence"
     assert config.rewards.score == "estimate", "noise must not be paid like work where it can be measured"
     assert (config.rounds.num_rounds, config.rounds.min_contributors) == (5, 2)
     assert config.soup.num_malicious_nodes == 0
@@ -84,7 +89,7 @@ def test_three_friends_begin_without_an_editor(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("terminal")
 def test_what_the_config_would_refuse_is_asked_again_with_the_reason(tmp_path: Path) -> None:
     answers = ["no/such/model", "", "x" * 81, "", "friends", "open", "0.0.0.0:9443", "hub:99999", ""]
-    answers += ["absent.jsonl", "task:nothing", "", "ten", "0", "", "none", "3"]
+    answers += ["absent.jsonl", "task:nothing", "", "none", "ten", "0", "", "none", "3"]
     done = init(tmp_path / "hub", typed="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     for reason in (
@@ -109,7 +114,7 @@ def test_heldout_rows_of_other_columns_are_refused_with_the_command_that_rewrite
 ) -> None:
     rows = tmp_path / "asked.jsonl"
     rows.write_text(json.dumps({"question": "1+1", "answer": "2"}) + "\n")
-    asked = init(tmp_path / "hub", typed=4 * ENTER + f"{rows}\n" + 3 * ENTER).output
+    asked = init(tmp_path / "hub", typed=4 * ENTER + f"{rows}\n" + 4 * ENTER).output
     assert f"gym data convert {rows} heldout.jsonl --to completion" in asked
     written = tmp_path / "heldout.jsonl"
     columns = "prompt=question,completion=answer"
@@ -143,7 +148,7 @@ def test_an_end_of_input_makes_nothing(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("terminal")
 def test_a_folder_with_a_hub_is_refused_before_the_first_question(tmp_path: Path) -> None:
     assert init(tmp_path / "hub", "--yes").exit_code == 0
-    done = init(tmp_path / "hub", typed=7 * ENTER)
+    done = init(tmp_path / "hub", typed=8 * ENTER)
     assert done.exit_code != 0
     assert "1/7" not in done.output
 
