@@ -69,7 +69,11 @@ class DeltaFile:
 
     @classmethod
     def open(
-        cls, path: str | Path, spec: BaseSpec | None = None, limits: DeltaLimits | None = None
+        cls,
+        path: str | Path,
+        spec: BaseSpec | None = None,
+        limits: DeltaLimits | None = None,
+        any_version: bool = False,
     ) -> DeltaFile:
         """Map and validate a file.
 
@@ -77,6 +81,7 @@ class DeltaFile:
             path: File, which must not change while it is open.
             spec: Base of the delta; without one, base and shapes are not checked.
             limits: Limits on header, tensors and file; by default those of ``DeltaLimits``.
+            any_version: Also accept a delta of another version with the base's shapes.
 
         Raises:
             GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` if the base's digest differs; ``DELTA_INVALID``, with
@@ -84,17 +89,17 @@ class DeltaFile:
         """
         file = Path(path)
         with _named_in_errors(file):
-            return cls._open(file, spec, limits or DeltaLimits())
+            return cls._open(file, spec, limits or DeltaLimits(), any_version)
 
     @classmethod
-    def _open(cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits) -> DeltaFile:
+    def _open(cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits, any_version: bool) -> DeltaFile:
         view, header = _map_file(path, limits)
         try:
             text = _metadata(header)
             cap = limits.max_tensors if spec is None else min(limits.max_tensors, len(spec.shapes))
             manifest = Manifest.parse(text, cap)
             if spec is not None:
-                _check_base(manifest, spec)
+                _check_base(manifest, spec, any_version)
             _check_codecs(manifest)
             manifest.require_canonical(text)
             layout = Layout.of(manifest.tensors)
@@ -272,8 +277,8 @@ def _metadata(header: dict[str, Any]) -> str:
     return str(metadata[METADATA_KEY])
 
 
-def _check_base(manifest: Manifest, spec: BaseSpec) -> None:
-    if manifest.base_digest != spec.digest:
+def _check_base(manifest: Manifest, spec: BaseSpec, any_version: bool) -> None:
+    if manifest.base_digest != spec.digest and not any_version:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"was made for base {manifest.base_model!r} with digest {manifest.base_digest}, not for "

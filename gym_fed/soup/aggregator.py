@@ -62,6 +62,12 @@ class Aggregator(Rule):
         """Minimum number of updates to withstand f = ``malicious`` clients, from the rule's paper."""
         return 2 * malicious + 1
 
+    @classmethod
+    def weighs_windows(cls) -> bool:
+        """True if the rule can weigh more updates than are added, as continuous rounds require: it gives each whole
+        update a coefficient, from inner products alone."""
+        return False
+
     def mix(self, gram: GramMatrix) -> CombinationWeights:
         """Linear combinations of the updates that ``combine`` works on; by default the updates themselves."""
         return CombinationWeights.identity(gram.weights)
@@ -224,6 +230,10 @@ class WeightRule(Aggregator):
     """
 
     needs = Needs.PRODUCTS
+
+    @classmethod
+    def weighs_windows(cls) -> bool:
+        return cls.needs <= Needs.EVIDENCE
 
     def mix(self, gram: GramMatrix) -> CombinationWeights:
         return CombinationWeights.single(self.weigh(gram))

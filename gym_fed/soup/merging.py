@@ -34,6 +34,7 @@ from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks
 from gym_fed.soup.stacks import Stack, stacks_of
+from gym_fed.soup.window import Window
 
 _COMFORTABLE = 2.0**30
 """Norms between this and its inverse need no rescaling before products are computed in float32."""
@@ -53,6 +54,7 @@ class SoupReport:
         encoding: Codec of each tensor of the soup, and the reason for it.
         lost: For LoRA factors truncated to a rank: the share of each tensor's norm that the rank leaves out.
         private: The report of a merge with differential privacy; ``update_norms`` and ``clip_factors`` are empty then.
+        admitted: Admitted weight of each update of a continuous round (``Window.added``); None for other rounds.
     """
 
     sha256: str
@@ -64,6 +66,7 @@ class SoupReport:
     encoding: EncodeReport = field(repr=False)
     lost: Mapping[str, float] = field(default_factory=dict, repr=False)
     private: PrivateReport | None = None
+    admitted: tuple[float, ...] | None = None
 
 
 def merge(
@@ -80,13 +83,15 @@ def merge(
     on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
     verdicts: Sequence[bool] | None = None,
+    window: Window | None = None,
 ) -> SoupReport:
     """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
 
     Memory use is a block of rows of all updates; for LoRA updates, all factors of one tensor in float64.
 
     Args:
-        updates: Open deltas of ``spec``; a tensor that an update lacks counts as zero.
+        updates: Open deltas of ``spec``; a tensor that an update lacks counts as zero. With a window they may be of
+            earlier versions: a delta is an increment, and is added to the newer version as it is.
         weights: Positive weight of each update.
         recipe: The rules.
         out_path: Path of the soup, a ``.gymdelta`` of ``spec``.
@@ -101,6 +106,7 @@ def merge(
         private: Settings of a merge with differential privacy (``gym_fed.soup.private``); the mechanism must support
             the recipe.
         verdicts: For rules with ``Needs.EVIDENCE``: the outcome of ``claims`` for each update; None without clean rows.
+        window: The other updates that the rules weigh, in a continuous round.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for an update of a different base, ``CONFIG_INVALID`` if the round is too small for
@@ -108,7 +114,8 @@ def merge(
     """
     pipeline, optimizer = Pipeline.of(recipe), build_optimizer(recipe)
     weight = torch.tensor(list(weights), dtype=torch.float64)
-    _check(updates, weight, spec, pipeline, root)
+    if window is None:
+        _check(updates, weight, spec, pipeline, root)
     if (optimizer is None) != (optimizer_state is None):
         raise GymError(
             ErrorCode.USAGE, f"server_optimizer {recipe.server_optimizer!r} and its state do not fit"
@@ -123,6 +130,7 @@ def merge(
     norms: tuple[float, ...] = ()
     clips: tuple[float, ...] = ()
     coefficients: tuple[float, ...] | None = None
+    admitted: tuple[float, ...] | None = None
     if private is not None:
         _refuse_unaccounted(private, recipe)
         gate = None if root is None else _beside_root(updates, root, spec, recipe.merge_version)
@@ -132,15 +140,18 @@ def merge(
         norms = tuple(update.norm() for update in updates)
         clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
         stacks = stacks_of(updates, spec, recipe.merge_version)
-        gram, clipping = _gram(
-            stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version
-        )
-        if verdicts is not None:
-            pipeline.check_evidence()
-            if len(verdicts) != len(updates):
-                raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(verdicts)} verdicts")
-            gram = replace(gram, verdicts=torch.tensor(list(verdicts), dtype=torch.bool))
-        plan = pipeline.plan(gram).after(clipping)
+        if window is None:
+            gram, clipping = _gram(
+                stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version
+            )
+            if verdicts is not None:
+                pipeline.check_evidence()
+                if len(verdicts) != len(updates):
+                    raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(verdicts)} verdicts")
+                gram = replace(gram, verdicts=torch.tensor(list(verdicts), dtype=torch.bool))
+            plan = pipeline.plan(gram).after(clipping)
+        else:
+            plan, admitted = window_plan(updates, weights, recipe, spec, window)
         coefficients = tuple(plan.matrix[0].tolist()) if len(plan.matrix) == 1 else None
     report, lost = write_soup(
         stacks,
@@ -165,7 +176,37 @@ def merge(
         report,
         lost,
         private_report,
+        admitted,
     )
+
+
+def window_plan(
+    updates: Sequence[DeltaFile],
+    weights: Sequence[float],
+    recipe: SoupRecipe,
+    spec: BaseSpec,
+    window: Window,
+) -> tuple[CombinationWeights, tuple[float, ...]]:
+    """Weigh a window's updates by the recipe's rules; return ``Window.added`` of the result.
+
+    Args:
+        updates: The new updates.
+        weights: Positive weight of each.
+        recipe: The rules; the aggregator must weigh whole updates by their inner products.
+        spec: The version that they are added to.
+        window: The other updates.
+
+    Raises:
+        GymError: As in ``merge``.
+    """
+    pipeline, everyone = Pipeline.of(recipe), [*updates, *window.others]
+    weight = torch.tensor([*weights, *window.other_weights], dtype=torch.float64)
+    _check(everyone, weight, spec, pipeline, None, any_version=True)
+    norms = tuple(update.norm() for update in everyone)
+    clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
+    stacks = stacks_of(everyone, spec, recipe.merge_version)
+    gram, clipping = _gram(stacks, everyone, norms, clips, weight, pipeline, spec, None, recipe.merge_version)
+    return window.added(pipeline.plan(gram).after(clipping))
 
 
 def write_soup(
@@ -330,7 +371,12 @@ def _clip_factor(norm: float, max_norm: float | None) -> float:
 
 
 def _check(
-    updates: Sequence[DeltaFile], weights: Tensor, spec: BaseSpec, pipeline: Pipeline, root: DeltaFile | None
+    updates: Sequence[DeltaFile],
+    weights: Tensor,
+    spec: BaseSpec,
+    pipeline: Pipeline,
+    root: DeltaFile | None,
+    any_version: bool = False,
 ) -> None:
     if weights.numel() != len(updates):
         raise GymError(
@@ -343,7 +389,7 @@ def _check(
             f"aggregator {pipeline.aggregator.name!r} {'needs' if root is None else 'takes no'} root update",
         )
     for update in [*updates, *([root] if root is not None else [])]:
-        if update.manifest.base_digest != spec.digest:
+        if update.manifest.base_digest != spec.digest and not any_version:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{update.path} was made for base {update.manifest.base_digest}, not {spec.digest}",

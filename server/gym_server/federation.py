@@ -49,6 +49,7 @@ from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger.chain import Ledger
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
+from gym_server.rounds.continuous import carry_tasks
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import ConfigText, LiveConfig, RecipeChanges, settings_in
 from gym_server.rounds.round_store import RoundStore
@@ -127,6 +128,10 @@ class Federation:
         self.round_store.at_commit.append(self.payouts.settle)
         if config.gate.evals:
             self.round_store.at_open.append(lambda tx, number: promise_seed(tx, self.ledger, number))
+        max_staleness = config.rounds.max_staleness if config.rounds.mode == "continuous" else None
+        if max_staleness is not None:
+            oldest = max_staleness
+            self.round_store.at_open.append(lambda tx, number: carry_tasks(tx, number, base.digest, oldest))
         self.keys = Keys(
             database,
             self.ledger,
@@ -159,6 +164,7 @@ class Federation:
             config.privacy is not None,
             config.secure_aggregation is not None,
             now,
+            max_staleness,
         )
         self.variants = HubVariants(database, self.ledger, self.store, base, config, now)
 

@@ -41,6 +41,16 @@ class RoundsConfig(StrictModel):
     """Settings of rounds: quorum, deadlines and pauses."""
 
     num_rounds: int = Field(10, ge=1)
+    mode: Literal["synchronous", "continuous"] = "synchronous"
+    """``continuous``: merge as soon as updates of weight ``merge_every`` are admitted, and let the others work on.
+    Their updates are added to a later version, with less weight (docs/coordinate.md). Quorum share and grace period
+    then have no effect, and a task may take the deadline times ``1 + max_staleness``."""
+    merge_every: int = Field(8, ge=1)
+    """Continuous rounds: admitted weight at which a round is merged. An update weighs ``1 / sqrt(1 + staleness)``, and
+    less if the rule gives it less than an equal share."""
+    max_staleness: int = Field(20, ge=0, le=1000)
+    """Continuous rounds: maximum age of an update, in versions. Older updates are refused. The rules weigh the updates
+    of the last N merges."""
     min_contributors: int = Field(3, ge=1)
     """Minimum quorum: a round with fewer admitted updates at its deadline is aborted."""
     quorum_share: float = Field(0.5, ge=0.5, lt=1)
@@ -68,6 +78,8 @@ class RoundsConfig(StrictModel):
 
     def quorum(self, num_tasks: int) -> int:
         """Return the number of updates that a round needs if N contributors have the task."""
+        if self.mode == "continuous":
+            return self.merge_every
         return max(self.min_contributors, math.floor(self.quorum_share * num_tasks) + 1 if num_tasks else 0)
 
     @model_validator(mode="after")
@@ -76,6 +88,9 @@ class RoundsConfig(StrictModel):
             raise ValueError(f"grace_max_seconds is below grace_min_seconds ({self.grace_min_seconds:g})")
         if self.backoff_max_seconds < self.backoff_seconds:
             raise ValueError(f"backoff_max_seconds is below backoff_seconds ({self.backoff_seconds:g})")
+        for key in ("merge_every", "max_staleness"):
+            if self.mode != "continuous" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} has no effect on synchronous rounds; set mode: continuous")
         return self
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.continuous import check_continuous
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.config.schema.base import Problem, Problems
@@ -115,6 +116,7 @@ class ServerConfig(ServerSections):
         if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
             limit = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
             raise Problems("", [Problem("variants.max_bytes", limit)])
+        check_continuous(self)
         check_secure(self)
         check_private(self)
         check_distillation(self.recipe, self.codec)
@@ -125,6 +127,8 @@ class ServerConfig(ServerSections):
         if self.soup.codec.distill_steps:
             text = ": a hub has no contributor's text to distil on; set it to 0"
             raise Problems("", [Problem("soup.codec.distill_steps", text)])
+        if self.rounds.mode == "continuous":
+            return self  # num_malicious_nodes is for the window; rounds wait until it is large enough
         try:
             self.soup.check_feasible(self.rounds.min_contributors)
         except GymError as error:

@@ -148,8 +148,9 @@ class ColumnChecks:
                     raise corrupt(f"{where}: {column} is not that of its manifest")
             if admission.body["server_round"] != row["server_round"]:
                 raise corrupt(f"{where}: server_round is not that of its verdict")
+            # a continuous round takes updates whose tasks were handed out by earlier rounds
             if row["verdict"] != "refused" and (
-                (signed["server_round"], signed["task"]) != (row["server_round"], row["message_id"])
+                signed["server_round"] > row["server_round"] or signed["task"] != row["message_id"]
             ):
                 raise corrupt(f"{where}: server_round or message_id is not that of its manifest")
             if "record" in admission.body and admission.body["record"] != record_of(row):

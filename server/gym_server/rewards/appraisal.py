@@ -58,6 +58,7 @@ def appraise(
     losses: tuple[RowLosses, RowLosses] | None,
     should_stop: Callable[[], bool],
     evals: Mapping[str, float] | None = None,
+    admitted: Sequence[float] | None = None,
 ) -> Appraisal:
     """Score the merged updates, split the pool of credits, and update the reputations.
 
@@ -75,6 +76,7 @@ def appraise(
         losses: Losses of the held-out rows before and after the soup; None without held-out rows.
         should_stop: Returns True if the hub must stop.
         evals: Contribution of each merged update to the evaluations; None if credits do not depend on them.
+        admitted: Admitted weight of each merged update of a continuous round, which divides its participation pay.
 
     Raises:
         ScoringStopped: If ``should_stop`` returned True.
@@ -99,6 +101,7 @@ def appraise(
             groups += similarity.together(earners, rewards.together_threshold, rewards.measures)
         return [[who[update] for update in group] for group in joined(groups)]
 
+    shares = None if admitted is None else dict(zip(who.values(), admitted, strict=True))
     scored = None
     with state.database.reading() as tx:
         carried = carried_over(tx)
@@ -112,6 +115,7 @@ def appraise(
         same_work,
         {who[u]: score for u, score in evals.items()} if evals is not None else None,
         carried,
+        shares,
     )
     measurement = dict(measured.measurement)
     running_scores = found.running_scores | ({RUN: found.run} if found.run else {})

@@ -120,7 +120,7 @@ def _finite(names: Sequence[str], values: Vector) -> dict[str, float]:
 
 def _opened(stack: ExitStack, store: ObjectStore, model: HubModel, rows: Sequence[Any]) -> list[DeltaFile]:
     paths = [store.local_path(row.delta_sha256) for row in rows]
-    return [stack.enter_context(DeltaFile.open(path, model.spec)) for path in paths]
+    return [stack.enter_context(DeltaFile.open(path, model.spec, any_version=True)) for path in paths]
 
 
 def _coefficients(

@@ -76,6 +76,7 @@ def split(
     duplicates: Mapping[str, Collection[str]] | None = None,
     evals: Mapping[str, float] | None = None,
     carried: int = 0,
+    shares: Mapping[str, float] | None = None,
 ) -> Split:
     """Split the pool between the contributors of merged updates and of duplicates, each of whom has one update.
 
@@ -89,6 +90,7 @@ def split(
         evals: Contribution of each update to the evaluations, by contributor; None if credits do not depend on them.
         carried: Credits that earlier rounds left in the pool because no gain had earned them. Only a measured round
             pays from them; a round without measurements passes them on.
+        shares: Admitted weight of each merged update of a continuous round, by contributor: factors of participation.
     """
     same_work = duplicates or {}
     others = {who for group in same_work.values() for who in group}
@@ -121,7 +123,7 @@ def split(
         name: [*members, *(other for who in members for other in same_work.get(who, ()))]
         for name, members in units.items()
     }
-    by_work = split_pool(for_work, _participation(config, reputations, sharing))
+    by_work = split_pool(for_work, _participation(config, reputations, sharing, shares))
     by_evals = split_pool(evals_pool, added)
     credits: dict[str, int] = {}
     for name, members in sharing.items():
@@ -169,14 +171,26 @@ def _by_score(
 
 
 def _participation(
-    config: RewardsConfig, reputations: Mapping[str, float], units: Mapping[str, Collection[str]]
+    config: RewardsConfig,
+    reputations: Mapping[str, float],
+    units: Mapping[str, Collection[str]],
+    shares: Mapping[str, float] | None,
 ) -> dict[str, float]:
-    """Return the units' participation weights; members of a unit share one weight, from their summed reputation."""
+    """Return the units' participation weights; members of a unit share one weight, from their summed reputation.
+
+    In a continuous round a unit's weight is multiplied by the largest admitted weight of its members.
+    """
     largest = max(reputations.values(), default=0.0)
     if not config.participation_ramp or largest == 0.0:
-        return dict.fromkeys(units, 1.0)
-    together = {name: sum(reputations[who] for who in members) for name, members in units.items()}
-    return {name: min(largest, max(value, LEAST_WEIGHT * largest)) for name, value in together.items()}
+        weights = dict.fromkeys(units, 1.0)
+    else:
+        together = {name: sum(reputations[who] for who in members) for name, members in units.items()}
+        weights = {name: min(largest, max(value, LEAST_WEIGHT * largest)) for name, value in together.items()}
+    if shares is None:
+        return weights
+    return {
+        name: weight * max(shares.get(who, 0.0) for who in units[name]) for name, weight in weights.items()
+    }
 
 
 def _beyond_luck(measured: MeasuredRound) -> set[str]:

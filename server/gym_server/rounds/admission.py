@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -27,6 +27,7 @@ from gym_server.ledger.columns import record_of
 from gym_server.ledger.pace import count_refusal
 from gym_server.privacy.secure_stages import check_upload
 from gym_server.rounds.commitments import committed_at
+from gym_server.rounds.continuous import require_fresh, round_to_join
 from gym_server.rounds.round_store import COLLECTING
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
@@ -35,7 +36,7 @@ from gym_server.store.tables import rounds, updates
 
 @dataclass(frozen=True)
 class UpdateSubmission:
-    """An update as submitted to the hub: its sender, its task, and the signed manifest."""
+    """An update as submitted to the hub: its sender, its task with its round, and the signed manifest."""
 
     contributor: str
     public_key: bytes
@@ -81,6 +82,7 @@ class Admission:
             guess.
         secure: Files are masked votes, which have no norm.
         clock: The hub's clock, Unix seconds.
+        max_staleness: Maximum age of an update in versions, in continuous rounds; None for synchronous rounds.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class Admission:
         private: bool = False,
         secure: bool = False,
         clock: Callable[[], float] = time.time,
+        max_staleness: int | None = None,
     ) -> None:
         self._clock = clock
+        self._max_staleness = max_staleness
         self._secure = secure
         self._private = private
         self._database = database
@@ -117,7 +121,10 @@ class Admission:
         """
         norm, flaw = self._examine(submission)
         unauthentic: GymError | None = None
+        task_round = submission.server_round
         with self._database.transaction() as tx:
+            if self._max_staleness is not None:
+                submission = replace(submission, server_round=round_to_join(tx))
             try:
                 manifest = self._check_signed(tx, submission)
             except GymError as error:
@@ -131,9 +138,8 @@ class Admission:
                         raise GymError(
                             ErrorCode.NOT_FOUND, f"object {manifest.delta_sha256} is gone", "upload it again"
                         )
-                    self._record(
-                        tx, submission, manifest, norm, self._refusal(tx, submission, manifest, flaw)
-                    )
+                    refusal = self._refusal(tx, submission, manifest, task_round, flaw)
+                    self._record(tx, submission, manifest, norm, refusal)
                     known = tx.execute(select(updates).where(updates.c.update_id == manifest.digest)).one()
                 receipt = self._receipt(tx, known)
                 also(tx, receipt)
@@ -157,11 +163,20 @@ class Admission:
             return None, error
 
     def _refusal(
-        self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest, flaw: GymError | None
+        self,
+        tx: Connection,
+        submission: UpdateSubmission,
+        manifest: UpdateManifest,
+        task_round: int,
+        flaw: GymError | None,
     ) -> GymError | None:
         try:
-            self._check_round(tx, submission, manifest)
-            self._check_copies(tx, manifest)
+            self._check_task(submission, manifest)
+            if self._max_staleness is None:
+                self._check_round(tx, submission, manifest)
+            else:
+                require_fresh(tx, manifest, task_round, self._base.digest, self._max_staleness)
+            self._check_copies(tx, manifest, submission.server_round)
         except GymError as error:
             return error
         return flaw
@@ -254,7 +269,7 @@ class Admission:
                 "encode it as the task says",
             ) from error
 
-    def _check_round(self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
+    def _check_task(self, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
         if manifest.server != self._server:
             raise GymError(
                 ErrorCode.STALE, f"the manifest is for hub {manifest.server}, this is {self._server}"
@@ -269,6 +284,8 @@ class Admission:
                 f"the manifest expired {readable_seconds(expired_for)} ago by the hub's clock",
                 "sign the update again; Status.hub_seconds is the time to sign by",
             )
+
+    def _check_round(self, tx: Connection, submission: UpdateSubmission, manifest: UpdateManifest) -> None:
         row = tx.execute(select(rounds).where(rounds.c.server_round == submission.server_round)).first()
         if manifest.server_round != submission.server_round or row is None or row.state != COLLECTING:
             state = row.state if row else "unknown"
@@ -287,8 +304,8 @@ class Admission:
                 "train from the version that the task names",
             )
 
-    def _check_copies(self, tx: Connection, manifest: UpdateManifest) -> None:
-        same_round = updates.c.server_round == manifest.server_round
+    def _check_copies(self, tx: Connection, manifest: UpdateManifest, server_round: int) -> None:
+        same_round = updates.c.server_round == server_round
         counted = updates.c.verdict != "refused"
         own = tx.scalar(
             select(updates.c.update_id).where(
@@ -298,10 +315,10 @@ class Admission:
         if own is not None:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                f"{manifest.contributor} already has update {own[:12]} in round {manifest.server_round}",
+                f"{manifest.contributor} already has update {own[:12]} in round {server_round}",
             )
         # Two people with the same rows may send the same bytes in one round, but nobody does a version later.
-        merged_before = (updates.c.server_round < manifest.server_round) & (updates.c.verdict == "merged")
+        merged_before = (updates.c.server_round < server_round) & (updates.c.verdict == "merged")
         copied = tx.scalar(
             select(updates.c.contributor).where(
                 updates.c.delta_sha256 == manifest.delta_sha256, merged_before

@@ -265,8 +265,11 @@ class HubModel:
     @contextmanager
     def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[None]:
         """Apply deltas, each times its factor, to the model for the block; restore the model afterwards."""
+        # admission has checked the version, and a continuous round takes updates of earlier ones
         with ExitStack() as stack:
-            opened = [stack.enter_context(DeltaFile.open(path, self.spec)) for path, _ in deltas]
+            opened = [
+                stack.enter_context(DeltaFile.open(path, self.spec, any_version=True)) for path, _ in deltas
+            ]
             stack.enter_context(self._restored(sorted({name for delta in opened for name in delta.names})))
             for delta, (_, scale) in zip(opened, deltas, strict=True):
                 apply_delta(self._loaded.model, delta, scale)

@@ -11,7 +11,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from gym_fed.core.portable import memory_given_back
 from gym_fed.core.text import counted
 from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import Keys
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
 from gym_server.evaluations.safety import RoundSafety, safety_of
@@ -35,6 +34,7 @@ from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import Appraisal, appraise, reputation_weights
 from gym_server.rewards.scores import DIGITS, ScoringStopped
+from gym_server.rounds.continuous import round_window
 from gym_server.rounds.evidence import find_evidence, uses_evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
@@ -84,7 +84,7 @@ def _merge_round(
     screened = screen_updates(state, config, keys, model, current, progress)
     spending: Callable[[Connection], None] = _nothing_to_write
     try:
-        screened = _enough_for_the_rule(config, screened)
+        screened = _enough_for_the_rule(state, config, screened)
         spending = privacy.spending(
             state, config, current.server_round, [u.row.contributor for u in screened.kept]
         )
@@ -121,6 +121,7 @@ def _merge_round(
         losses.rows,
         should_stop,
         added,
+        merged.soup.report.admitted,
     )
     failpoint("before-commit")
     state.round_store.commit(
@@ -171,17 +172,19 @@ class _HeldOutLosses:
         return self.rows[1].mean if self.rows else None
 
 
-def _enough_for_the_rule(config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
+def _enough_for_the_rule(state: HubState, config: ServerConfig, screened: ScreenedRound) -> ScreenedRound:
     """Return the round with enough votes for the rule: duplicates get one each if they are needed."""
+    if not screened.kept:
+        raise _RoundAborted("no update passed the checks, each for its own reason")
+    window = round_window(state, config.rounds, [update.manifest for update in screened.kept])
+    others = 0 if window is None else len(window.others)
     try:
-        config.soup.check_feasible(len(screened.kept))
+        config.soup.check_feasible(len(screened.kept) + others)
     except GymError:
         screened = screened.with_duplicates()
     try:
-        config.soup.check_feasible(len(screened.kept))
+        config.soup.check_feasible(len(screened.kept) + others)
     except GymError as error:
-        if not screened.kept:
-            raise _RoundAborted("no update passed the checks, each for its own reason") from error
         raise _RoundAborted(
             f"{counted(len(screened.kept), 'update')} passed the screens: {error.message}"
         ) from error
@@ -235,7 +238,7 @@ def _ingredients(
     kept: Sequence[ScreenedUpdate],
     progress: MergeProgress,
 ) -> Ingredients:
-    manifests = [UpdateManifest.parse(update.row.manifest) for update in kept]
+    manifests = [update.manifest for update in kept]
     recipe, ids = config.soup.for_round(current.server_round), [update.row.update_id for update in kept]
     weights = reputation_weights(
         config, state.database, state.round_store, [update.row.contributor for update in kept]
@@ -252,6 +255,7 @@ def _ingredients(
         evidence=find_evidence(state, config, model, recipe, kept, shares, progress),
         private=private_merge.begin_merge(config, state.base, state.database, current.spec, ids, root),
         secure=secure_ingredient(state, config, current, manifests),
+        window=round_window(state, config.rounds, manifests),
     )
 
 
@@ -335,22 +339,15 @@ def _added_to_evaluations(
         return None
     ingredients, found = merged.ingredients, dict[str, float]()
     try:
-        config.soup.check_feasible(len(ingredients.manifests) - 1)
+        config.soup.check_feasible(ingredients.num_weighed - 1)
     except GymError as error:
         log.warning("round %d: no credits by evaluations: %s", ingredients.server_round, error.message)
         return found
     for number, manifest in enumerate(ingredients.manifests):
         if should_stop():
             raise ScoringStopped
-        others = [place for place in range(len(ingredients.manifests)) if place != number]
-        weights = ingredients.weights
-        without = replace(
-            ingredients,
-            manifests=[ingredients.manifests[place] for place in others],
-            weights=None if weights is None else [weights[place] for place in others],
-        )
         with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
-            soup = make_soup(state, without, Path(folder) / "soup.gymdelta")
+            soup = make_soup(state, ingredients.without(number), Path(folder) / "soup.gymdelta")
             try:
                 value = evaluation.value_with(soup)
             except GymError as error:  # updates that cancel each other must not abort their whole round
@@ -388,6 +385,7 @@ def _soup_record(
         privacy=private_merge.entry_fields(ingredients.private, report.private),
         secure=ingredients.secure.entry_fields() if ingredients.secure else None,
         evidence=ingredients.evidence.entry_fields() if ingredients.evidence else None,
+        window=None if ingredients.window is None else ingredients.window.entry_fields(ingredients.manifests),
         plugins=as_json(merged.soup.plugins),
         integers=integers,
     )

@@ -206,7 +206,11 @@ class MessageQueue:
     @staticmethod
     def close_group_in(tx: Connection, group_id: str) -> None:
         """Like ``close_group``, inside the caller's transaction."""
-        tx.execute(update(messages).where(messages.c.group_id == group_id, _OPEN).values(state=LATE))
+        of_round = messages.c.group_id == group_id
+        if group_id.isdecimal():  # also tasks that a continuous round carries from earlier ones
+            carried = round_tasks.c.server_round == int(group_id)
+            of_round |= messages.c.message_id.in_(select(round_tasks.c.message_id).where(carried))
+        tx.execute(update(messages).where(of_round, _OPEN).values(state=LATE))
 
     def close(self, message_ids: Iterable[str]) -> int:
         """Withdraw those of the messages that are still open; return their number."""

@@ -32,6 +32,7 @@ from gym_server.ledger.rows import entry_of
 from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
+from gym_server.rounds.continuous import WindowUpdates
 from gym_server.rounds.evidence import Evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
@@ -179,6 +180,13 @@ def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> Pr
     )
 
 
+def _window(database: Database, recorded: dict[str, Any]) -> WindowUpdates | None:
+    """Return the window of a continuous round; None for other rounds."""
+    if "window" not in recorded:
+        return None
+    return WindowUpdates.recorded(recorded["window"], lambda update_id: _manifest(database, update_id))
+
+
 def _secure(state: HubState, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
     """Recompute the sum of a secure round from the stored masked votes and the revealed shares."""
     if "secure_aggregation" not in recorded:
@@ -211,8 +219,10 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
         evidence=None if evidence is None else Evidence(**evidence),
+        window=_window(state.database, recorded),
     )
-    for sha256 in [m.delta_sha256 for m in ingredients.manifests] + ([root] if root else []):
+    others = [] if ingredients.window is None else ingredients.window.others
+    for sha256 in [m.delta_sha256 for m in [*ingredients.manifests, *others]] + ([root] if root else []):
         _require_intact(state.store.local_path(sha256), sha256)
     _require_state(state.folder, state.ledger, ingredients)
     return ingredients

@@ -7,45 +7,26 @@ at any line either continues from its last state or has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from gym_fed.config.hub.task import SoupReference
-from gym_fed.config.hub.task import TaskSpec
-from gym_fed.config.hub.task import next_digest
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
+import functools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from gym_fed.config.hub.task import SoupReference, TaskSpec, next_digest
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import without_folders
 from gym_fed.trust.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
 from gym_server.rounds.round_history import history_of
-from gym_server.rounds.versions import Version
-from gym_server.rounds.versions import VersionDepths
-from gym_server.rounds.versions import head_of
-from gym_server.rounds.versions import newest_height
-from gym_server.rounds.versions import soups_to
-from gym_server.rounds.versions import version_at
-from gym_server.store.database import Database
-from gym_server.store.database import insert_if_absent
-from gym_server.store.database import rerun
-from gym_server.store.tables import credits
-from gym_server.store.tables import readers
-from gym_server.store.tables import round_tasks
-from gym_server.store.tables import rounds
-from gym_server.store.tables import updates
-from gym_server.store.tables import versions
-from sqlalchemy import Connection
-from sqlalchemy import select
-from sqlalchemy import update
-from typing import Any
-import functools
-import json
-import time
-
+from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
+from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
 PAID_VERDICTS = ("merged", "duplicate")
 """Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
@@ -112,6 +93,8 @@ class SoupRecord:
     """Parameters of the secure sum of masked votes, for the version's entry."""
     evidence: Mapping[str, Any] | None = None
     """Verdicts on the updates' lengths and the digest of the rows, for the version's entry."""
+    window: Mapping[str, Any] | None = None
+    """The window of a continuous round, for the version's entry."""
     plugins: Sequence[Mapping[str, Any]] = ()
     """Plug-ins that the merge used, for the version's entry."""
     integers: Mapping[str, Any] | None = None
@@ -142,7 +125,7 @@ class RoundStore:
         self.depths = VersionDepths()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
-        """Called at the end of a commit's transaction. ``at_open`` is called with the number of a round that opens."""
+        """Called at the end of a commit; ``at_open`` with the number of a round that opens."""
 
     # ---- reading ----
 
@@ -295,6 +278,7 @@ class RoundStore:
                 "secure_aggregation": soup.secure,
                 "weights": soup.weights,
                 "evidence": soup.evidence,
+                "window": soup.window,
                 "integers": soup.integers,
             }
             made.update({key: dict(fields) for key, fields in optional.items() if fields is not None})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.screening import screen_norms
+from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
+from gym_server.rounds.continuous import ages, round_window
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Judgement, Round
@@ -43,6 +45,10 @@ class ScreenedUpdate:
     @property
     def kept(self) -> bool:
         return self.judgement.verdict == "merged"
+
+    @property
+    def manifest(self) -> UpdateManifest:
+        return UpdateManifest.parse(self.row.manifest)
 
     def duplicate(self, reason: str) -> ScreenedUpdate:
         reason = f"{reason}: it weighs once, and the pay is shared"
@@ -110,6 +116,8 @@ def screens_of(
     spec, gate, ratio = current.spec, config.gate, config.admission.norm_ratio
     hidden = config.secure_aggregation is not None
     screens: list[Screen] = [RevokedKeys(keys)]
+    if config.rounds.mode == "continuous":
+        screens.append(Stale(state, config))
     if spec is not None and spec.recipe.sends_factors:
         screens.append(FactorRank(spec))
         if spec.recipe.lora.freeze_a:
@@ -119,7 +127,7 @@ def screens_of(
     if not hidden:
         screens.append(FreeRiders(state, config, current.server_round))
     if ratio is not None:
-        screens.append(LargeNorms(ratio))
+        screens.append(LargeNorms(ratio, state, config))
     if gate.screen_updates and model.has_gate:
         screens.append(HeldOutLoss(config, model))
     if not hidden:
@@ -172,6 +180,18 @@ class RevokedKeys(Screen):
         revoked = self._keys.signed_by_revoked([update.row for update in screened.updates])
         reason = "the key was revoked before the merge"
         return screened.each(lambda u: u.rejected(reason) if u.row.update_id in revoked else u)
+
+
+class Stale(Screen):
+    """Reject updates of a continuous round whose version was rolled back while they waited."""
+
+    def __init__(self, state: HubState, config: ServerConfig) -> None:
+        with state.database.reading() as tx:
+            self._known = ages(tx, state.base.digest, 2 * config.rounds.max_staleness)
+
+    def apply(self, screened: ScreenedRound) -> ScreenedRound:
+        reason = "the version that it starts from was rolled back"
+        return screened.each(lambda u: u if u.manifest.base_digest in self._known else u.rejected(reason))
 
 
 class FileScreen(Screen):
@@ -267,24 +287,32 @@ class Duplicates(Screen):
 
 
 class LargeNorms(Screen):
-    """Reject norms far above the round's median, if there are enough updates for a median."""
+    """Reject norms far above the median of the round, or of its window, if there are enough updates for a median."""
 
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
+    def __init__(self, ratio: float, state: HubState, config: ServerConfig) -> None:
+        self._ratio, self._state, self._config = ratio, state, config
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         kept = screened.kept
-        if len(kept) < MIN_FOR_NORM_SCREEN:
+        norms = [update.row.norm for update in kept] + self._other_norms(kept)
+        if len(norms) < MIN_FOR_NORM_SCREEN:
             return screened
-        verdicts = screen_norms([update.row.norm for update in kept], self._ratio)
+        verdicts = screen_norms(norms, self._ratio)
         reasons = {
             update.row.update_id: verdict.reason
-            for update, verdict in zip(kept, verdicts, strict=True)
+            for update, verdict in zip(kept, verdicts, strict=False)
             if not verdict.accepted
         }
         return screened.each(
             lambda u: u.rejected(reasons[u.row.update_id]) if u.row.update_id in reasons else u
         )
+
+    def _other_norms(self, kept: Sequence[ScreenedUpdate]) -> list[float]:
+        """Return the norms of the updates that are only in the window of a continuous round."""
+        window = round_window(self._state, self._config.rounds, [update.manifest for update in kept])
+        ids = [] if window is None else [one.digest for one in window.others]
+        with self._state.database.reading() as tx:
+            return list(tx.scalars(select(updates.c.norm).where(updates.c.update_id.in_(ids))))
 
 
 class HeldOutLoss(Screen):

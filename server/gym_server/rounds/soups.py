@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gym_fed.config.hub.soup import SoupRecipe
@@ -25,6 +25,7 @@ from gym_fed.soup.private import PrivateMerge
 from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.privacy.secure_unmask import SecureSum
+from gym_server.rounds.continuous import WindowUpdates
 from gym_server.rounds.evidence import Evidence
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
@@ -48,6 +49,7 @@ class Ingredients:
         secure: Sum of the updates' votes, with secure aggregation.
         weights: Weights of the updates from reputations; None if the recipe sets them.
         evidence: Verdicts on the updates' lengths, for rules that need them if the coordinator has clean rows.
+        window: The other updates that the rules weigh, in a continuous round.
     """
 
     server_round: int
@@ -59,6 +61,25 @@ class Ingredients:
     secure: SecureSum | None = None
     weights: Sequence[float] | None = None
     evidence: Evidence | None = None
+    window: WindowUpdates | None = None
+
+    @property
+    def num_weighed(self) -> int:
+        """Number of updates that the rules weigh."""
+        return len(self.manifests) + (0 if self.window is None else len(self.window.others))
+
+    def without(self, number: int) -> Ingredients:
+        """Return the ingredients without one of the updates."""
+        kept = [place for place in range(len(self.manifests)) if place != number]
+        weights, window = self.weights, self.window
+        return replace(
+            self,
+            manifests=[self.manifests[place] for place in kept],
+            weights=None if weights is None else [weights[place] for place in kept],
+            window=None
+            if window is None
+            else replace(window, staleness=[window.staleness[place] for place in kept]),
+        )
 
     def weight_of(self) -> dict[str, float] | None:
         """Return ``weights`` by update."""
@@ -152,13 +173,19 @@ def make_soup(
     with contextlib.ExitStack() as stack:
 
         def opened(sha256: str) -> DeltaFile:
-            return stack.enter_context(DeltaFile.open(state.store.local_path(sha256), spec))
+            any_version = ingredients.window is not None
+            return stack.enter_context(
+                DeltaFile.open(state.store.local_path(sha256), spec, any_version=any_version)
+            )
 
         files = [opened(manifest.delta_sha256) for manifest in ingredients.manifests]
         weights = ingredients.weights
         if weights is None:
             weights = recipe.weights([manifest.num_examples for manifest in ingredients.manifests])
         root = opened(ingredients.root) if ingredients.root else None
+        window = None
+        if ingredients.window is not None:
+            window = ingredients.window.opened(stack, state.store.local_path, spec, recipe)
         report = merge(
             files,
             weights,
@@ -173,6 +200,7 @@ def make_soup(
             verdicts=None
             if ingredients.evidence is None
             else [ingredients.evidence.verdicts[manifest.digest] for manifest in ingredients.manifests],
+            window=window,
         )
         codecs = {file.record(name).codec for file in files for name in file.names}
         used = records([*members_of(recipe), *((CODECS, codec) for codec in codecs)])

@@ -37,9 +37,9 @@ from gym_server.store.away import StoreAway
 from gym_server.store.database import rerun
 from gym_server.store.room import raise_if_full, wait_for_room
 from gym_server.strategy.backoff import RoundBackoff, wait_while_paused
+from gym_server.strategy.continuous_pace import pace_of
 from gym_server.strategy.grid import LOST
-from gym_server.strategy.pace import Pace
-from gym_server.strategy.tasks import new_task, task_content, task_of, update_in
+from gym_server.strategy.tasks import new_task, refuse_stock_flower, task_content, update_in
 
 log = logging.getLogger("gym_server")
 
@@ -83,16 +83,12 @@ class DurableDeltaSoup(Strategy):
         self._accounts, self._keys = federation.accounts, federation.keys
         self._max_update_bytes = federation.max_update_bytes
         self._payloads = payloads or ByReference()
-        if federation.config.secure_aggregation is not None and not self._payloads.by_reference:
-            raise GymError(
-                ErrorCode.CONFIG_INVALID,
-                "secure_aggregation needs the hub's own stages; a stock Flower deployment has none of them",
-                "run the federation with gym-server run, or remove secure_aggregation",
-            )
+        if not self._payloads.by_reference:
+            refuse_stock_flower(federation.config)
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: HubModel | None = None
-        self._pace = Pace(federation.state, federation.live_config, federation.lease_histories)
+        self._pace = pace_of(federation.state, federation.live_config, federation.lease_histories)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -110,7 +106,7 @@ class DurableDeltaSoup(Strategy):
                     message_type=MessageType.TRAIN,
                     dst_node_id=node_id,
                     group_id=str(server_round),
-                    ttl=max(60.0, task_of(current).deadline_seconds - self._state.clock.now()),
+                    ttl=self._pace.task_seconds(current),
                 )
 
     def aggregate_train(
@@ -141,13 +137,7 @@ class DurableDeltaSoup(Strategy):
 
     def summary(self) -> None:
         """Log the recipe."""
-        config, rounds = self._config, self._config.rounds
-        log.info(
-            "DeltaSoup: %s, quorum %d, and more than %.0f%% of those given the task",
-            config.soup.aggregator,
-            rounds.min_contributors,
-            100 * rounds.quorum_share,
-        )
+        log.info("DeltaSoup: %s, %s", self._config.soup.aggregator, self._pace.summary())
 
     def start(
         self,
@@ -228,7 +218,8 @@ class DurableDeltaSoup(Strategy):
         if not current.is_over:
             what = error.code.value if isinstance(error, GymError) else type(error).__name__
             self._rounds.abort(server_round, f"an error of the hub ({what}); its log has the trace")
-        self._queue.close_group(str(server_round))
+        if not self._pace.keeps_tasks:
+            self._queue.close_group(str(server_round))
         return self._rounds.require(server_round)
 
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
@@ -347,7 +338,7 @@ class DurableDeltaSoup(Strategy):
             else:
                 current = self._rounds.start_merging(server_round)
                 failpoint("state-merging")
-        late = self._queue.close_group(str(server_round))
+        late = 0 if self._pace.keeps_tasks else self._queue.close_group(str(server_round))
         if late:
             log.info("round %d ends while %d are still at work; what they send is late", server_round, late)
         if current.state == MERGING:

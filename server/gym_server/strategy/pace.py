@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import ClassVar
 
 from sqlalchemy import Select, select
 
@@ -29,6 +30,7 @@ from gym_server.strategy.lease_history import (
     expected_seconds,
     open_tasks,
 )
+from gym_server.strategy.tasks import task_of
 
 log = logging.getLogger("gym_server")
 
@@ -63,6 +65,9 @@ def grace_ends(
 class Pace:
     """Decides when a hub's rounds are complete. The history of earlier rounds is read once per round."""
 
+    keeps_tasks: ClassVar[bool] = False
+    """True if tasks stay open when their round is merged."""
+
     def __init__(self, state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> None:
         self._state, self._live_config = state, live_config
         self._lease_histories = lease_histories
@@ -71,6 +76,15 @@ class Pace:
         self._abandoned: tuple[int, float] = (0, 0.0)
         """Cache: the round whose tasks are all lost or failed, and since when (Unix seconds)."""
         self._logged_quorum = 0
+
+    def summary(self) -> str:
+        """Return the quorum in words."""
+        rounds = self._live_config.current.rounds
+        return f"quorum {rounds.min_contributors}, and more than {100 * rounds.quorum_share:.0f}% of those given the task"
+
+    def task_seconds(self, current: Round) -> float:
+        """Return how long a task that is handed out now may be worked on."""
+        return max(60.0, task_of(current).deadline_seconds - self._state.clock.now())
 
     def is_complete(self, current: Round) -> bool:
         """Return True if a collecting round need not wait any longer.

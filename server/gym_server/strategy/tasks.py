@@ -45,6 +45,25 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
     )
 
 
+def refuse_stock_flower(config: ServerConfig) -> None:
+    """Refuse settings that only the hub's own grid can serve.
+
+    Raises:
+        GymError: ``CONFIG_INVALID``.
+    """
+    if config.secure_aggregation is not None:
+        what, remedy = "secure_aggregation needs the hub's own stages", "remove secure_aggregation"
+    elif config.rounds.mode == "continuous":
+        what, remedy = "rounds.mode: continuous needs the hub's own tasks", "set it to synchronous"
+    else:
+        return
+    raise GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"{what}; a stock Flower deployment has none of them",
+        f"run the federation with gym-server run, or {remedy}",
+    )
+
+
 def task_of(current: Round) -> TaskSpec:
     """Return the task of a round.
 

@@ -1,0 +1,58 @@
+"""The window of a continuous round: the rules weigh everybody's latest update, and only the new ones are added.
+
+A continuous round is merged as soon as a few updates have arrived, and malicious clients can be the fastest. A rule
+that sees only those few has no honest majority. So it weighs the latest update of every contributor, and the
+coefficients that it finds for the new updates are used. This takes inner products alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gym_fed.core.lazy import torch
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.gram import CombinationWeights
+
+
+def staleness_weight(staleness: int) -> float:
+    """Return ``1 / sqrt(1 + staleness)``, the weight of an update that is N versions old.
+
+    Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation" (arXiv 2106.06639), section 5.
+    """
+    return float((1 + staleness) ** -0.5)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a continuous round that a synchronous one lacks.
+
+    Attributes:
+        merge_every: Admitted weight at which a round is merged, K.
+        staleness: Age of each new update, in versions.
+        others: Latest updates of the contributors without a new one; weighed, but not added.
+        other_weights: Positive weight of each of ``others``.
+    """
+
+    merge_every: int
+    staleness: Sequence[int]
+    others: Sequence[DeltaFile] = ()
+    other_weights: Sequence[float] = ()
+
+    def added(self, plan: CombinationWeights) -> tuple[CombinationWeights, tuple[float, ...]]:
+        """Return the combination of the new updates alone, and the admitted weight of each.
+
+        With ``r`` the coefficient of an update times the window's size n, so that 1 is an equal share, and ``w`` its
+        staleness weight, its admitted weight is ``w * min(1, r)``, and its coefficient ``w * r / d``. ``d`` is the sum
+        of the admitted weights, and at least ``min(merge_every, n)``: a round that is merged early makes a smaller
+        step, and one with a rejected majority cannot amplify the others.
+
+        Args:
+            plan: ``[1, n]`` coefficients of the new updates followed by ``others``.
+        """
+        count, size = len(self.staleness), plan.matrix.shape[1]
+        stale = torch.tensor([staleness_weight(age) for age in self.staleness], dtype=torch.float64)
+        relative = plan.matrix[0, :count] * size
+        admitted = tuple((stale * relative.clamp(0.0, 1.0)).tolist())
+        step = max(sum(admitted), float(min(self.merge_every, size)))
+        return CombinationWeights.single(stale * relative / step), admitted

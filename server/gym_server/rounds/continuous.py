@@ -1,0 +1,210 @@
+"""Continuous rounds (``rounds.mode: continuous``): tasks outlive a merge, and updates may be a few versions old.
+
+A round is still the unit of a version, of the ledger and of replay. It takes every update that arrives before its
+merge, whichever version the update started from; an update that arrives during a merge counts for the next round.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Integer, cast, or_, select, update
+
+from gym_fed.config.hub.sections import RoundsConfig
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.window import Window
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_server.rounds.queue import LATE
+from gym_server.rounds.round_store import MERGING, latest_round
+from gym_server.rounds.versions import head_of, newest_to, version_at
+from gym_server.state import HubState
+from gym_server.store.tables import accounts, messages, round_tasks, rounds, updates
+
+_AT_WORK = ("queued", "leased")
+
+
+@dataclass(frozen=True)
+class WindowUpdates:
+    """The window of a round, by manifests.
+
+    Attributes:
+        merge_every: Admitted weight at which a round is merged.
+        staleness: Age in versions of each of the round's own updates, in their order.
+        others: Latest merged update of each contributor without an update in the round, ordered by id.
+    """
+
+    merge_every: int
+    staleness: Sequence[int]
+    others: Sequence[UpdateManifest]
+
+    def opened(
+        self, stack: ExitStack, path_of: Callable[[str], Path], spec: BaseSpec, recipe: SoupRecipe
+    ) -> Window:
+        """Open the files of the other updates on ``stack``."""
+        files = [
+            stack.enter_context(DeltaFile.open(path_of(one.delta_sha256), spec, any_version=True))
+            for one in self.others
+        ]
+        weights = recipe.weights([one.num_examples for one in self.others])
+        return Window(self.merge_every, self.staleness, files, weights)
+
+    def entry_fields(self, manifests: Sequence[UpdateManifest]) -> dict[str, Any]:
+        """Return the window as the version's ledger entry records it; ``manifests`` are the round's own updates."""
+        added = [
+            {"update": one.digest, "version": one.base_digest, "staleness": age}
+            for one, age in zip(manifests, self.staleness, strict=True)
+        ]
+        return {
+            "merge_every": self.merge_every,
+            "updates": added,
+            "others": [one.digest for one in self.others],
+        }
+
+    @classmethod
+    def recorded(
+        cls, fields: Mapping[str, Any], manifest_of: Callable[[str], UpdateManifest]
+    ) -> WindowUpdates:
+        """Return the window that a ledger entry records."""
+        return cls(
+            fields["merge_every"],
+            [one["staleness"] for one in fields["updates"]],
+            [manifest_of(update_id) for update_id in fields["others"]],
+        )
+
+
+def ages(tx: Connection, base_digest: str, max_staleness: int) -> dict[str, int]:
+    """Return the age in versions of each version that an update may start from, by digest; the current one is 0."""
+    head = head_of(tx, base_digest)
+    heights = newest_to(tx, head.height, max_staleness + 1)
+    found = [version_at(tx, height, base_digest).digest for height in heights]
+    if len(found) <= max_staleness:
+        found.append(base_digest)
+    return {digest: age for age, digest in enumerate(found)}
+
+
+def round_to_join(tx: Connection) -> int:
+    """Return the number of the round that takes an update now: the current one, or the next during a merge."""
+    current = latest_round(tx)
+    if current is None:
+        return 1
+    return current.server_round + (current.is_over or current.state == MERGING)
+
+
+def require_fresh(
+    tx: Connection, manifest: UpdateManifest, task_round: int, base_digest: str, max_staleness: int
+) -> None:
+    """Check that an update is of the version that its task named, and that this version is not too old.
+
+    Args:
+        tx: The caller's transaction.
+        manifest: The update's manifest.
+        task_round: Number of the round that handed out the task.
+        base_digest: Digest of the base model.
+        max_staleness: Maximum age in versions.
+
+    Raises:
+        GymError: ``STALE``, ``BASE_MISMATCH``.
+    """
+    spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == task_round))
+    if spec is None or manifest.server_round != task_round:
+        raise GymError(
+            ErrorCode.STALE,
+            f"the manifest is for round {manifest.server_round}, its task is of round {task_round}",
+        )
+    expected = json.loads(spec)["version_digest"]
+    if manifest.base_digest != expected:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"the update is for base {manifest.base_digest[:19]}, its task is on {expected[:19]}",
+            "train from the version that the task names",
+        )
+    if manifest.base_digest not in ages(tx, base_digest, max_staleness):
+        raise GymError(
+            ErrorCode.STALE,
+            f"the update starts from the version of round {task_round}, which is more than "
+            f"{max_staleness} versions old (rounds.max_staleness) or was rolled back",
+            "the next task starts from the newest version",
+        )
+
+
+def window_of(
+    tx: Connection, base_digest: str, config: RoundsConfig, manifests: Sequence[UpdateManifest]
+) -> WindowUpdates | None:
+    """Return the window of a round; None for a synchronous round.
+
+    Args:
+        tx: A transaction, possibly read-only.
+        base_digest: Digest of the base model.
+        config: The mode, and the number of latest merges whose updates are in the window.
+        manifests: The round's own updates, of versions in ``ages``.
+    """
+    if config.mode != "continuous":
+        return None
+    age_of = ages(tx, base_digest, 2 * config.max_staleness)  # versions may be made while an update waits
+    others = _latest(tx, base_digest, {one.contributor for one in manifests}, config.max_staleness)
+    return WindowUpdates(config.merge_every, [age_of[one.base_digest] for one in manifests], others)
+
+
+def round_window(
+    state: HubState, config: RoundsConfig, manifests: Sequence[UpdateManifest]
+) -> WindowUpdates | None:
+    """Like ``window_of``, in a transaction of its own."""
+    with state.database.reading() as tx:
+        return window_of(tx, state.base.digest, config, manifests)
+
+
+def _latest(
+    tx: Connection, base_digest: str, without: Collection[str], max_staleness: int
+) -> list[UpdateManifest]:
+    heights = newest_to(tx, head_of(tx, base_digest).height, max_staleness)
+    merged_in = [version_at(tx, height, base_digest).server_round for height in heights]
+    query = (
+        select(updates.c.contributor, updates.c.manifest)
+        .outerjoin(accounts, accounts.c.contributor == updates.c.contributor)
+        .where(updates.c.server_round.in_(merged_in), updates.c.verdict == "merged")
+        .where(or_(accounts.c.status.is_(None), accounts.c.status == "active"))
+        .order_by(updates.c.server_round.desc(), updates.c.update_id)
+    )
+    latest: dict[str, str] = {}
+    for row in tx.execute(query):
+        if row.contributor not in without:
+            latest.setdefault(row.contributor, row.manifest)
+    return sorted((UpdateManifest.parse(text) for text in latest.values()), key=lambda one: one.digest)
+
+
+def carry_tasks(tx: Connection, server_round: int, base_digest: str, max_staleness: int) -> None:
+    """Record the open tasks of the round before in the round that opens; withdraw those of versions that are too old.
+
+    A task whose answer arrived during the merge is carried too: its update is in the round that opens.
+    """
+    fresh = ages(tx, base_digest, max_staleness)
+    query = (
+        select(
+            round_tasks.c.node_id,
+            messages.c.message_id,
+            messages.c.state,
+            rounds.c.spec,
+            updates.c.server_round.label("joined"),
+        )
+        .join(messages, messages.c.message_id == round_tasks.c.message_id)
+        .join(rounds, rounds.c.server_round == cast(messages.c.group_id, Integer))
+        .outerjoin(updates, updates.c.message_id == round_tasks.c.message_id)
+        .where(round_tasks.c.server_round == server_round - 1, round_tasks.c.outcome == "")
+    )
+    for row in tx.execute(query).all():
+        if row.state in _AT_WORK and json.loads(row.spec)["version_digest"] not in fresh:
+            tx.execute(update(messages).where(messages.c.message_id == row.message_id).values(state=LATE))
+        elif row.state in _AT_WORK or row.joined == server_round:
+            tx.execute(
+                round_tasks.insert().values(
+                    server_round=server_round, node_id=row.node_id, message_id=row.message_id
+                )
+            )
