@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import torch
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
-from gym_server.rounds.queue import node_of
+from gym_server.rounds.queue import QueuedMessage, node_of
 from gym_server.rounds.round_store import Round
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
@@ -22,6 +23,7 @@ from gym_server.strategy.grid import HubGrid
 from sqlalchemy import select
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
@@ -42,6 +44,8 @@ class Member:
     name: str
     seconds: float
     reports_progress: bool = True
+    direction: float | None = None
+    """Share of one common direction in the updates; None: updates without a common part."""
     key: SigningKey = field(default_factory=SigningKey.generate)
     node: int = 0
     task: Any = None
@@ -62,19 +66,33 @@ class PacedRoom:
         for key, value in changes.items():
             values[key] = {**values.get(key, {}), **value}
         path.write_text(yaml.safe_dump(values))
+        self.seconds, self._start = 0.0, time.time()
+        self._open(folder)
+        self.members: dict[str, Member] = {}
+        self.join(members)
+        model = self.strategy._hub_model().model
+        self._base = {name: tensor.clone() for name, tensor in model_tensors(model).items()}
+
+    def _open(self, folder: Path) -> None:
         self.fed = Federation.open(folder)
-        self.seconds, start = 0.0, self.fed.clock.wall()
         self.fed.clock.steady = self.fed.clock.awake = lambda: self.seconds
-        self.fed.clock.wall = lambda: start + self.seconds
+        self.fed.clock.wall = lambda: self._start + self.seconds
         self.fed.clock.start()
         self.strategy, self.grid = (
             DurableDeltaSoup(self.fed),
             HubGrid(self.fed.state, self.fed.live_config, self.fed.queue, self.fed.max_update_bytes),
         )
         self._hub = Hub(self.fed, Wakeups())
-        self.members: dict[str, Member] = {}
-        self.join(members)
-        self._base = model_tensors(self.strategy._hub_model().model)
+
+    def restart(self) -> None:
+        """Close the hub and open it again, as after a crash; members keep their tasks."""
+        folder = self.fed.folder
+        for member in self.members.values():  # the hub's clock goes on from the last sign of life
+            self.fed.accounts.connected(member.node, self.fed.clock.now())
+        self.fed.close()
+        self._open(folder)
+        for member in self.members.values():
+            self.fed.accounts.connected(member.node, self.fed.clock.now() + 1e6)
 
     def join(self, members: list[Member]) -> None:
         """Enrol members; they stay connected."""
@@ -152,17 +170,19 @@ class PacedRoom:
 
     def _answer(self, member: Member) -> None:
         fed = self.fed
-        current = fed.round_store.current()
-        assert current is not None
-        assert current.spec is not None
-        generator = torch.Generator().manual_seed(1000 * current.server_round + member.node)
+        task = task_in(member.task)
+        generator = torch.Generator().manual_seed(1000 * task.server_round + member.node)
         tuned = {
             name: tensor + 1e-3 * torch.randn(tensor.shape, generator=generator)
             for name, tensor in self._base.items()
         }
+        if member.direction is not None:
+            common = torch.Generator().manual_seed(7)
+            for tensor in tuned.values():
+                tensor += member.direction * 1e-3 * torch.randn(tensor.shape, generator=common)
         spec = BaseSpec(
             fed.base.model_name,
-            current.spec.version_digest,
+            task.version_digest,
             {k: tuple(v.shape) for k, v in self._base.items()},
         )
         path = fed.folder / "staging" / f"update-{member.name}"
@@ -172,8 +192,8 @@ class PacedRoom:
             contributor=member.key.contributor,
             server=fed.server,
             task=member.task.message_id,
-            server_round=current.server_round,
-            base_digest=current.spec.version_digest,
+            server_round=task.server_round,
+            base_digest=task.version_digest,
             delta_sha256=fed.store.put_file(path),
             delta_bytes=path.stat().st_size,
             nonce=new_nonce(),
@@ -184,3 +204,10 @@ class PacedRoom:
         records = update_records(manifest, manifest.sign(member.key), member.key.public_key)
         request = pb.SubmitRequest(message_id=member.task.message_id, content=records)
         self._hub._submit(member.key.contributor, member.node, request)
+
+
+def task_in(message: QueuedMessage) -> TaskSpec:
+    """The task in a message of the queue."""
+    entries = pb.Records.FromString(message.content).configs["task"].entries
+    text = next(entry.value.text for entry in entries if entry.key == "spec")
+    return TaskSpec.model_validate_json(text)

@@ -80,7 +80,8 @@ class Pace:
     def summary(self) -> str:
         """Return the quorum in words."""
         rounds = self._live_config.current.rounds
-        return f"quorum {rounds.min_contributors}, and more than {100 * rounds.quorum_share:.0f}% of those given the task"
+        share = f"more than {rounds.quorum_share:.0%} of those given the task"
+        return f"quorum {rounds.min_contributors}, and {share}"
 
     def task_seconds(self, current: Round) -> float:
         """Return how long a task that is handed out now may be worked on."""
