@@ -19,6 +19,7 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder
 from gym_client.agent.work import Setup, parse_task, perform
+from gym_client.audits.evidence import keep_evidence
 from gym_client.hub.transfers import ObjectCache
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
@@ -65,6 +66,7 @@ def train(message: Message, context: Context) -> Message:
         if folder.residual_path.exists():
             residuals.stage(folder.residual_path, finished.manifest.digest)
             residuals.accept(finished.manifest.digest)
+        keep_evidence(home, folder, finished.manifest.digest)
         folder.drop()
     return reply
 

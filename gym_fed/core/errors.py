@@ -51,6 +51,13 @@ class ErrorCode(Enum):
     )
     DELTA_INVALID = "delta-invalid", 40, "INVALID_ARGUMENT", 422, "A .gymdelta file is malformed."
     BASE_MISMATCH = "base-mismatch", 41, "FAILED_PRECONDITION", 409, "A delta was made for another base."
+    AUDIT_INVALID = (
+        "audit-invalid",
+        42,
+        "INVALID_ARGUMENT",
+        422,
+        "The answer to an audit, or its verdict, cannot be used.",
+    )
     UNAVAILABLE = "unavailable", 50, "UNAVAILABLE", 503, "The server cannot be reached."
     DEADLINE_EXCEEDED = "deadline-exceeded", 51, "DEADLINE_EXCEEDED", 504, "A call took too long."
     BUSY = "busy", 52, "RESOURCE_EXHAUSTED", 429, "As many requests wait as may; try later."

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from gym_fed.config.hub.soup import DeltaSoupConfig
     from gym_fed.evaluation.graders.base import Grader
     from gym_fed.soup.delta_soup import SoupResult
+    from gym_fed.training.audits.observer import StepObserver
     from gym_fed.training.run.afterwards import Contributions
     from gym_fed.training.tuning.base import Tuning
 
@@ -74,6 +75,7 @@ class Trainer(ExpectedElsewhere):
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
             knowledge (``result.check``). Rows are held out if none are named.
         last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
+        observer: Observes every step, to record or repeat it for an audit.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class Trainer(ExpectedElsewhere):
         should_stop: ShouldStop | None = None,
         check: bool = False,
         last_encoded: LastEncoded | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
         from gym_fed.evaluation.graders.base import build_graders
 
@@ -110,6 +113,7 @@ class Trainer(ExpectedElsewhere):
         self._folder: RunFolder | None = None
         self.result: TrainResult | None = None
         self._should_stop = should_stop
+        self._observer = observer
         self._encode = encode_run if last_encoded is None else last_encoded.encode_run
 
     def train(
@@ -217,11 +221,9 @@ class Trainer(ExpectedElsewhere):
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
             arguments = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
-            is_checked = self._check and processes.is_main()
-            is_new = checkpoint is None
             check = None
-            if is_checked:
-                check = begin_check(*arguments, is_new=is_new, should_stop=self._should_stop)
+            if self._check and processes.is_main():
+                check = begin_check(*arguments, is_new=checkpoint is None, should_stop=self._should_stop)
             trainer, best_step = self._fit(
                 config, algorithm, tuning, model, tokenizer, rows, folder, checkpoint, hooks
             )
@@ -334,11 +336,12 @@ class Trainer(ExpectedElsewhere):
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
             trainer.remove_callback(PrinterCallback)
+            if self._observer is not None:
+                self._observer.attach(trainer)
             resumable(trainer)
             processes.require_all(trainer.accelerator.num_processes)
             rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
-            start = None if checkpoint is None else Path(checkpoint)
-            run_to_end(trainer, start, hooks, folder, rollbacks, early_stop)
+            run_to_end(trainer, checkpoint and Path(checkpoint), hooks, folder, rollbacks, early_stop)
             best_step = early_stop.restore(trainer.state) if early_stop and not hooks.stopped else None
         return trainer, best_step
 

@@ -47,6 +47,7 @@ from gym_server.clock import HubClock
 from gym_server.clock_watch import ContributorClocks
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.ledger.chain import Ledger
+from gym_server.rewards.audits import AuditVerdicts, draw_audits
 from gym_server.rewards.payouts import Payouts
 from gym_server.rounds.admission import Admission
 from gym_server.rounds.continuous import carry_tasks
@@ -126,7 +127,8 @@ class Federation:
             database, self.ledger, self.server, tls, hold, limits.transfers_per_hour, clock=now
         )
         self.round_store.at_commit.append(self.payouts.settle)
-        if config.gate.evals:
+        self.round_store.at_commit.append(lambda tx: draw_audits(tx, self.ledger))
+        if config.draws_by_seed:
             self.round_store.at_open.append(lambda tx, number: promise_seed(tx, self.ledger, number))
         max_staleness = config.rounds.max_staleness if config.rounds.mode == "continuous" else None
         if max_staleness is not None:
@@ -165,6 +167,9 @@ class Federation:
             config.secure_aggregation is not None,
             now,
             max_staleness,
+        )
+        self.audits = AuditVerdicts(
+            database, self.ledger, self.server, config.rounds.audit, config.rewards.reputation, now
         )
         self.variants = HubVariants(database, self.ledger, self.store, base, config, now)
 

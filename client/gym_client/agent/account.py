@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
+from gym_client.audits.evidence import keep_evidence
 from gym_client.display import Display
 from gym_client.hub.backoff import is_passing
 from gym_client.hub.replies import parse_object, parse_verdicts
@@ -67,6 +68,8 @@ class Account:
         verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
         if folder.residual_path.exists() and verdict == "admitted" and update:
             Residuals(self._home, server).stage(folder.residual_path, update)
+        if verdict == "admitted" and update:
+            keep_evidence(self._home, folder, update)
         folder.drop()
         self.receipts.append(receipt)
         reason = f": {receipt['reason']}" if receipt.get("reason") else ""

@@ -1,6 +1,6 @@
 """Terms that the contributor accepted, stored in the home. Changed terms need a new consent.
 
-The hub determines the terms: recipe, codec, base, pay and privacy promises. A learning rate that decreases, or
+The hub determines the terms: recipe, codec, base, pay, audits and privacy promises. A learning rate that decreases, or
 increases to less than the next power of two, is not a change of terms, since schedules change it every round.
 """
 
@@ -16,6 +16,7 @@ from gym_client.display import Display
 from gym_client.identity.home import Home
 from gym_client.privacy.terms import Promises
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe, recipe_values
 from gym_fed.core.errors import ErrorCode, GymError
@@ -52,6 +53,7 @@ class Terms:
         privacy_json: str,
         data: str,
         pay: PayTerms | None = None,
+        audit: AuditTerms | None = None,
     ) -> Terms:
         """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status."""
         promises = Promises.parse(privacy_json)
@@ -61,13 +63,13 @@ class Terms:
             "privacy.target_delta": None if promises.central is None else promises.hub_delta,
             "secure_aggregation.threshold": promises.threshold,
         }
-        return cls(server, data, {**asked, **recipe_values(recipe, codec), **_pay_values(pay)})
+        return cls(server, data, {**asked, **recipe_values(recipe, codec), **_values(pay), **_values(audit)})
 
     def with_task(self, spec: TaskSpec) -> Terms:
         """Return these terms updated with a task's. The hub's privacy promises are checked separately."""
-        of_task = ("recipe.", "codec.", "pay.")
+        of_task = ("recipe.", "codec.", "pay.", "audit.")
         hub_values = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
-        named = {**recipe_values(spec.recipe, spec.codec), **_pay_values(spec.pay)}
+        named = {**recipe_values(spec.recipe, spec.codec), **_values(spec.pay), **_values(spec.audit)}
         return replace(self, asked={**hub_values, "base": spec.base_digest, **named})
 
     def changes(self, later: Terms) -> list[str]:
@@ -211,8 +213,8 @@ def _is_kept(value: Any) -> bool:
     )
 
 
-def _pay_values(pay: PayTerms | None) -> dict[str, Any]:
-    return {} if pay is None else pay.values_by_key()
+def _values(terms: PayTerms | AuditTerms | None) -> dict[str, Any]:
+    return {} if terms is None else terms.values_by_key()
 
 
 def _is_news(key: str, was: Any, now: Any) -> bool:

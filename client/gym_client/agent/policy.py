@@ -33,6 +33,10 @@ class Policy(StrictModel):
     max_length: int = Field(default=8_192, ge=8)
     """Maximum length of a row in tokens."""
 
+    max_audit_bytes: int = Field(default=4 << 30, ge=0)
+    """Maximum bytes of this home that are kept to answer audits, at hubs that audit updates. A task that needs more is
+    refused."""
+
     max_update_bytes: int = Field(default=1 << 30, ge=1)
     """Maximum bytes of the upload of one round."""
 

@@ -43,15 +43,18 @@ class Trained:
     metrics: dict[str, float]
     publish_name: bool = False
     """See ``UpdateManifest.publish_name``."""
+    training_root: str | None = None
+    """See ``UpdateManifest.training_root``."""
 
 
 class TaskFolder:
-    """The folder ``tasks/<message id>/``: ``task.json``, ``run/``, ``update.gymdelta``, a residual,
-    ``finished.json``."""
+    """The folder ``tasks/<message id>/``: ``task.json``, ``run/``, ``audit/``, ``update.gymdelta``, a
+    residual, ``finished.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.run = path / "run"
+        self.audit = path / "audit"
         self.delta_path = path / "update.gymdelta"
         self.residual_path = path / "residual.safetensors"
 
@@ -103,6 +106,7 @@ class TaskFolder:
             num_examples=trained.num_examples,
             metrics=trained.metrics,
             publish_name=trained.publish_name,
+            training_root=trained.training_root,
         )
         finished = FinishedUpdate(
             manifest, manifest.sign(key), key.public_key, self.delta_path, trained.metrics
@@ -165,6 +169,7 @@ class TaskFolder:
             manifest.num_examples,
             dict(manifest.metrics),
             manifest.publish_name,
+            manifest.training_root,
         )
         return self.finish(spec, trained, key, now)
 

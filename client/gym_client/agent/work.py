@@ -17,6 +17,7 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.agent.version_sum import VersionSum
+from gym_client.audits.evidence import begin_record
 from gym_client.base.store import BaseStore
 from gym_client.identity.home import Home
 from gym_client.identity.pins import key_at
@@ -32,6 +33,7 @@ from gym_fed.core.text import counted, plain
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.delta.encode import Refine
+    from gym_fed.training.audits.observer import StepObserver
     from gym_fed.training.rows.run_rows import LastEncoded
     from gym_fed.training.run.result import TrainResult
 
@@ -165,7 +167,10 @@ def _trained_update(
         return soup_path(sha256)
 
     model.advance(spec, path_in_time, VersionSum(home.versions(spec.server)))
-    result = _train(spec, model, data, folder, time_limit, setup)
+    record = None
+    if spec.audit is not None:
+        record = begin_record(home, spec, folder, data, policy.max_audit_bytes)
+    result = _train(spec, model, data, folder, time_limit, setup, record)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
     trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server), time_limit)
@@ -186,7 +191,8 @@ def _trained_update(
         )
     current_hooks().progress("encode", 1, 1, None)
     failpoint("client-encoded")
-    trained = replace(trained, publish_name=policy.publish_name)
+    root = None if record is None else record.root()
+    trained = replace(trained, publish_name=policy.publish_name, training_root=root)
     return folder.finish(spec, trained, key_at(home, spec.server), current_hooks().now())
 
 
@@ -199,7 +205,13 @@ def _last_encoded() -> LastEncoded:
 
 
 def _train(
-    spec: TaskSpec, model: GlobalModel, data: Data, folder: TaskFolder, time_limit: TimeLimit, setup: Setup
+    spec: TaskSpec,
+    model: GlobalModel,
+    data: Data,
+    folder: TaskFolder,
+    time_limit: TimeLimit,
+    setup: Setup,
+    observer: StepObserver | None,
 ) -> TrainResult:
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer
@@ -213,6 +225,7 @@ def _train(
         should_stop=lambda: hooks.should_stop() or time_limit.is_over(),
         last_encoded=_last_encoded(),
         on_rows=lambda name, counts: _report_rows(name, counts, spec.recipe.max_length),
+        observer=observer,
     )
     try:
         with time_limit.bounding_steps():

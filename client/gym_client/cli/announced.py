@@ -1,18 +1,23 @@
-"""Parse a hub's announcements in its status: recipe, codec, pay, rounds and downloads."""
+"""Parse a hub's announcements in its status: recipe, codec, pay, audits, rounds and downloads."""
 
 from __future__ import annotations
+
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from gym_client.hub.replies import parse_object
 from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.config.schema.base import first_problem
+from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+Announced = TypeVar("Announced", bound=StrictModel)
 
 SOUP_FORMS = {
     "factors": "the soup as LoRA factors",
@@ -28,15 +33,28 @@ def announced_pay(status: pb.StatusReply) -> PayTerms | None:
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
     """
-    pay = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED).get("pay")
-    if pay is None:
+    return _announced_terms(status, "pay", PayTerms)
+
+
+def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
+    """Return the terms of audits that the hub announces; None if it has no audits.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for unreadable terms.
+    """
+    return _announced_terms(status, "audit", AuditTerms)
+
+
+def _announced_terms(status: pb.StatusReply, key: str, schema: type[Announced]) -> Announced | None:
+    terms = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED).get(key)
+    if terms is None:
         return None
     try:
-        return PayTerms.model_validate(pay)
+        return schema.model_validate(terms)
     except ValidationError as error:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the server announces terms of pay that cannot be read: {first_problem(error)}",
+            f"the server announces terms of {key} that cannot be read: {first_problem(error)}",
             "update gym-fed",
         ) from error
 

@@ -234,7 +234,7 @@ class _Joining:
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
         """Return the hub's current terms with those accepted before."""
         from gym_client.agent.agreement import Agreement, Terms
-        from gym_client.cli.announced import announced, announced_pay
+        from gym_client.cli.announced import announced, announced_audit, announced_pay
 
         recipe, codec = announced(status)
         terms = Terms.of(
@@ -245,6 +245,7 @@ class _Joining:
             status.privacy_json,
             data.digest,
             announced_pay(status),
+            announced_audit(status),
         )
         home = shlex.quote(str(self._home.folder))
         again = f"gym-client join --server {client.address} --home {home}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
+from gym_client.cli.audit import audit_app
 from gym_client.cli.keys import key_app, transfer
 from gym_client.cli.ledger import ledger_app, rewards
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
@@ -47,6 +48,7 @@ class _ClientCommands(CommandGroup):
         "Check": {
             "privacy": "the epsilon that each of your data sets has spent",
             "ledger": "check that the hub's record agrees with itself",
+            "audit": "prove or check that an update was trained as its task says",
         },
         "Account": {
             "id": "your id, for a coordinator's allow-list",
@@ -67,6 +69,7 @@ app = App(
 app.add_typer(key_app, name="key")
 app.command()(transfer)
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(audit_app, name="audit")
 app.command()(rewards)
 app.command()(pause)
 app.command()(resume)

@@ -17,6 +17,7 @@ from gym_client.agent.work import Setup
 from gym_client.cli.announced import (
     SOUP_FORMS,
     announced,
+    announced_audit,
     announced_pay,
     announced_soup_form,
     bytes_to_join,
@@ -27,6 +28,7 @@ from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.console import TextTable
@@ -78,6 +80,8 @@ class Offer:
     """``factors``, ``values`` or ``full``; empty if unknown."""
     pay: dict[str, Any] | None = None
     """The terms of pay; None if the hub announces none."""
+    audit: dict[str, Any] | None = None
+    """The terms of audits; None if the hub has none."""
     rounds: int | None = None
     """Remaining rounds; None if unknown."""
     rows: dict[str, Any] = field(default_factory=dict)
@@ -158,7 +162,12 @@ class Offer:
                 if self.privacy.local is None and self.secure is None
                 else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
             ),
-            ("never leaves", "your data, your private key"),
+            (
+                "never leaves",
+                "your data, your private key"
+                if self.audit is None
+                else "your private key; your data, except in an answer to an audit",
+            ),
             *(("privacy" if not number else "", line) for number, line in enumerate(self.privacy.lines())),
             *self._fetched(),
             (
@@ -168,6 +177,7 @@ class Offer:
                 f"{counted(recipe['max_length'], 'token')} a round",
             ),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
+            *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
             *self._time(),
             ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
             *(("", line) for line in self.rows_in_words),
@@ -266,6 +276,7 @@ def make_offer(
         round_download_bytes=status.round_download_bytes,
         soup_form=announced_soup_form(status),
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
+        audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
         rounds=rounds_to_come(status, rounds),
         rows=counts.as_dict(),
         rows_in_words=_in_words(counts, recipe),

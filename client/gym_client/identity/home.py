@@ -27,7 +27,8 @@ class Home:
     """The contributor's files.
 
     ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml`` (optional),
-    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``receipts.jsonl``. Open one with ``Home.open``.
+    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``receipts.jsonl``. Open one with
+    ``Home.open``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,6 +91,11 @@ class Home:
     def servers(self) -> Path:
         """The folder of pinned hubs."""
         return self._made("servers")
+
+    @property
+    def audits(self) -> Path:
+        """The folder of evidence for audits, by update."""
+        return self._made("audits")
 
     @property
     def proofs(self) -> Path:

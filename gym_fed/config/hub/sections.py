@@ -12,6 +12,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditConfig
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.soup import SoupRecipe
@@ -75,6 +76,9 @@ class RoundsConfig(StrictModel):
     learning_rate_decay: float = Field(1.0, gt=0, le=1)
     """Factor of the recipe's learning rate after every committed round. FedAvg on data that differs between
     contributors converges only with a falling rate (Li et al. 2020, arXiv:1907.02189, theorem 4)."""
+    audit: AuditConfig | None = None
+    """Audits of updates (docs/audits.md): only for rows that are public, or that contributors disclose. By default
+    none."""
 
     def quorum(self, num_tasks: int) -> int:
         """Return the number of updates that a round needs if N contributors have the task."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import check_audit
 from gym_fed.config.hub.continuous import check_continuous
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
@@ -39,6 +40,11 @@ class ServerConfig(ServerSections):
     def hides_updates(self) -> bool:
         """True if single updates must stay hidden."""
         return self.privacy is not None or self.secure_aggregation is not None
+
+    @property
+    def draws_by_seed(self) -> bool:
+        """True if rounds commit to a secret seed, which draws rows of evaluations and steps of audits."""
+        return bool(self.gate.evals) or self.rounds.audit is not None
 
     def max_update_bytes(self, shapes: Mapping[str, Sequence[int]]) -> int:
         """Return the size limit of an update, in bytes.
@@ -119,6 +125,7 @@ class ServerConfig(ServerSections):
         check_continuous(self)
         check_secure(self)
         check_private(self)
+        check_audit(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.codec.codec == "as-merged":

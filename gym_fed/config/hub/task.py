@@ -26,6 +26,7 @@ from gym_fed.config.algorithms.preference import (
     TdpoSettings,
 )
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.privacy import LocalPrivacy, SecureTask
 from gym_fed.config.schema.base import Problem, Problems, StrictModel
@@ -188,6 +189,9 @@ class TaskSpec(StrictModel):
     )
     """Suites of the hub's gate with digests of their tasks and rows, on which nobody may train."""
 
+    audit: AuditTerms | None = None
+    """Audits of the round's updates; by default none."""
+
     plugins: Plugins = Field(default_factory=list)
     """Plug-ins that the round needs, with the hub's versions; a contributor without them refuses the task."""
 
@@ -203,9 +207,9 @@ class TaskSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _omit_empty_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the keys of plug-ins, evaluations and pay if they are empty."""
+        """Omit the keys of plug-ins, evaluations, audits and pay if they are empty."""
         data: dict[str, Any] = handler(self)
-        for key in ("plugins", "evaluated_on", "pay"):
+        for key in ("plugins", "evaluated_on", "audit", "pay"):
             if not data.get(key):
                 data.pop(key, None)
         return data

@@ -45,12 +45,17 @@ class UpdateManifest(StrictModel):
     """True if the contributor agrees to be named, by the account's name, with the models that this update is part
     of."""
 
+    training_root: Sha256 | None = None
+    """Merkle root of the training's steps (``gym_fed.trust.ledger.audits``), if the task has audits."""
+
     @model_serializer(mode="wrap")
     def _without_defaults_of_later_releases(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit a consent that was not given, so that the digest does not depend on this newer field."""
+        """Omit newer fields that were not given, so that the digest does not depend on them."""
         data: dict[str, Any] = handler(self)
         if not self.publish_name:
             data.pop("publish_name")
+        if self.training_root is None:
+            data.pop("training_root")
         return data
 
     @property

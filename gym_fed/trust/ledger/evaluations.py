@@ -61,11 +61,12 @@ class EvaluationCheck:
         late: Rounds whose seed was drawn after they began, although the hub had drawn one for the round before. This
             happens once when a hub gets its first evaluations; otherwise the rows may have been chosen after the
             updates.
+        promised: Commitments by round.
     """
 
     def __init__(self) -> None:
         self.late: list[int] = []
-        self._promised: dict[int, str] = {}
+        self.promised: dict[int, str] = {}
         self._revealed: set[int] = set()
         self._begun: set[int] = set()
 
@@ -87,17 +88,17 @@ class EvaluationCheck:
         where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
         if not isinstance(server_round, int) or not isinstance(body.get("commitment"), str):
             raise corrupt(f"{where}: it names no round, or no commitment")
-        if server_round in self._promised:
+        if server_round in self.promised:
             raise corrupt(f"{where}: round {server_round} has a commitment already")
         if body.get("state") == "open" and server_round in self._begun:
             raise corrupt(f"{where}: round {server_round} had begun before it")
-        if body.get("state") != "open" and server_round - 1 in self._promised:
+        if body.get("state") != "open" and server_round - 1 in self.promised:
             self.late.append(server_round)
-        self._promised[server_round] = body["commitment"]
+        self.promised[server_round] = body["commitment"]
 
     def _reveal(self, entry: Entry, body: dict[str, Any]) -> None:
         where, server_round = f"entry {entry.sequence} ({entry.kind})", body.get("server_round")
-        promised = self._promised.get(server_round) if isinstance(server_round, int) else None
+        promised = self.promised.get(server_round) if isinstance(server_round, int) else None
         if promised is None:
             raise corrupt(f"{where}: no earlier entry promises the seed of round {server_round}")
         if server_round in self._revealed:

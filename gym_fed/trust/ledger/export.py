@@ -18,6 +18,7 @@ from typing import Any
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.keys import server_id
+from gym_fed.trust.ledger.audits import AuditCheck
 from gym_fed.trust.ledger.entries import Chain, Entry, canonical_text, corrupt, parsed
 from gym_fed.trust.ledger.evaluations import EvaluationCheck
 from gym_fed.trust.ledger.heads import HEADS_BEFORE, SignedHead
@@ -52,8 +53,8 @@ class Checked:
 class LedgerCheck:
     """Verifies entries and heads in order.
 
-    It checks the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions, and
-    revealed seeds.
+    It checks the hash chain, canonical form, Merkle roots, signatures of hub and owners, the lineage of versions,
+    revealed seeds, and audits.
 
     Args:
         public_key: The hub's public key.
@@ -67,6 +68,7 @@ class LedgerCheck:
         self.frontier = Frontier()
         self.history = History(server_id(public_key))
         self._evaluations = EvaluationCheck()
+        self._audits = AuditCheck(self._evaluations.promised, self.history)
         self._lineage = LineageCheck()
         self._heads = 0
         self._last: SignedHead | None = None
@@ -81,6 +83,7 @@ class LedgerCheck:
         self.frontier.append(entry.hash)
         self.history.add(entry.kind, body)
         self._evaluations.add(entry, body)
+        self._audits.add(entry, body)
         self._lineage.add(entry, body)
         if entry.kind == RESTORED:
             self._check_restored(entry, body)

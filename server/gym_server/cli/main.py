@@ -26,6 +26,7 @@ from gym_fed.core.help import App, CommandGroup, SetOption
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 from gym_server.cli.accounts import add_account_commands, variants_app
+from gym_server.cli.audit import app as audit_app
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_commands
@@ -69,6 +70,7 @@ class _ServerCommands(CommandGroup):
             "restore": "restore a hub from a backup",
             "check": "check that everything a hub needs is there",
             "ledger": "show, verify, export and replay the record",
+            "audit": "",
             "gc": "",
             "certificate": "",
             "dashboard-keys": "",
@@ -85,6 +87,7 @@ app = App(
     pretty_exceptions_enable=False,
 )
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(audit_app, name="audit")
 app.add_typer(variants_app, name="variants")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(certificate_app, name="certificate")

@@ -1,4 +1,7 @@
-"""The secret seed that draws a round's rows: committed to in the ledger when the round opens, revealed at its end."""
+"""The secret seed that draws a round's rows of evaluations and steps of audits.
+
+The ledger has a commitment to it from the opening of the round; it is revealed at the end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from gym_server.store.tables import evaluation_seeds, rounds
 def promise_seed(tx: Connection, ledger: Ledger, server_round: int) -> None:
     """Draw the seed of a round, once, and append its commitment; call it in the transaction that opens the round.
 
-    If the config gets its first evaluations during a round, the hub commits then; the entry has the round's state.
+    If the config gets its first evaluations or audits during a round, the hub commits then; the entry has the round's
+    state.
     """
     held = select(evaluation_seeds.c.server_round).where(evaluation_seeds.c.server_round == server_round)
     if tx.scalar(held) is not None:
@@ -35,13 +39,16 @@ def seed_of(database: Database, server_round: int) -> bytes:
         GymError: ``STATE_CORRUPT`` if none was drawn.
     """
     with database.reading() as tx:
-        seed = tx.scalar(
-            select(evaluation_seeds.c.seed).where(evaluation_seeds.c.server_round == server_round)
-        )
+        return seed_in(tx, server_round)
+
+
+def seed_in(tx: Connection, server_round: int) -> bytes:
+    """Like ``seed_of``, inside the caller's transaction."""
+    seed = tx.scalar(select(evaluation_seeds.c.seed).where(evaluation_seeds.c.server_round == server_round))
     if seed is None:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"the seed of round {server_round}'s evaluation is missing",
+            f"the seed of round {server_round} is missing",
             "restore the hub's folder from a backup",
         )
     return bytes(seed)

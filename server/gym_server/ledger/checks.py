@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, or_, select
 
+from gym_fed.trust.ledger.audits import FAILED as AUDIT_FAILED
 from gym_fed.trust.ledger.entries import SEALED, Entry, corrupt, seal, subjects
 from gym_fed.trust.ledger.evaluations import SEED_KIND, commitment
 from gym_fed.trust.ledger.export import LedgerCheck
@@ -188,7 +189,7 @@ CHECKS: list[TableCheck] = [
     ),
     TableCheck(
         "reputations",
-        ("contribution",),
+        ("contribution", AUDIT_FAILED),
         lambda kind, body: [(who, (value, body["height"])) for who, value in body["reputations"].items()],
         select(reputations),
         lambda row: (row.contributor, (row.value, row.height)),

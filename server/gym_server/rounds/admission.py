@@ -296,7 +296,14 @@ class Admission:
                 f"(round {submission.server_round} is {state})",
                 "wait for the next round",
             )
-        expected = json.loads(row.spec)["version_digest"]
+        spec = json.loads(row.spec)
+        if spec.get("audit") is not None and manifest.training_root is None:
+            raise GymError(
+                ErrorCode.UPDATE_REFUSED,
+                f"round {row.server_round} is audited, and the manifest has no training_root",
+                "update gym-fed, and train again",
+            )
+        expected = spec["version_digest"]
         if manifest.base_digest != expected:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,

@@ -68,6 +68,8 @@ class CallsBesideRounds:
             "soup": self._downloads.form.to_dict(),
             "rounds_left": max(0, self._live_config.current.rounds.num_rounds - made),
         }
+        if (audit := self._live_config.current.rounds.audit) is not None:
+            recipe["audit"] = audit.terms().model_dump(mode="json")
         plugins = plugins_of_round(
             self._live_config.current, self._state.ledger, self._live_config.current.recipe
         )

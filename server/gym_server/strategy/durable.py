@@ -225,7 +225,7 @@ class DurableDeltaSoup(Strategy):
     def _run_round(self, current: Round, grid: Grid) -> Round | None:
         """Run a round from its current state to its end; return None if the hub was stopped."""
         server_round = current.server_round
-        if self._config.gate.evals:
+        if self._config.draws_by_seed:
             self._promise_seed(server_round)
         failpoint(f"state-{current.state}")
         while current.state in (OPEN, COLLECTING):
@@ -278,7 +278,7 @@ class DurableDeltaSoup(Strategy):
 
     @rerun
     def _promise_seed(self, server_round: int) -> None:
-        """Commit to an evaluation seed if the round was opened before the config had evaluations."""
+        """Commit to a seed if the round was opened before the config had evaluations or audits."""
         with self._state.database.transaction() as tx:
             promise_seed(tx, self._state.ledger, server_round)
 

@@ -27,6 +27,7 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
     head, secure = state.round_store.head(), config.secure_aggregation
     soups = state.round_store.soups(head.height)
     recipe = config.recipe_at(len(soups))
+    audit = config.rounds.audit
     return TaskSpec(
         server=state.server,
         server_round=server_round,
@@ -42,6 +43,7 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
         max_update_bytes=max_update_bytes,
         deadline_seconds=state.clock.now() + config.rounds.deadline_seconds,
         secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
+        audit=None if audit is None else audit.terms(),
     )
 
 

@@ -1,0 +1,147 @@
+"""The auditor's side: repeat the drawn steps of an answer, and sign a verdict."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from gym_client.agent.global_model import GlobalModel
+from gym_client.audits.answer import AuditAnswer, invalid
+from gym_client.audits.draws import Draw
+from gym_fed.config.hub.round_training import round_training
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.json_files import canonical_digest
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.ledger.audits import AuditVerdict, SignedVerdict
+
+_MOST = 1e30
+"""Stands for larger distances, infinity and NaN, which JSON cannot represent."""
+_ROUNDING = 1e-6
+"""Tolerance between the delta and an encoding of the final state here; both round to the same format."""
+
+
+def repeat_steps(
+    answer: AuditAnswer,
+    draw: Draw,
+    model: GlobalModel,
+    soup_path: Callable[[str], Path],
+    public_rows: Iterable[dict[str, Any]] | None,
+    device: str = "auto",
+) -> tuple[dict[int, float], str]:
+    """Repeat the drawn steps of an update with the project's own training step.
+
+    Args:
+        answer: The contributor's answer.
+        draw: The draw that it answers.
+        model: The federation's base.
+        soup_path: Returns the file of a soup by its sha256.
+        public_rows: The auditor's own copy of the public rows; None if the rows are disclosed.
+        device: Device of the training.
+
+    Returns:
+        The difference of each step by number, and the reason why the audit failed; empty if it passed.
+
+    Raises:
+        GymError: ``AUDIT_INVALID`` for states that are not those committed to; errors of the model and the rows.
+    """
+    if public_rows is not None:
+        known = {canonical_digest(row) for row in public_rows}
+        for number, row in enumerate(answer.document.rows, 1):
+            if canonical_digest(row) not in known:
+                return {}, f"row {number} of the training is not one of the public rows"
+    from gym_fed.training.audits.replay import StepReplay
+    from gym_fed.training.audits.states import put_weights
+    from gym_fed.training.trainer import Trainer
+
+    spec = answer.document.task
+    model.advance(spec, soup_path)
+    replay = StepReplay(draw.steps, answer.batches(), answer.state, draw.terms.tolerance)
+    with tempfile.TemporaryDirectory() as folder:
+        config = round_training(spec.recipe, spec.server_round, Path(folder) / "run", device)
+        trainer = Trainer(
+            config.model_copy(update={"save_steps": draw.num_steps + 1}),
+            model=model.model,
+            tokenizer=model.tokenizer,
+            observer=replay,
+        )
+        try:
+            result = trainer.train(dataset=answer.document.rows)
+            put_weights(result.model, answer.state(draw.num_steps, replay.shapes))
+            if not replay.report.problem and not _is_encoded(answer, spec, model, result.model, Path(folder)):
+                replay.report.fail("the delta is not the state at the end of the training")
+            result.model.unload()
+        finally:
+            model.restore()
+    return replay.report.distances, replay.report.problem
+
+
+def _is_encoded(answer: AuditAnswer, spec: TaskSpec, model: GlobalModel, tuned: Any, folder: Path) -> bool:
+    """Return True if the update's delta has the factors of ``tuned``, as its codec rounds them."""
+    from gym_fed.delta.encode import lora_delta
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.training.tuning.lora import lora_factors
+
+    version = model.version_spec(spec)
+    own, sent = folder / "own.gymdelta", folder / "sent.gymdelta"
+    lora_delta(lora_factors(tuned), own, version, policy=spec.codec)
+    sent.write_bytes(answer.delta)
+    try:
+        with DeltaFile.open(own, version) as ours, DeltaFile.open(sent, version) as theirs:
+            if set(ours.names) != set(theirs.names):
+                return False
+            for name in ours.names:
+                expected = ours.decode(name)
+                difference = float((theirs.decode(name) - expected).norm())
+                if not difference <= _ROUNDING * float(expected.norm()):
+                    return False
+    except GymError as error:
+        raise invalid(answer.path, f"its delta: {error.message}") from error
+    return True
+
+
+def signed_verdict(
+    draw: Draw, server: str, key: SigningKey, now: float, distances: dict[int, float], problem: str
+) -> SignedVerdict:
+    """Sign the verdict on an audit; ``problem`` is empty if it passed."""
+    finite = {str(step): distance if distance < _MOST else _MOST for step, distance in distances.items()}
+    verdict = AuditVerdict(
+        auditor=key.contributor,
+        server=server,
+        server_round=draw.server_round,
+        update=draw.update,
+        outcome="failed" if problem else "passed",
+        reason=problem[:500],
+        distances=finite,
+        tolerance=draw.terms.tolerance,
+        issued_at_seconds=int(now),
+    )
+    return SignedVerdict.of(verdict, key)
+
+
+def unanswered(draw: Draw, server: str, key: SigningKey, now: float) -> SignedVerdict:
+    """Sign that the contributor did not answer in time.
+
+    Raises:
+        GymError: ``USAGE`` while there is time to answer.
+    """
+    left = draw.drawn_at + draw.terms.answer_seconds - now
+    if left > 0:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"the contributor of update {draw.update[:12]} has {left / 3600:.1f} more hours to answer",
+            "wait, then run the command again",
+        )
+    verdict = AuditVerdict(
+        auditor=key.contributor,
+        server=server,
+        server_round=draw.server_round,
+        update=draw.update,
+        outcome="unanswered",
+        reason="the contributor did not answer in time",
+        tolerance=draw.terms.tolerance,
+        issued_at_seconds=int(now),
+    )
+    return SignedVerdict.of(verdict, key)

@@ -1,0 +1,116 @@
+"""The draws and verdicts of audits, read from a verified copy of the hub's ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gym_client.audits.evidence import kept_evidence
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.ledger.copy import LedgerCopy
+from gym_fed.config.hub.audit import AuditTerms
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.ledger.audits import DRAW_KIND, VERDICT_KINDS
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.export import verify_file
+
+
+@dataclass(frozen=True)
+class Draw:
+    """The steps of one update that are audited.
+
+    Attributes:
+        update: Id of the update.
+        contributor: Its contributor.
+        server_round: Its round.
+        steps: Numbers of the drawn steps, from 1.
+        num_steps: Number of steps of the training.
+        task: Digest of the round's task.
+        terms: The terms of the audit.
+        drawn_at: Hub time of the draw, Unix seconds.
+        verdict: Kind of the entry of the verdict; empty before.
+    """
+
+    update: str
+    contributor: str
+    server_round: int
+    steps: tuple[int, ...]
+    num_steps: int
+    task: str
+    terms: AuditTerms
+    drawn_at: int
+    verdict: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to a JSON-compatible dictionary."""
+        return {
+            "update": self.update,
+            "contributor": self.contributor,
+            "server_round": self.server_round,
+            "steps": list(self.steps),
+            "answer_until": self.drawn_at + self.terms.answer_seconds,
+            "verdict": self.verdict,
+        }
+
+
+class Draws:
+    """Visitor of ledger entries that collects draws, and the updates that were in a draw at all."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[str, Draw] = {}
+        self.considered: set[str] = set()
+        self._contributors: dict[str, str] = {}
+
+    def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
+        """Process the next entry."""
+        if entry.kind == "verdict" and body.get("update"):
+            self._contributors[body["update"]] = body["contributor"]
+        elif entry.kind == DRAW_KIND:
+            self.considered.update(body["updates"])
+            for update, steps in body["drawn"].items():
+                self.drawn[update] = Draw(
+                    update,
+                    self._contributors[update],
+                    body["server_round"],
+                    tuple(steps),
+                    body["num_steps"],
+                    body["task"],
+                    AuditTerms.model_validate(body["terms"]),
+                    body["at"],
+                )
+        elif entry.kind in VERDICT_KINDS:
+            known = self.drawn[body["update"]]
+            self.drawn[known.update] = Draw(**{**vars(known), "verdict": entry.kind})
+
+    def find(self, beginning: str) -> Draw:
+        """Return the draw of an update by the first characters of its id.
+
+        Raises:
+            GymError: ``NOT_FOUND`` if there is none, ``USAGE`` if there are several.
+        """
+        matches = [draw for update, draw in self.drawn.items() if update.startswith(beginning)]
+        if not matches:
+            raise GymError(
+                ErrorCode.NOT_FOUND,
+                f"no update that begins with {beginning[:64]!r} was drawn for an audit",
+                "gym-client audit list shows the drawn ones",
+            )
+        if len(matches) > 1:
+            raise GymError(ErrorCode.USAGE, f"{len(matches)} drawn updates begin with {beginning!r}")
+        return matches[0]
+
+
+def read_draws(home: Home, client: HubClient) -> Draws:
+    """Download and verify the hub's ledger, return its draws, and delete evidence of updates that were not drawn."""
+    client.status()
+    key = bytes.fromhex(client.pin.ledger_key)
+    copy = LedgerCopy(home, key)
+    copy.sync(client)
+    draws = Draws()
+    verify_file(copy.path, key, draws)
+    for evidence in list(kept_evidence(home)):
+        draw = draws.drawn.get(evidence.update)
+        if (draw is None and evidence.update in draws.considered) or (draw is not None and draw.verdict):
+            evidence.drop()
+    return draws

@@ -1,0 +1,120 @@
+"""What a contributor keeps of an admitted update, to answer an audit: ``audits/<update id>/`` in the home.
+
+The folder contains ``task.json`` (the task), ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of
+the training (``leaves.jsonl`` and a file of weights and moments per step). It is made in the task's folder and moved
+here when the hub admits the update. It is deleted when the time to answer is over, or when the draw is known and the
+update is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_client.agent.tasks import TaskFolder
+from gym_client.identity.home import Home
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.files import fsync_folder, make_folder, write_atomically
+from gym_fed.trust.identity.manifest import UpdateManifest
+
+if TYPE_CHECKING:
+    from gym_client.agent.data import Data
+    from gym_fed.training.audits.recorder import StepRecorder
+
+_TASK, _MANIFEST, _ROWS, _DELTA = "task.json", "manifest.json", "rows.jsonl", "update.gymdelta"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The folder of one update."""
+
+    folder: Path
+
+    @property
+    def update(self) -> str:
+        """Id of the update."""
+        return self.folder.name
+
+    @property
+    def task(self) -> TaskSpec:
+        return TaskSpec.model_validate_json((self.folder / _TASK).read_text(encoding="utf-8"))
+
+    @property
+    def manifest(self) -> UpdateManifest:
+        return UpdateManifest.parse((self.folder / _MANIFEST).read_text(encoding="utf-8"))
+
+    @property
+    def delta_path(self) -> Path:
+        return self.folder / _DELTA
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the training, in their order."""
+        return [json.loads(line) for line in (self.folder / _ROWS).read_text(encoding="utf-8").splitlines()]
+
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    def drop(self) -> None:
+        """Delete the folder."""
+        shutil.rmtree(self.folder)
+
+
+def begin_record(home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max_bytes: int) -> StepRecorder:
+    """Return the recorder of a task's training, after deleting evidence whose time is over.
+
+    Args:
+        home: The contributor's home.
+        spec: The task, which has audits.
+        folder: The task's folder.
+        data: The contributor's rows.
+        max_bytes: Maximum bytes of all evidence of this home.
+    """
+    from gym_fed.training.audits.recorder import StepRecorder
+
+    assert spec.audit is not None
+    drop_expired(home)
+    record = folder.audit
+    make_folder(record)
+    if not (record / _TASK).exists():
+        write_atomically(record / _ROWS, "".join(json.dumps(row) + "\n" for row in data.rows).encode())
+        write_atomically(record / _TASK, json.dumps(spec.model_dump(mode="json")).encode())
+    kept = sum(evidence.size_bytes() for evidence in kept_evidence(home))
+    return StepRecorder(record, max(0, max_bytes - kept))
+
+
+def keep_evidence(home: Home, folder: TaskFolder, update: str) -> None:
+    """Move the record of an admitted update from its task's folder to ``audits/``."""
+    finished = folder.finished()
+    if finished is None or finished.manifest.digest != update or not folder.audit.exists():
+        return
+    write_atomically(
+        folder.audit / _MANIFEST, json.dumps(finished.manifest.model_dump(mode="json"), indent=1).encode()
+    )
+    shutil.copyfile(folder.delta_path, folder.audit / _DELTA)
+    target = home.audits / update
+    if not target.exists():
+        os.replace(folder.audit, target)
+        fsync_folder(target.parent)
+
+
+def kept_evidence(home: Home) -> Iterator[Evidence]:
+    """Yield the evidence in a home, sorted by update."""
+    for path in sorted(home.audits.iterdir()):
+        if path.is_dir():
+            yield Evidence(path)
+
+
+def drop_expired(home: Home) -> None:
+    """Delete evidence whose time to answer is over, counted from the admission by this machine's clock."""
+    for evidence in list(kept_evidence(home)):
+        audit = evidence.task.audit
+        age = time.time() - (evidence.folder / _MANIFEST).stat().st_mtime
+        # The draw follows the admission by at most the round's time.
+        if audit is None or age > audit.answer_seconds + 86400:
+            evidence.drop()

@@ -1,0 +1,49 @@
+"""The base class of observers of training steps: it sees every batch, and fixes the random state of each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import TrainerCallback, set_seed
+
+from gym_fed.training.audits.states import batch_digest
+
+
+class StepObserver(TrainerCallback):
+    """Sees the batches of a training. Random numbers of a step depend only on the seed and the step's number.
+
+    So an auditor who skips earlier steps draws the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[Any] = []
+
+    def attach(self, trainer: Any) -> None:
+        """Observe a transformers trainer; call it once, before training."""
+        compute = trainer.training_step
+
+        def training_step(model: Any, inputs: Any, *args: Any, **named: Any) -> Tensor:
+            step = int(trainer.state.global_step) + 1
+            self._batches.append({name: value for name, value in inputs.items() if isinstance(value, Tensor)})
+            if not self.computes(step):
+                return next(model.parameters()).new_zeros(())
+            loss: Tensor = compute(model, inputs, *args, **named)
+            return loss
+
+        trainer.training_step = training_step
+        trainer.add_callback(self)
+
+    def computes(self, step: int) -> bool:
+        """Return True if gradients of the step are needed; other steps change nothing."""
+        return True
+
+    def take_batch_digest(self) -> str:
+        """Return the digest of the batches since the last call."""
+        digest = batch_digest(self._batches)
+        self._batches = []
+        return digest
+
+    def fix_randomness(self, args: Any, state: Any) -> None:
+        """Seed all generators for the step after ``state.global_step``."""
+        set_seed(args.seed + state.global_step)

@@ -1,0 +1,105 @@
+"""Record a training for audits: digests of every step, and the states between steps."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.text import readable_bytes
+from gym_fed.training.audits.observer import StepObserver
+from gym_fed.training.audits.states import MOMENTS, state_digest, take_state, trained_parameters
+from gym_fed.trust.ledger.audits import step_leaf, training_root
+
+LEAVES_NAME = "leaves.jsonl"
+
+
+class StepRecorder(StepObserver):
+    """Writes ``leaves.jsonl`` and one file of weights and moments per step into a folder.
+
+    A resumed training continues the record from its checkpoint.
+
+    Args:
+        folder: The record's folder; created if it is missing.
+        max_bytes: Maximum bytes of all states.
+    """
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        super().__init__()
+        self._folder, self._max_bytes = folder, max_bytes
+        self._leaves_path = folder / LEAVES_NAME
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the state before training, or continue the record of a resumed training."""
+        model = kwargs["model"]
+        size = sum(p.numel() * p.element_size() for p in trained_parameters(model).values())
+        needed = size * (1 + len(MOMENTS)) * (state.max_steps + 1)
+        if needed > self._max_bytes:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED,
+                f"the hub audits updates, and the states of {state.max_steps} steps take "
+                f"{readable_bytes(needed)}; {readable_bytes(self._max_bytes)} are left of max_audit_bytes",
+                "raise max_audit_bytes in policy.yaml; gym-client audit list deletes what was not drawn",
+            )
+        make_folder(self._folder)
+        self._batches = []
+        if state.global_step == 0:
+            self._leaves_path.unlink(missing_ok=True)
+            self._record(0, "", model, None)
+            self.fix_randomness(args, state)
+            return
+        leaves = read_leaves(self._folder)[: state.global_step + 1]
+        if len(leaves) != state.global_step + 1:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{self._folder} records {len(leaves)} states, the checkpoint is of step {state.global_step}",
+                "delete the task's folder to train again",
+            )
+        write_atomically(self._leaves_path, "".join(map(_line, leaves)).encode())
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Record the state after a step."""
+        optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
+        self._record(state.global_step, self.take_batch_digest(), kwargs["model"], optimizer)
+        self.fix_randomness(args, state)
+
+    def root(self) -> str:
+        """Return the Merkle root of the record."""
+        return training_root(leaf_hashes(read_leaves(self._folder)))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Make the record durable, since a resume needs it up to the checkpoint."""
+        with self._leaves_path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    def _record(self, step: int, batch: str, model: Any, optimizer: Any) -> None:
+        state = take_state(model, optimizer)
+        save_file(state, state_path(self._folder, step))
+        with self._leaves_path.open("a", encoding="utf-8") as file:
+            file.write(_line({"batch": batch, "state": state_digest(state)}))
+
+
+def _line(leaf: dict[str, str]) -> str:
+    return json.dumps(leaf) + "\n"
+
+
+def state_path(folder: Path, step: int) -> Path:
+    """Return the file of the state after a step of a record."""
+    return folder / f"{step}.safetensors"
+
+
+def read_leaves(folder: Path) -> list[dict[str, str]]:
+    """Return the digests of batch and state by step, from step 0."""
+    path = folder / LEAVES_NAME
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def leaf_hashes(leaves: list[dict[str, str]]) -> list[str]:
+    """Return the leaves of the training's Merkle tree."""
+    return [step_leaf(step, leaf["batch"], leaf["state"]) for step, leaf in enumerate(leaves)]
