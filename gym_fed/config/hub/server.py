@@ -123,9 +123,9 @@ class ServerConfig(ServerSections):
             limit = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
             raise Problems("", [Problem("variants.max_bytes", limit)])
         check_continuous(self)
+        check_audit(self)
         check_secure(self)
         check_private(self)
-        check_audit(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.codec.codec == "as-merged":

@@ -179,6 +179,7 @@ class AuditCheck:
 
     def __init__(self, promised: Mapping[int, str], history: History) -> None:
         self._promised, self._history = promised, history
+        self._merged: dict[int, list[str]] = {}
         self._rounds: set[int] = set()
         self._drawn: dict[str, tuple[int, list[int]]] = {}
         self._judged: set[str] = set()
@@ -189,6 +190,8 @@ class AuditCheck:
         Raises:
             GymError: ``STATE_CORRUPT`` with the entry and its problem.
         """
+        if entry.kind == "version" and isinstance(body.get("updates"), list):
+            self._merged[body["server_round"]] = body["updates"]
         if entry.kind not in (DRAW_KIND, *VERDICT_KINDS):
             return
         where = f"entry {entry.sequence} ({entry.kind})"
@@ -207,6 +210,8 @@ class AuditCheck:
         if server_round in self._rounds:
             raise corrupt(f"{where}: the audits of round {server_round} were drawn before")
         updates, num_steps, terms = body["updates"], int(body["num_steps"]), body["terms"]
+        if sorted(updates) != sorted(self._merged.get(server_round, [])):
+            raise corrupt(f"{where}: its updates are not those of round {server_round}")
         num_drawn = sum(is_drawn(seed, update, float(terms["rate"])) for update in updates)
         if not 0 < num_steps * max(1, num_drawn) <= _MAX_DRAWN_STEPS:
             raise corrupt(f"{where}: it draws from more than {_MAX_DRAWN_STEPS} steps")
