@@ -70,6 +70,11 @@ def repeat_steps(
         try:
             result = trainer.train(dataset=answer.document.rows)
             put_weights(result.model, answer.state(draw.num_steps, replay.shapes))
+            claimed = answer.document.manifest.num_examples
+            if result.num_examples != claimed:
+                replay.report.fail(
+                    f"the update claims {claimed} examples, these rows are {result.num_examples}"
+                )
             if not replay.report.problem and not _is_encoded(answer, spec, model, result.model, Path(folder)):
                 replay.report.fail("the delta is not the state at the end of the training")
             result.model.unload()

@@ -109,8 +109,13 @@ def read_draws(home: Home, client: HubClient) -> Draws:
     copy.sync(client)
     draws = Draws()
     verify_file(copy.path, key, draws)
+    drop_unneeded(home, draws)
+    return draws
+
+
+def drop_unneeded(home: Home, draws: Draws) -> None:
+    """Delete evidence of updates that were not drawn, or that have a verdict."""
     for evidence in list(kept_evidence(home)):
         draw = draws.drawn.get(evidence.update)
-        if (draw is None and evidence.update in draws.considered) or (draw is not None and draw.verdict):
+        if evidence.update in draws.considered and (draw is None or draw.verdict):
             evidence.drop()
-    return draws

@@ -31,7 +31,7 @@ class StepRecorder(StepObserver):
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         super().__init__()
-        self._folder, self._max_bytes = folder, max_bytes
+        self._folder, self.max_bytes = folder, max_bytes
         self._leaves_path = folder / LEAVES_NAME
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -39,11 +39,11 @@ class StepRecorder(StepObserver):
         model = kwargs["model"]
         size = sum(p.numel() * p.element_size() for p in trained_parameters(model).values())
         needed = size * (1 + len(MOMENTS)) * (state.max_steps + 1)
-        if needed > self._max_bytes:
+        if needed > self.max_bytes:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 f"the hub audits updates, and the states of {state.max_steps} steps take "
-                f"{readable_bytes(needed)}; {readable_bytes(self._max_bytes)} are left of max_audit_bytes",
+                f"{readable_bytes(needed)}; {readable_bytes(self.max_bytes)} are left of max_audit_bytes",
                 "raise max_audit_bytes in policy.yaml; gym-client audit list deletes what was not drawn",
             )
         make_folder(self._folder)

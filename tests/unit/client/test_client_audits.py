@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.answer import AuditAnswer, write_answer
 from gym_client.audits.check import repeat_steps
-from gym_client.audits.draws import Draw
-from gym_client.audits.evidence import Evidence
+from gym_client.audits.draws import Draw, Draws, drop_unneeded
+from gym_client.audits.evidence import Evidence, begin_record, drop_expired, kept_evidence
+from gym_client.identity.home import Home
 from safetensors.torch import load_file, save_file
 
 from gym_fed.config.delta import CodecPolicy
@@ -72,6 +78,7 @@ def contribution(
     rows: list[dict[str, Any]] = ROWS,
     recorder: Callable[[Path, int], StepRecorder] = StepRecorder,
     falsify: Callable[[Path], None] = lambda folder: None,
+    num_examples: int = len(ROWS),
 ) -> Evidence:
     """Train and commit; ``falsify`` may change the record and the delta before the commitment."""
     spec, record = task(model), folder / "record"
@@ -98,7 +105,7 @@ def contribution(
         nonce=new_nonce(),
         issued_at_seconds=0,
         expires_at_seconds=1,
-        num_examples=len(rows),
+        num_examples=num_examples,
         training_root=observer.root(),
     )
     (record / "manifest.json").write_text(json.dumps(manifest.model_dump(mode="json")))
@@ -261,6 +268,63 @@ def test_rows_other_than_those_of_the_training_are_caught(
     answer.document = answer.document.model_copy(update={"rows": [{"text": "quite another row"}, *rows[1:]]})
     problem = repeat_steps(answer, draw, model, lambda sha256: tmp_path / sha256, None, "cpu")[1]
     assert "is not made of these rows" in problem
+
+
+def test_a_claim_of_more_examples_than_the_rows_is_caught(model: GlobalModel, tmp_path: Path) -> None:
+    cheat = contribution(model, tmp_path, num_examples=80)
+    assert audit(model, cheat, tmp_path, 1)[1] == "the update claims 80 examples, these rows are 8"
+
+
+def test_a_training_that_was_stopped_and_resumed_commits_to_the_same_root(
+    model: GlobalModel, honest: Evidence, tmp_path: Path
+) -> None:
+    config = round_training(task(model).recipe, 1, tmp_path / "run", "cpu")
+    record = tmp_path / "record"
+
+    def train(should_stop: Callable[[], bool]) -> Any:
+        observer = StepRecorder(record, MAX_BYTES)
+        trainer = Trainer(
+            config, model=model.model, tokenizer=model.tokenizer, observer=observer, should_stop=should_stop
+        )
+        return observer, trainer.train(dataset=ROWS)
+
+    with pytest.raises(GymError) as caught:
+        train(lambda: len(read_leaves(record)) == 3)
+    assert caught.value.code is ErrorCode.INTERRUPTED
+    model.restore()
+    # A step that no checkpoint covers is repeated, and replaced in the record.
+    with (record / "leaves.jsonl").open("a") as file:
+        file.write("{}\n")
+    observer, result = train(lambda: False)
+    result.model.unload()
+    model.restore()
+    assert observer.root() == honest.manifest.training_root
+
+
+def test_evidence_is_deleted_when_it_was_not_drawn_has_a_verdict_or_is_too_old(
+    honest: Evidence, home: Home
+) -> None:
+    for update in ("drawn", "undrawn", "judged", "unknown", "old"):
+        shutil.copytree(honest.folder, home.audits / update)
+    draws = Draws()
+    draws.considered = {"drawn", "undrawn", "judged"}
+    draws.drawn = {"drawn": drawn(honest, 1), "judged": replace(drawn(honest, 1), verdict="audited")}
+    drop_unneeded(home, draws)
+    assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "old", "unknown"]
+    week_and_two_days = 9 * 86400
+    then = time.time() - week_and_two_days
+    os.utime(home.audits / "old" / "manifest.json", (then, then))
+    drop_expired(home)
+    assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "unknown"]
+
+
+def test_evidence_counts_towards_the_policys_bytes(model: GlobalModel, honest: Evidence, home: Home) -> None:
+    shutil.copytree(honest.folder, home.audits / "kept")
+    folder = TaskFolder(home.task_folder("task"))
+    data = Data(ROWS, "rows", "digest")
+    size = Evidence(honest.folder).size_bytes()
+    assert begin_record(home, task(model), folder, data, size + 7).max_bytes == 7
+    assert begin_record(home, task(model), folder, data, size - 7).max_bytes == 0
 
 
 @pytest.fixture
