@@ -17,6 +17,8 @@ from gym_fed.core.file_lock import lock, lockable_folder
 from gym_fed.core.files import write_atomically
 from gym_fed.core.portable import own_user
 
+MAX_KEYS = 10_000
+"""Maximum number of keys in a file, since every request is compared with all of them."""
 MAX_FILE_BYTES = 16 * 2**20
 
 
@@ -37,11 +39,11 @@ class KeysDocument(StrictModel, Generic[KeyT]):
     """The contents of the file; subclasses add ``format``."""
 
     version: Literal[1] = 1
-    keys: tuple[KeyT, ...] = ()
+    keys: tuple[KeyT, ...] = Field((), max_length=MAX_KEYS)
 
 
 class KeyRing(Generic[KeyT]):
-    """The keys of a JSON file with mode 0600; usable from any thread and process.
+    """The keys of a JSON file with mode 0600, at most ``MAX_KEYS``; usable from any thread and process.
 
     Args:
         path: The file.
@@ -59,7 +61,8 @@ class KeyRing(Generic[KeyT]):
         """Read all keys from the file; none if there is no file.
 
         Raises:
-            GymError: ``STATE_CORRUPT``, or ``PERMISSION_DENIED`` for a file that others may write to.
+            GymError: ``STATE_CORRUPT``, also for more than ``MAX_KEYS`` keys or ``MAX_FILE_BYTES`` bytes;
+                ``PERMISSION_DENIED`` for a file that others may write to.
         """
         with self._lock:
             try:
@@ -99,7 +102,8 @@ class KeyRing(Generic[KeyT]):
         """Add a key, and create the file if there is none.
 
         Raises:
-            GymError: ``FILE_EXISTS`` for a name that already has a key; as ``all``.
+            GymError: ``FILE_EXISTS`` for a name that already has a key; ``TOO_LARGE`` for a file that could not be read
+                again; as ``all``.
         """
         with self._changing() as known:
             if any(other.name == key.name for other in known):
@@ -108,6 +112,8 @@ class KeyRing(Generic[KeyT]):
                     f"{self.path} has a key {key.name!r} already",
                     f"remove it first, with `remove {key.name}` in place of `add`",
                 )
+            if len(known) >= MAX_KEYS:
+                raise self._too_large(f"has {MAX_KEYS:,} keys, which is the maximum")
             self._write((*known, key))
 
     @contextmanager
@@ -120,8 +126,13 @@ class KeyRing(Generic[KeyT]):
             yield KeyRing.all(self)
 
     def _write(self, keys: tuple[KeyT, ...]) -> None:
-        text = self._document(keys=keys).model_dump_json(indent=2)
-        write_atomically(self.path, f"{text}\n".encode(), mode=0o600)
+        data = f"{self._document(keys=keys).model_dump_json(indent=2)}\n".encode()
+        if len(data) > MAX_FILE_BYTES:
+            raise self._too_large(f"would have {len(data):,} bytes, the maximum is {MAX_FILE_BYTES:,}")
+        write_atomically(self.path, data, mode=0o600)
+
+    def _too_large(self, problem: str) -> GymError:
+        return GymError(ErrorCode.TOO_LARGE, f"{self.path} {problem}", "remove keys that are no longer used")
 
     def _read(self) -> tuple[KeyT, ...]:
         with self.path.open("rb") as stream:

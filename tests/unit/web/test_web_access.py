@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,8 @@ from fastapi.testclient import TestClient
 from starlette.responses import Response
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.http.key_ring import MAX_FILE_BYTES
+from gym_fed.serving.http import key_ring
+from gym_fed.serving.http.key_ring import MAX_FILE_BYTES, MAX_KEYS
 from gym_fed.web import access as web_keys
 from gym_fed.web.access import (
     MAX_SESSIONS,
@@ -322,6 +324,33 @@ def test_a_file_of_keys_that_is_too_large_or_none_is_not_read(keys: WebKeys) -> 
         with pytest.raises(GymError, match=problem) as refused:
             keys.find("gymweb-" + "0" * 64)
         assert refused.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_more_keys_than_the_file_may_have_are_neither_added_nor_read(
+    keys: WebKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = keys.add("ann", "viewer")
+    monkeypatch.setattr(key_ring, "MAX_KEYS", 1)
+    before = keys.path.read_bytes()
+    with pytest.raises(GymError, match=r"web_keys\.json has 1 keys, which is the maximum") as refused:
+        keys.add("bob", "viewer")
+    assert refused.value.code is ErrorCode.TOO_LARGE
+    monkeypatch.setattr(key_ring, "MAX_KEYS", MAX_KEYS)
+    monkeypatch.setattr(key_ring, "MAX_FILE_BYTES", len(before) + 10)
+    with pytest.raises(GymError, match="bytes, the maximum is") as refused:
+        keys.add("bob", "viewer")
+    assert refused.value.code is ErrorCode.TOO_LARGE
+    assert keys.path.read_bytes() == before
+    assert keys.find(secret) is not None, "a refused key does not lock the others out"
+
+    monkeypatch.undo()
+    document = json.loads(before)
+    document["keys"] *= MAX_KEYS + 1
+    keys.path.write_text(json.dumps(document, separators=(",", ":")))
+    assert keys.path.stat().st_size < MAX_FILE_BYTES
+    with pytest.raises(GymError, match=f"at most {MAX_KEYS} items") as refused:
+        keys.find(secret)
+    assert refused.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_logging_out_ends_the_session_alone(screens: Path) -> None:
