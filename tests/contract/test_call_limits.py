@@ -91,6 +91,42 @@ def test_a_stranger_s_flood_of_status_calls_leaves_those_who_are_logged_in_alone
         assert ann.status().name, "a session has the call counted as its account's"
 
 
+def test_an_address_without_a_login_gets_its_burst_and_then_its_rate_whatever_the_machine_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of the buckets stands still, so a slow machine refills nothing."""
+    monkeypatch.setattr("gym_server.rpc.auth_interceptor._REFUSAL_SECONDS", 0.0)
+    now = 100.0
+    limits = {"calls_per_second": 2, "calls_per_second_of_account": 2, "enrolment_work_bits": 0}
+    found = LoopbackHub(tmp_path / "hub", lambda: now, limits=limits)
+    ann = found.client(tmp_path / "ann")
+    stranger = HubClient(ann.home, ann.address, ann.pin)
+
+    def codes(client: HubClient, method: str, request: Any, count: int) -> list[ErrorCode | None]:
+        return [code_of(lambda: client.call(method, request)) for _ in range(count)]
+
+    def accepted(count: int) -> list[ErrorCode | None]:
+        return [None] * count
+
+    with ann, stranger:
+        assert codes(ann, "Account", pb.AccountRequest(), 1) == [
+            None
+        ]  # from here on the hub knows the session
+        now += 1_000.0
+        assert codes(stranger, "Status", pb.StatusRequest(), 8) == accepted(8), "four seconds' worth"
+        assert codes(stranger, "Status", pb.StatusRequest(), 2) == [ErrorCode.BUSY] * 2
+        with pytest.raises(GymError, match="calls too often") as refused:
+            stranger.call("Status", pb.StatusRequest())
+        assert refused.value.hint == "wait 0.5 s"
+        now += 1.0
+        assert codes(stranger, "Status", pb.StatusRequest(), 3) == [*accepted(2), ErrorCode.BUSY]
+        assert codes(ann, "Account", pb.AccountRequest(), 16) == accepted(16), (
+            "eight seconds' worth of its own"
+        )
+        assert codes(ann, "Account", pb.AccountRequest(), 1) == [ErrorCode.BUSY]
+    found.close()
+
+
 def test_forged_tokens_of_an_account_use_up_the_forger_s_share_and_not_the_account_s(ann: HubClient) -> None:
     session = ann._session
 

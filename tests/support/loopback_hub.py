@@ -9,6 +9,8 @@ import asyncio
 import hashlib
 import json
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +43,16 @@ SPEC = BaseSpec("described", "sha256:" + "ab" * 32, {"a.weight": (16, 64), "b.we
 
 
 class LoopbackHub:
-    """Start it by making it; ``close`` ends it, and the folder can be opened again."""
+    """Start it by making it; ``close`` ends it, and the folder can be opened again.
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    Args:
+        folder: The hub's folder; made if it is not there.
+        clock: Monotonic clock of the rate limits, in seconds.
+        config: Sections of the hub's config.
+    """
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, **config: Any) -> None:
+        self._clock = clock
         if not folder.exists():
             init_hub(folder, HubChoices("described", "loopback", "open"))
             values = {
@@ -68,7 +77,7 @@ class LoopbackHub:
         limits = self.fed.config.limits
         options = server_options(limits.handshake_seconds, limits.connections)
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(self.fed.accounts, limits)], options=options
+            interceptors=[AuthInterceptor(self.fed.accounts, limits, clock=self._clock)], options=options
         )
         add_hub(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
@@ -87,6 +88,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         limits: Rates and call slots per account and per address.
         on_call: Called with the peer of every call, in gRPC's notation.
         traffic: Counters of calls and refusals.
+        clock: Monotonic clock of the rate limits in seconds; tests pass their own.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         limits: LimitsConfig | None = None,
         on_call: Callable[[str], None] = lambda peer: None,
         traffic: HubTraffic | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         limits = limits or LimitsConfig()
         self._accounts, self._on_call = accounts, on_call
@@ -103,9 +106,9 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._known: OrderedDict[str, str] = OrderedDict()  # account by valid token
         burst = max(1.0, BURST_SECONDS * limits.calls_per_second)
         own_burst = max(1.0, 2 * BURST_SECONDS * limits.calls_per_second_of_account)
-        self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst)
-        self._address_rates = TokenBuckets(limits.calls_per_second, burst)
-        self._stream_rates = TokenBuckets(_STREAMS_PER_SECOND, 2.0 * limits.nodes_per_account)
+        self._account_rates = TokenBuckets(limits.calls_per_second_of_account, own_burst, clock=clock)
+        self._address_rates = TokenBuckets(limits.calls_per_second, burst, clock=clock)
+        self._stream_rates = TokenBuckets(_STREAMS_PER_SECOND, 2.0 * limits.nodes_per_account, clock=clock)
         self._account_slots = CallSlots(limits.calls_per_account)
         self._address_slots = CallSlots(limits.calls_per_address)
         self._refused_waiting = 0
