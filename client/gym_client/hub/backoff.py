@@ -40,6 +40,8 @@ TASKS_OWN = (
 
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
+MAX_INTERNAL = 3
+"""Number of the hub's internal errors in a row that are retried, since a defect may concern a single moment."""
 LINE_SECONDS = 60.0
 """Interval between reports that a hub is still unreachable."""
 
@@ -67,6 +69,7 @@ class Backoff:
 
     def __init__(self) -> None:
         self._next = FIRST_SECONDS
+        self._internal = 0
 
     def next_seconds(self) -> float:
         seconds = self._next * random.uniform(0.5, 1.0)
@@ -75,7 +78,12 @@ class Backoff:
 
     def reset(self) -> None:
         """Return to the shortest delay, after the hub answered."""
-        self._next = FIRST_SECONDS
+        self._next, self._internal = FIRST_SECONDS, 0
+
+    def tolerates(self, error: GymError) -> bool:
+        """Return True for one of the hub's first ``MAX_INTERNAL`` internal errors in a row."""
+        self._internal += error.code is ErrorCode.INTERNAL
+        return error.code is ErrorCode.INTERNAL and self._internal <= MAX_INTERNAL
 
 
 def is_passing(error: GymError) -> bool:
@@ -130,7 +138,7 @@ def retry_while_away(
     before_retry: Callable[[], object],
     worth_waiting: Callable[[GymError], bool] = is_passing,
 ) -> T:
-    """Call ``action``, and retry it with backoff while the hub is unreachable.
+    """Call ``action``, and retry it with backoff while the hub is unreachable, or after a few internal errors.
 
     Args:
         stop: Event set by a signal, which ends the waiting.
@@ -147,7 +155,7 @@ def retry_while_away(
         try:
             result = action()
         except GymError as error:
-            if not worth_waiting(error):
+            if not worth_waiting(error) and not backoff.tolerates(error):
                 raise
             outage.away(error)
         else:

@@ -69,6 +69,8 @@ class WorkStream:
                     refused = True
                     self._client.renew_session()
                     continue
+                if backoff.tolerates(error):
+                    error = GymError(ErrorCode.UNAVAILABLE, error.message, error.hint)
                 self._events.put(error)
                 if not is_passing(error):
                     return
@@ -137,7 +139,8 @@ class Lease:
                 reply = client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
                 self.seconds = reply.lease_seconds or self.seconds
             except GymError as error:
-                if not is_passing(error):  # the hub may be restarting; the lease is on its disk
+                # The hub may be restarting, or fail in one call; the lease is on its disk.
+                if not is_passing(error) and error.code is not ErrorCode.INTERNAL:
                     self.lost = error
 
     def end(self, client: HubClient) -> None:

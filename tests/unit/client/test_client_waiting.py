@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from flwr.app import ArrayRecord, RecordDict
 from gym_client.cli.join import JoinOptions, join
 from gym_client.cli.terminal import Consent
 from gym_client.display import (
@@ -24,7 +26,7 @@ from gym_client.display import (
     make_display,
     warnings_shown,
 )
-from gym_client.hub import stream
+from gym_client.hub import backoff, stream
 from gym_client.hub.backoff import LINE_SECONDS, Outage, is_passing, readable_seconds
 from gym_client.identity.home import Home
 from rich.console import Console
@@ -236,6 +238,53 @@ def test_an_answer_that_is_sent_again_prolongs_the_lease_first(scene: Scene) -> 
     assert scene.agent(empty).run(max_rounds=1).num_submitted == 1
     first, second = (i for i, name in enumerate(calls) if name == "Submit")
     assert "Heartbeat" in calls[first:second]
+
+
+@pytest.mark.parametrize(
+    "method", ["Account", "Work", "Download", "Heartbeat", "BeginUpload", "Upload", "Submit"]
+)
+def test_a_call_in_which_the_hub_fails_once_is_made_again_and_the_task_is_answered(
+    scene: Scene, method: str
+) -> None:
+    failed = threading.Event()
+
+    def once(called: str, request: Any) -> None:
+        if called == method and not failed.is_set():
+            failed.set()
+            raise GymError(ErrorCode.INTERNAL, f"{method} failed on the server")
+
+    def work(message: Any, context: Any) -> RecordDict:
+        wait_until(lambda: method != "Heartbeat" or failed.is_set())
+        return RecordDict({"arrays": ArrayRecord([np.zeros(3)])})
+
+    scene.hub.hook = once
+    content = RecordDict({"arrays": ArrayRecord([np.ones(3)])})
+    scene.hub.give(scene.task("m1", content))
+    scene.hub.finish()
+    assert scene.agent(work).run().num_submitted == 1
+    assert failed.is_set()
+    assert not scene.hub.submitted["m1"].HasField("error")
+    assert scene.display.texts("failed") == []
+
+
+def test_a_task_whose_upload_fails_in_the_hub_every_time_is_reported_as_failed_after_some_tries(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backoff, "FIRST_SECONDS", 0.01)
+    calls: list[str] = []
+
+    def always(method: str, request: Any) -> None:
+        calls.append(method)
+        if method == "BeginUpload":
+            raise GymError(ErrorCode.INTERNAL, "BeginUpload failed on the server")
+
+    scene.hub.hook = always
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    arrays = RecordDict({"arrays": ArrayRecord([np.zeros(3)])})
+    assert scene.agent(lambda message, context: arrays).run().num_submitted == 0
+    assert calls.count("BeginUpload") == 1 + backoff.MAX_INTERNAL
+    assert "BeginUpload failed" in scene.error_of("m1").reason
 
 
 def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None:
