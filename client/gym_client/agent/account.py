@@ -8,7 +8,7 @@ from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.evidence import keep_evidence
 from gym_client.display import Display
-from gym_client.hub.backoff import is_passing
+from gym_client.hub.backoff import may_pass
 from gym_client.hub.replies import parse_object, parse_verdicts
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
@@ -41,11 +41,11 @@ class Account:
         self._spent: object = None
 
     def last_word(self) -> None:
-        """Fetch the final verdicts and the balance, unless the hub is unreachable."""
+        """Fetch the final verdicts and the balance, unless the hub is unreachable or fails."""
         try:
             account = self._client.call("Account", pb.AccountRequest())
         except GymError as error:
-            if not is_passing(error):
+            if not may_pass(error):
                 raise
             self.balance = None
             text = f"the last verdict and the balance are not known yet: {error.message}"

@@ -91,6 +91,11 @@ def is_passing(error: GymError) -> bool:
     return error.code in _PASSING
 
 
+def may_pass(error: GymError) -> bool:
+    """Return True if a later call may succeed: ``is_passing``, or an internal error of the hub."""
+    return is_passing(error) or error.code is ErrorCode.INTERNAL
+
+
 class Outage:
     """Reports once that a hub is unreachable, once a minute while it stays so, and once that it is back.
 

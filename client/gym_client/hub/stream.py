@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gym_client.hub.backoff import Backoff, is_passing
+from gym_client.hub.backoff import Backoff, is_passing, may_pass
 from gym_client.hub.transport import HubClient
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -140,7 +140,7 @@ class Lease:
                 self.seconds = reply.lease_seconds or self.seconds
             except GymError as error:
                 # The hub may be restarting, or fail in one call; the lease is on its disk.
-                if not is_passing(error) and error.code is not ErrorCode.INTERNAL:
+                if not may_pass(error):
                     self.lost = error
 
     def end(self, client: HubClient) -> None:

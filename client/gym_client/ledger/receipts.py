@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from gym_client.hub.backoff import is_passing
+from gym_client.hub.backoff import may_pass
 from gym_client.hub.heads import Heads
 from gym_client.hub.replies import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.transport import HubClient
@@ -49,7 +49,7 @@ class Receipts:
             verdicts: The verdicts of ``AccountReply.verdicts_json``, each with its ledger entries under ``entries``.
 
         Returns:
-            Number of new receipts. A hub that is unreachable is asked again next time.
+            Number of new receipts. The others are fetched next time if the hub is unreachable or fails.
 
         Raises:
             GymError: ``SIGNATURE_INVALID``, ``LEDGER_FORKED``, and the hub's refusal of an entry that it reported.
@@ -60,7 +60,7 @@ class Receipts:
             try:
                 proof = self._client.prove(sequence)
             except GymError as error:
-                if is_passing(error):
+                if may_pass(error):
                     return done
                 raise
             self._keep(proof, sequence)

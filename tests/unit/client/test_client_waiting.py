@@ -287,6 +287,19 @@ def test_a_task_whose_upload_fails_in_the_hub_every_time_is_reported_as_failed_a
     assert "BeginUpload failed" in scene.error_of("m1").reason
 
 
+def test_a_run_whose_last_balance_fails_in_the_hub_ends_with_its_receipts(scene: Scene) -> None:
+    def after_the_answer(method: str, request: Any) -> None:
+        if method == "Account" and scene.hub.submitted:
+            raise GymError(ErrorCode.INTERNAL, "Account failed on the server")
+
+    scene.hub.hook = after_the_answer
+    scene.hub.give(scene.task("m1"))
+    scene.hub.finish()
+    result = scene.agent(empty).run()
+    assert (result.num_submitted, result.balance) == (1, None)
+    assert "Account failed on the server" in scene.display.texts("away")[-1]
+
+
 def test_a_silence_is_broken_by_what_goes_on_and_not_when_nothing_does() -> None:
     inner, clock = Silence(), Clock()
     narrator = EventReporter(inner, often=False, clock=clock)
