@@ -1,4 +1,4 @@
-"""A TCP proxy between contributors and a hub whose first connections fail, each in its own way and at its own byte."""
+"""A TCP proxy between contributors and a hub that breaks connections: at chosen bytes, or at a chosen moment."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ class FaultyLine(TcpListener):
 
     Args:
         port: The hub's, on loopback.
-        faults: Number of connections that fail; those after them are carried as they are.
-        seed: Of the bytes after which connections fail.
+        faults: Number of first connections that fail; later ones are only broken by ``fail``.
+        seed: Seed of the bytes after which connections fail.
 
     Attributes:
         failed: Kinds of the connections that have failed.
     """
 
-    def __init__(self, port: int, faults: int, seed: int = 0) -> None:
+    def __init__(self, port: int, faults: int = 0, seed: int = 0) -> None:
         draw = random.Random(seed)
         self._port = port
         self._plan = [(KINDS[n % len(KINDS)], int(10 ** draw.uniform(2.5, 4.3))) for n in range(faults)]
         self.failed: list[str] = []
+        self._connections: list[_Connection] = []
         super().__init__()
 
     def connected(self, stream: socket.socket) -> None:
@@ -44,7 +45,13 @@ class FaultyLine(TcpListener):
         except OSError:  # the hub is being started again
             stream.close()
             return
-        _Connection(self, stream, far, *(self._plan.pop(0) if self._plan else ("", 0)))
+        fault = self._plan.pop(0) if self._plan else ("", 0)
+        self._connections.append(_Connection(self, stream, far, *fault))
+
+    def fail(self, kind: str) -> None:
+        """Break every connection in this way, as soon as it carries another byte."""
+        for connection in self._connections:
+            connection.fail(kind)
 
 
 class _Connection:
@@ -55,6 +62,10 @@ class _Connection:
         self._lock = threading.Lock()
         for source, target in ((near, far), (far, near)):
             threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
+
+    def fail(self, kind: str) -> None:
+        with self._lock:
+            self._kind, self._left = kind, 1
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
         try:
@@ -74,6 +85,7 @@ class _Connection:
             with suppress(OSError):  # the other thread was first
                 if self._kind == "reset" and self._left <= 0:
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    end.shutdown(socket.SHUT_RD)  # wakes the other thread, whose recv keeps the socket open
                     end.close()
                 else:
                     end.shutdown(socket.SHUT_RDWR)

@@ -29,6 +29,7 @@ from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.database import Database
 from gym_server.store.tables import rounds
+from gym_server.traffic import HubTraffic
 
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
@@ -48,10 +49,18 @@ class LoopbackHub:
     Args:
         folder: The hub's folder; made if it is not there.
         clock: Monotonic clock of the rate limits, in seconds.
+        on_call: Called with the method's name at the beginning of every call.
         config: Sections of the hub's config.
     """
 
-    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+        on_call: Callable[[str], None] = lambda method: None,
+        **config: Any,
+    ) -> None:
+        self._on_call = on_call
         self._clock = clock
         if not folder.exists():
             init_hub(folder, HubChoices("described", "loopback", "open"))
@@ -77,7 +86,10 @@ class LoopbackHub:
         limits = self.fed.config.limits
         options = server_options(limits.handshake_seconds, limits.connections)
         self._server = grpc.aio.server(
-            interceptors=[AuthInterceptor(self.fed.accounts, limits, clock=self._clock)], options=options
+            interceptors=[
+                AuthInterceptor(self.fed.accounts, limits, traffic=_Traffic(self._on_call), clock=self._clock)
+            ],
+            options=options,
         )
         add_hub(Hub(self.fed, wakeups), self._server)
         keys = self.fed.folder / "keys"
@@ -101,6 +113,16 @@ class LoopbackHub:
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(SECONDS)
+
+
+class _Traffic(HubTraffic):
+    def __init__(self, on_call: Callable[[str], None]) -> None:
+        super().__init__()
+        self._on_call = on_call
+
+    def called(self, method: str) -> None:
+        super().called(method)
+        self._on_call(method)
 
 
 def some_delta(folder: Path, seed: int = 0, digest: str = SPEC.digest) -> Path:
@@ -133,15 +155,20 @@ def manifest_of(path: Path, name: str = "mine", **changes: Any) -> VariantManife
 
 def task_of_open_round(hub: LoopbackHub, session: str, number: int = 1) -> str:
     """Open a round that collects updates, and lease its task to the node of a session; gives the task's id."""
+    node = hub.fed.accounts.session(session).node_id
+    task = give_task(hub, node, number)
+    hub.fed.queue.lease(node)
+    return task
+
+
+def give_task(hub: LoopbackHub, node: int, number: int = 1, content: bytes = b"") -> str:
+    """Open a round that collects updates, and queue its task for a node; gives the task's id."""
     spec = json.dumps({"version_digest": hub.fed.base.digest})
     now = hub.fed.clock.now()
     row = {"server_round": number, "state": "collecting", "base_height": 0, "opened_at": now}
     with hub.fed.database.transaction() as tx:
         tx.execute(rounds.insert().values(**row, reason="", spec=spec))
-    node = hub.fed.accounts.session(session).node_id
-    task = hub.fed.queue.push(node, str(number), "train", now, 3600, b"")
-    hub.fed.queue.lease(node)
-    return task
+    return hub.fed.queue.push(node, str(number), "train", now, 3600, content)
 
 
 def update_of(
