@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.version_sum import VersionSum
 from gym_client.audits.answer import AuditAnswer, invalid
 from gym_client.audits.draws import Draw
 from gym_fed.config.hub.round_training import round_training
@@ -57,9 +58,11 @@ def repeat_steps(
     from gym_fed.training.trainer import Trainer
 
     spec = answer.document.task
-    model.advance(spec, soup_path)
     replay = StepReplay(draw.steps, answer.batches(), answer.state, draw.terms.tolerance)
     with tempfile.TemporaryDirectory() as folder:
+        sums = Path(folder) / "versions"
+        sums.mkdir()
+        model.advance(spec, soup_path, VersionSum(sums))
         config = round_training(spec.recipe, spec.server_round, Path(folder) / "run", device)
         trainer = Trainer(
             config.model_copy(update={"save_steps": draw.num_steps + 1}),

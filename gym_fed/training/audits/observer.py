@@ -27,7 +27,8 @@ class StepObserver(TrainerCallback):
             step = int(trainer.state.global_step) + 1
             self._batches.append({name: value for name, value in inputs.items() if isinstance(value, Tensor)})
             if not self.computes(step):
-                return next(model.parameters()).new_zeros(())
+                none: Tensor = next(model.parameters()).new_zeros(())
+                return none
             loss: Tensor = compute(model, inputs, *args, **named)
             return loss
 

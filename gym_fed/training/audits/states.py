@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -68,7 +69,7 @@ def _digest(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name].detach().to("cpu").contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -84,4 +85,4 @@ def relative_distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor
 
 def norm(tensors: Mapping[str, Tensor]) -> float:
     """Return the L2 norm over all tensors."""
-    return sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))

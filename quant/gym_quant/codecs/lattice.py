@@ -173,10 +173,10 @@ def _write(codes: Codes) -> bytes:
     body = _pack(digits, levels, best)
     packed = _deflate(body)
     stored = _pack(digits, levels, most)
-    head = bytes([low & 255, levels - 1])
+    grid = bytes([low & 255, levels - 1])
     if len(packed) < len(stored):
-        return bytes([best | _DEFLATED]) + head + packed
-    return bytes([most]) + head + stored
+        return bytes([best | _DEFLATED]) + grid + packed
+    return bytes([most]) + grid + stored
 
 
 def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
