@@ -158,22 +158,16 @@ def _write(codes: Codes) -> bytes:
     """Write codes in the shortest of a few ways, which are compared on a sample of a large tensor."""
     low, levels = int(codes.min()), int(codes.max() - codes.min()) + 1
     if levels > 256 or not -128 <= low <= 127:
-        wide = 2 if levels <= 1 << 16 else 4
-        body = (codes - low).astype(f"<u{wide}").tobytes()
-        packed = _deflate(body)
-        head = 0 if wide == 2 else 15
-        start = low.to_bytes(4, "little", signed=True)
-        if len(packed) < len(body):
-            return bytes([head | _DEFLATED]) + start + packed
-        return bytes([head]) + start + body
-    most = max(k for k in range(1, 9) if max(levels, 2) ** k <= 256)
-    digits, sample = codes - low, (codes - low)[:_SAMPLE]
-    ways = range(max(1, most - 2), most + 1)
-    best = min(ways, key=lambda k: len(_deflate(_pack(sample, levels, k))))
-    body = _pack(digits, levels, best)
-    packed = _deflate(body)
-    stored = _pack(digits, levels, most)
-    grid = bytes([low & 255, levels - 1])
+        most = best = 0 if levels <= 1 << 16 else 15
+        stored = (codes - low).astype("<u2" if best == 0 else "<u4").tobytes()
+        head, packed = low.to_bytes(4, "little", signed=True), _deflate(stored)
+    else:
+        digits = codes - low
+        most = max(k for k in range(1, 9) if max(levels, 2) ** k <= 256)
+        ways = range(max(1, most - 2), most + 1)
+        best = min(ways, key=lambda k: len(_deflate(_pack(digits[:_SAMPLE], levels, k))))
+        head, packed = bytes([low & 255, levels - 1]), _deflate(_pack(digits, levels, best))
+        stored = _pack(digits, levels, most)
     if len(packed) < len(stored):
         return bytes([best | _DEFLATED]) + grid + packed
     return bytes([most]) + grid + stored

@@ -234,6 +234,13 @@ def test_what_follows_the_noise_is_the_same_as_in_any_merge(write: Write, tmp_pa
     merge(files, [1.0] * 3, rules, tmp_path / "c", SPEC, feedback, private=private())
     with DeltaFile.open(tmp_path / "c", SPEC) as made:
         assert all(torch.equal(torch.sign(made.decode(n)), torch.sign(once[n])) for n in SHAPES)
+    rules = recipe(codec=CodecPolicy(codec="lattice"))
+    merge(files, [1.0] * 3, rules, tmp_path / "d", SPEC, feedback, private=private())
+    with DeltaFile.open(tmp_path / "d", SPEC) as made:
+        for name in SHAPES:
+            found = made.integers(name)
+            assert found is not None
+            assert float((made.decode(name) - once[name]).abs().max()) <= 2.0 ** (found.exponent - 1)
 
 
 # ---- votes ----
