@@ -21,10 +21,10 @@ from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
 from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
-DEFAULT = "byzantine_robust"
+DEFAULT = ByzantineEvidence.name
 ROOT_ALONE = "root alone"
 """No rule: nobody is heard, the coordinator's own update is the soup. What contributors add must beat it."""
-BUDGET_ONLY = "byzantine_evidence without rows"
+BUDGET_ONLY = f"{DEFAULT} without rows"
 RULES = (
     "mean",
     "norm_cap+mean",
@@ -44,10 +44,10 @@ RULES = (
     "caf",
     "norm_cap+caf",
     "norm_cap+nnm+caf",
-    DEFAULT,
+    "byzantine_robust",
     "fltrust",
     "fltrust_caf",
-    "byzantine_evidence",
+    DEFAULT,
     BUDGET_ONLY,
     ROOT_ALONE,
 )

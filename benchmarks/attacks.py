@@ -32,7 +32,9 @@ from _digits import SETS, Schedule, Split
 from _duel import CONTRIBUTORS, minority, play
 from _report import SHARED, Report, kept, options, picture, show
 
-AIM_ACCURACY, AIM_SHARE = 92.0, 0.6
+AIM_ACCURACY = {("digits", True): 90.0, ("digits", False): 88.0, ("mnist", True): 84.0}
+"""Accuracy in % of the default under the worst attack, by images and whether updates are packed."""
+AIM_SHARE, AIM_LABEL, AIM_BACKDOOR = 0.6, 70.0, 5.0
 MALICIOUS, FIRST_SEED = 4, 30
 QUICK_RULES, QUICK_ATTACKS = (
     ("mean", DEFAULT),
@@ -145,7 +147,7 @@ def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[s
     rows = []
     for rule, found in by_rule.items():
         worst = min(found.values(), key=lambda cell: cell.percent)
-        doors = [found[name] for name in ("backdoor", "backdoor_unscaled") if name in found]
+        doors = [cell for name, cell in found.items() if "backdoor" in name]
         trigger = ", ".join(f"{100 * cell.backdoor:.0f}" for cell in doors) or "-"
         cells_of = (f"{found[name].percent:.1f}" for name in attacks)
         rows.append([rule, *cells_of, f"{worst.percent:.1f} {worst.attack}", trigger])
@@ -155,14 +157,16 @@ def print_table(report: Report, setting: str, cells: list[Cell], attacks: list[s
             report.compare(what, found[attack].percent, peer, unit="%", better="higher")
     headers = [header.replace("_", "\n") for header in ("rule", *attacks, "worst", "backdoor")]
     show(f"accuracy in %: {setting}", headers, rows)
-    if DEFAULT in by_rule:
-        worst = min(by_rule[DEFAULT].values(), key=lambda cell: cell.percent)
-        report.aim(
-            f"{DEFAULT}: accuracy in % under {worst.attack}, the worst of {len({*attacks} - {'none'})} ({setting})",
-            worst.percent,
-            AIM_ACCURACY,
-            better="higher",
-        )
+    aim = AIM_ACCURACY.get((cells[0].images, cells[0].packed))
+    if DEFAULT in by_rule and aim is not None:
+        found = by_rule[DEFAULT]
+        worst = min(found.values(), key=lambda cell: cell.percent)
+        number = len({*attacks} - {"none"})
+        label = f"{DEFAULT}: accuracy in % under {worst.attack}, the worst of {number} ({setting})"
+        report.aim(label, worst.percent, aim, better="higher")
+        for name in (name for name in found if name.endswith("backdoor_unscaled")):
+            label = f"{DEFAULT}: images in % that {name} takes ({setting})"
+            report.aim(label, 100 * found[name].backdoor, AIM_BACKDOOR)
 
 
 def shares(report: Report, arguments: argparse.Namespace) -> None:
@@ -181,10 +185,9 @@ def shares(report: Report, arguments: argparse.Namespace) -> None:
         cells = ["-" if figure is None else f"{figure:.2f}" for figure in (*own, *worst)]
         rows.append([rule, *cells[:2], f"{100 * lone.label_accuracy:.0f}", *cells[2:]])
         if rule == DEFAULT:
-            for name, figure in zip(("by coefficient", "by length"), worst, strict=True):
-                assert figure is not None  # the default weighs whole updates
-                label = f"{rule}: worst-off contributor's share without attackers, {name}, packed"
-                report.aim(label, figure, AIM_SHARE, better="higher")
+            label = f"{rule}: the only holder of a label, without attackers: "
+            report.aim(f"{label}share by coefficient", lone.by_coefficient, AIM_SHARE, better="higher")
+            report.aim(f"{label}its label, %", 100 * lone.label_accuracy, AIM_LABEL, better="higher")
     headers = (
         "rule",
         "lone holder\nby coefficient",
