@@ -39,7 +39,7 @@ from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.merging import merge, window_plan
-from gym_fed.soup.window import Window, staleness_weight
+from gym_fed.soup.window import RoundWindow, staleness_weight
 
 SPEAKERS, MALICIOUS, MERGE_EVERY, MAX_STALENESS = 20, 4, 8, 20
 LENGTH, BATCH, STEPS, RATE, HELDOUT_ROWS = 64, 4, 10, 2e-3, 96
@@ -178,12 +178,14 @@ class Community:
     def loss(self) -> float:
         return loss_of(self.model.model, self.heldout)
 
-    def _opened(self, stack: ExitStack, sent: dict[int, tuple[Path, int]]) -> tuple[list[DeltaFile], Window]:
+    def _opened(
+        self, stack: ExitStack, sent: dict[int, tuple[Path, int]]
+    ) -> tuple[list[DeltaFile], RoundWindow]:
         files = [stack.enter_context(DeltaFile.open(path, self.spec)) for path, _ in sent.values()]
         left = [path for number, path in self.latest.items() if number not in sent] if self.arm.window else []
         others = [stack.enter_context(DeltaFile.open(path, self.spec)) for path in left]
         every = self.arm.merge_every or len(files)
-        return files, Window(every, [age for _, age in sent.values()], others, [1.0] * len(others))
+        return files, RoundWindow(every, [age for _, age in sent.values()], others, [1.0] * len(others))
 
     def _lie(self) -> Delta:
         if not self.honest:

@@ -34,7 +34,7 @@ from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks
 from gym_fed.soup.stacks import Stack, stacks_of
-from gym_fed.soup.window import Window
+from gym_fed.soup.window import RoundWindow
 
 _COMFORTABLE = 2.0**30
 """Norms between this and its inverse need no rescaling before products are computed in float32."""
@@ -54,7 +54,7 @@ class SoupReport:
         encoding: Codec of each tensor of the soup, and the reason for it.
         lost: For LoRA factors truncated to a rank: the share of each tensor's norm that the rank leaves out.
         private: The report of a merge with differential privacy; ``update_norms`` and ``clip_factors`` are empty then.
-        admitted: Admitted weight of each update of a continuous round (``Window.added``); None for other rounds.
+        admitted: Admitted weight of each update of a continuous round (``RoundWindow.added``); None for other rounds.
     """
 
     sha256: str
@@ -83,7 +83,7 @@ def merge(
     on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
     verdicts: Sequence[bool] | None = None,
-    window: Window | None = None,
+    window: RoundWindow | None = None,
 ) -> SoupReport:
     """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
 
@@ -185,9 +185,9 @@ def window_plan(
     weights: Sequence[float],
     recipe: SoupRecipe,
     spec: BaseSpec,
-    window: Window,
+    window: RoundWindow,
 ) -> tuple[CombinationWeights, tuple[float, ...]]:
-    """Weigh a window's updates by the recipe's rules; return ``Window.added`` of the result.
+    """Weigh a window's updates by the recipe's rules; return ``RoundWindow.added`` of the result.
 
     Args:
         updates: The new updates.

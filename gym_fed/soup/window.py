@@ -24,7 +24,7 @@ def staleness_weight(staleness: int) -> float:
 
 
 @dataclass(frozen=True)
-class Window:
+class RoundWindow:
     """The part of a continuous round that a synchronous one lacks.
 
     Attributes:

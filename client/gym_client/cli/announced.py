@@ -75,6 +75,16 @@ def announced_soup_form(status: pb.StatusReply) -> str:
     return form if isinstance(form, str) and form in SOUP_FORMS else ""
 
 
+def announced_continuous(status: pb.StatusReply) -> dict[str, int] | None:
+    """Return ``merge_every`` and ``max_staleness`` of a hub with continuous rounds; None for synchronous rounds."""
+    document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
+    named = document.get("continuous")
+    if not isinstance(named, dict):
+        return None
+    values = {key: named.get(key) for key in ("merge_every", "max_staleness")}
+    return {key: value for key, value in values.items() if type(value) is int}
+
+
 def rounds_to_come(status: pb.StatusReply, limit: int | None) -> int | None:
     """Return the smaller of the rounds that the hub still plans and those wanted; None if neither is known."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None

@@ -18,6 +18,7 @@ from gym_client.cli.announced import (
     SOUP_FORMS,
     announced,
     announced_audit,
+    announced_continuous,
     announced_pay,
     announced_soup_form,
     bytes_to_join,
@@ -84,6 +85,8 @@ class Offer:
     """The terms of audits; None if the hub has none."""
     rounds: int | None = None
     """Remaining rounds; None if unknown."""
+    continuous: dict[str, int] | None = None
+    """Numbers of continuous rounds; None for synchronous rounds."""
     rows: dict[str, Any] = field(default_factory=dict)
     """Numbers of the given rows by use; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
@@ -193,6 +196,11 @@ class Offer:
         lines = [f"{self._rounds()}; {self.device}"]
         if self.costs is not None:
             lines.append(self.costs.time_line(self.rounds))
+        if self.continuous is not None:
+            oldest = self.continuous.get("max_staleness", 0)
+            lines.append(
+                f"continuous rounds: none waits for you, and an update counts until it is {oldest} versions old"
+            )
         return [("time" if not number else "", line) for number, line in enumerate(lines)]
 
     def _fetched(self) -> list[tuple[str, str]]:
@@ -278,6 +286,7 @@ def make_offer(
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
         rounds=rounds_to_come(status, rounds),
+        continuous=announced_continuous(status),
         rows=counts.as_dict(),
         rows_in_words=_in_words(counts, recipe),
     )

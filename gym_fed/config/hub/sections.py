@@ -86,6 +86,12 @@ class RoundsConfig(StrictModel):
             return self.merge_every
         return max(self.min_contributors, math.floor(self.quorum_share * num_tasks) + 1 if num_tasks else 0)
 
+    def in_words(self) -> str:
+        """Return the mode in words."""
+        if self.mode == "continuous":
+            return f"continuous: merged at weight {self.merge_every}, updates up to {self.max_staleness} versions old"
+        return "synchronous"
+
     @model_validator(mode="after")
     def _validate_bounds(self) -> RoundsConfig:
         if self.grace_max_seconds is not None and self.grace_max_seconds < self.grace_min_seconds:

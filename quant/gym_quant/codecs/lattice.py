@@ -169,8 +169,8 @@ def _write(codes: Codes) -> bytes:
         head, packed = bytes([low & 255, levels - 1]), _deflate(_pack(digits, levels, best))
         stored = _pack(digits, levels, most)
     if len(packed) < len(stored):
-        return bytes([best | _DEFLATED]) + grid + packed
-    return bytes([most]) + grid + stored
+        return bytes([best | _DEFLATED]) + head + packed
+    return bytes([most]) + head + stored
 
 
 def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:

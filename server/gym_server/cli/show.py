@@ -105,6 +105,7 @@ def status_of(
         "round_state": current.state if current else "",
         "merge": merge,
         "num_rounds": config.rounds.num_rounds,
+        "rounds_mode": config.rounds.mode,
         "committed": committed,
         "paused": paused(state.database),
         "pause": pause.to_dict() if (pause := steering.paused()) else None,

@@ -56,6 +56,7 @@ class Snapshot:
     server_round: int = 0
     state: str = ""
     deadline: float | None = None
+    """None in continuous rounds, which have none."""
     tasks: dict[int, TaskProgress] = field(default_factory=dict)
     """Tasks by node id."""
     members: dict[str, str] = field(default_factory=dict)
@@ -143,7 +144,7 @@ def look(
     return Snapshot(
         server_round=number,
         state=current.state if current else "",
-        deadline=current.deadline if current else None,
+        deadline=current.deadline if current and config.rounds.mode == "synchronous" else None,
         seen_at=now,
         tasks=tasks,
         members=members,

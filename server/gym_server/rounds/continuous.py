@@ -20,7 +20,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.window import Window
+from gym_fed.soup.window import RoundWindow
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.rounds.queue import LATE
 from gym_server.rounds.round_store import MERGING, latest_round
@@ -47,14 +47,14 @@ class WindowUpdates:
 
     def opened(
         self, stack: ExitStack, path_of: Callable[[str], Path], spec: BaseSpec, recipe: SoupRecipe
-    ) -> Window:
+    ) -> RoundWindow:
         """Open the files of the other updates on ``stack``."""
         files = [
             stack.enter_context(DeltaFile.open(path_of(one.delta_sha256), spec, any_version=True))
             for one in self.others
         ]
         weights = recipe.weights([one.num_examples for one in self.others])
-        return Window(self.merge_every, self.staleness, files, weights)
+        return RoundWindow(self.merge_every, self.staleness, files, weights)
 
     def entry_fields(self, manifests: Sequence[UpdateManifest]) -> dict[str, Any]:
         """Return the window as the version's ledger entry records it; ``manifests`` are the round's own updates."""

@@ -68,8 +68,11 @@ class CallsBesideRounds:
             "soup": self._downloads.form.to_dict(),
             "rounds_left": max(0, self._live_config.current.rounds.num_rounds - made),
         }
-        if (audit := self._live_config.current.rounds.audit) is not None:
-            recipe["audit"] = audit.terms().model_dump(mode="json")
+        rounds = self._live_config.current.rounds
+        if rounds.audit is not None:
+            recipe["audit"] = rounds.audit.terms().model_dump(mode="json")
+        if rounds.mode == "continuous":
+            recipe["continuous"] = {key: getattr(rounds, key) for key in ("merge_every", "max_staleness")}
         plugins = plugins_of_round(
             self._live_config.current, self._state.ledger, self._live_config.current.recipe
         )

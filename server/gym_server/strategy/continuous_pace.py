@@ -43,7 +43,7 @@ class ContinuousPace(Pace):
         """Cache: ids of the round's updates, and their admitted weight."""
 
     def summary(self) -> str:
-        return f"continuous, merged at weight {self._live_config.current.rounds.merge_every}"
+        return self._live_config.current.rounds.in_words()
 
     def task_seconds(self, current: Round) -> float:
         rounds = self._live_config.current.rounds

@@ -153,6 +153,7 @@ def _updates(
     query = (
         select(
             *(updates.c[name] for name in columns),
+            updates.c.manifest,
             accounts.c.name,
             contributions.c.score,
             contributions.c.error,
@@ -185,6 +186,7 @@ def _updates(
                 for key in ("code", "reason", "norm", "heldout_change", "score", "error", "reputation")
             }
             line["bytes"] = row["delta_bytes"]
+            line["task_round"] = json.loads(row["manifest"])["server_round"]
         found.append(line)
     return total, found
 

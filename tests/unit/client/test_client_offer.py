@@ -11,7 +11,7 @@ import pytest
 import torch
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
-from gym_client.cli.announced import announced, rounds_to_come
+from gym_client.cli.announced import announced, announced_continuous, rounds_to_come
 from gym_client.cli.costs import RoundTime, update_bytes
 from gym_client.cli.offer import Offer
 from gym_client.hub.traffic import Bandwidth
@@ -177,6 +177,21 @@ def test_the_rounds_to_come_are_those_that_the_hub_announces_or_fewer(
 ) -> None:
     status = pb.StatusReply(num_rounds=10, version_height=4, recipe_json=json.dumps(recipe))
     assert rounds_to_come(status, limit) == rounds
+
+
+@pytest.mark.parametrize(
+    ("recipe", "found"),
+    [
+        ({}, None),
+        ({"continuous": 5}, None),
+        ({"continuous": {"merge_every": 8, "max_staleness": 20}}, {"merge_every": 8, "max_staleness": 20}),
+        ({"continuous": {"merge_every": "8", "max_staleness": 20}}, {"max_staleness": 20}),
+    ],
+)
+def test_continuous_rounds_are_read_from_the_hubs_announcement(
+    recipe: dict[str, object], found: dict[str, int] | None
+) -> None:
+    assert announced_continuous(pb.StatusReply(recipe_json=json.dumps(recipe))) == found
 
 
 def test_a_base_is_read_again_from_disk_and_refused_once_it_has_changed_there(

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_server.rewards.split import split
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import COMMITTED, MERGING
 from gym_server.store.tables import round_tasks, updates
 from sqlalchemy import select
 
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.core.errors import ErrorCode
 from tests.support.paced_room import Member, PacedRoom, task_in
 
@@ -157,3 +159,10 @@ def test_a_hub_killed_while_merging_keeps_tasks_and_the_updates_that_came_meanwh
     assert [row.verdict for row in sent_by(room, next_one)] == ["merged"]
     assert slow.lost == 0
     assert replay(room.fed.state, 2)["updates"] >= 3
+
+
+def test_participation_is_divided_by_admitted_weight_and_none_goes_to_weight_zero() -> None:
+    names = {"fresh": 1.0, "stale": 0.5, "rejected": 0.0}
+    config = RewardsConfig(participation_ramp=False, pool=900)
+    found = split(config, dict.fromkeys(names, 1.0), shares=names)
+    assert found.credits == {"fresh": 600, "stale": 300, "rejected": 0}

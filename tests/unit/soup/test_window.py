@@ -15,7 +15,7 @@ from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.gram import CombinationWeights
 from gym_fed.soup.merging import merge
-from gym_fed.soup.window import Window, staleness_weight
+from gym_fed.soup.window import RoundWindow, staleness_weight
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SHAPES = {"w.weight": (4, 64)}
@@ -26,25 +26,25 @@ def plan(*coefficients: float) -> CombinationWeights:
 
 
 def test_fresh_updates_of_equal_weight_are_averaged() -> None:
-    combination, admitted = Window(2, [0, 0]).added(plan(0.5, 0.5))
+    combination, admitted = RoundWindow(2, [0, 0]).added(plan(0.5, 0.5))
     assert admitted == (1.0, 1.0)
     assert combination.matrix.tolist() == [[0.5, 0.5]]
 
 
 def test_a_stale_update_counts_less_and_is_added_with_less_weight() -> None:
-    combination, admitted = Window(2, [0, 3]).added(plan(0.5, 0.5))
+    combination, admitted = RoundWindow(2, [0, 3]).added(plan(0.5, 0.5))
     assert admitted == (1.0, staleness_weight(3)) == (1.0, 0.5)
     assert combination.matrix.tolist() == [[0.5, 0.25]]
 
 
 def test_an_update_of_weight_zero_adds_nothing_and_does_not_count() -> None:
-    combination, admitted = Window(8, [0, 0]).added(plan(0.0, 0.25, 0.25, 0.5))
+    combination, admitted = RoundWindow(8, [0, 0]).added(plan(0.0, 0.25, 0.25, 0.5))
     assert admitted == (0.0, 1.0)
     assert combination.matrix.tolist() == [[0.0, 1.0 / 4]]
 
 
 def test_an_early_merge_of_a_rejected_majority_does_not_amplify_the_others() -> None:
-    combination, _ = Window(8, [0, 0, 0]).added(plan(*[0.01] * 3, *[0.97 / 17] * 17))
+    combination, _ = RoundWindow(8, [0, 0, 0]).added(plan(*[0.01] * 3, *[0.97 / 17] * 17))
     assert float(combination.matrix.sum()) == pytest.approx(3 * 0.2 / 8)
 
 
@@ -55,7 +55,7 @@ def written(folder: Path, name: str, values: torch.Tensor, base: str) -> Path:
     return path
 
 
-def test_four_fast_liars_in_a_round_of_eight_are_outvoted_by_the_window(tmp_path: Path) -> None:
+def test_four_fast_malicious_updates_in_a_round_of_eight_are_outvoted_by_the_window(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(4, 64, generator=generator)
     honest = [common + 0.5 * torch.randn(4, 64, generator=generator) for _ in range(16)]
@@ -67,7 +67,7 @@ def test_four_fast_liars_in_a_round_of_eight_are_outvoted_by_the_window(tmp_path
     spec = BaseSpec("tiny", new, SHAPES)
     updates = [DeltaFile.open(path, spec, any_version=True) for path in paths]
     others = [DeltaFile.open(path, spec, any_version=True) for path in rest]
-    window = Window(8, [1, *[0] * 7], others, [1.0] * 12)
+    window = RoundWindow(8, [1, *[0] * 7], others, [1.0] * 12)
     report = merge(updates, [1.0] * 8, recipe, tmp_path / "soup.gymdelta", spec, window=window)
     with DeltaFile.open(tmp_path / "soup.gymdelta", spec) as soup:
         step = soup.decode("w.weight").flatten()

@@ -59,7 +59,7 @@ export async function show(root) {
     el("div", {class: "columns"},
       section("This hub", facts([
         ["Model", about.base_model], ["Base digest", short(about.base_digest, 24)], ["Hub", short(about.server)],
-        ["Address", about.listen], ["Joining", about.enrolment], ["Training", about.algorithm], ["Merging", about.aggregator],
+        ["Address", about.listen], ["Joining", about.enrolment], ["Training", about.algorithm], ["Merging", about.aggregator], ["Rounds", about.rounds],
         ["Newest version", newest],
       ])),
       section("TLS fingerprint", el("p", {class: "quiet"}, "Contributors compare it with what their invite says."), copyable(about.fingerprint))));

@@ -18,13 +18,15 @@ export async function show(root, {round}) {
     const columns = [
       {name: "Contributor", of: (one) => person(one.contributor, one.name)},
       {name: "Verdict", of: (one) => outcome(one.verdict)},
+      {name: "Task of round", number: true, of: (one) => number(one.task_round)},
       {name: "Norm", number: true, of: (one) => number(one.norm, 3)},
       {name: "Held-out change", number: true, of: (one) => signed(one.heldout_change)},
       {name: "Score", number: true, of: (one) => withError(one.score, one.error)},
       {name: "Credits", number: true, of: (one) => number(one.credit)},
       {name: "Sent", number: true, of: (one) => bytes(one.bytes)},
       {name: "Reason", class: "reason", of: (one) => one.reason},
-    ].filter((column) => !found.is_sealed || ["Contributor", "Verdict", "Credits"].includes(column.name));
+    ].filter((column) => !found.is_sealed || ["Contributor", "Verdict", "Credits"].includes(column.name))
+      .filter((column) => column.name !== "Task of round" || found.updates.some((one) => one.task_round !== found.server_round));
     const pages = pager({offset, limit: PAGE, total: found.total, turn: (to) => { offset = to; load(); }, label: "Pages of updates"});
     return section("Updates",
       found.is_sealed && el("p", {class: "quiet"}, "Rounds of this hub are private. An operator sees refusals, norms and reasons."),
