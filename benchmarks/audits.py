@@ -1,11 +1,11 @@
 """How far honest re-runs of training steps are apart on other CPU kernels, and how far one false token is.
 
-    python benchmarks/audits.py [--part distances|overhead] [--shared FOLDER] [--quick] [--json]
+    python benchmarks/audits.py [--part distances|overhead] [--cases CASE ...] [--shared FOLDER] [--quick] [--json]
 
 ``distances``: a training of stories260K on speeches of Shakespeare is recorded for an audit; every step is repeated in
 processes that restrict the CPU's kernels or the number of threads, and once with one token, one row or the rows of
-another speaker. In float32 and in bf16 (``mixed_precision``), LoRA and full tuning. ``overhead``: time of training with
-and without the record, alternating, in one process.
+another speaker. A case is LoRA or full tuning, in float32 or in bf16 (``mixed_precision``). ``overhead``: CPU time of
+training with and without the record, alternating, in one process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ KERNELS: dict[str, dict[str, str]] = {
     "2 threads": {"AUDIT_THREADS": "2"},
 }
 CHEATS = ("one token", "one row", "another speaker")
-CASES = (("lora", "no"), ("lora", "bf16"), ("full", "no"), ("full", "bf16"))
+CASES = ("lora,no", "lora,bf16", "full,no", "full,bf16")
 STEPS, QUICK_STEPS = 10, 3
 REPEATS, OVERHEAD_STEPS = 5, 20
 TOLERANCE = 1e-3
@@ -152,9 +153,9 @@ def started(what: str, given: list[str], cheat: str, environment: dict[str, str]
     return json.loads(done.stdout.splitlines()[-1]) if what == "repeat" else {}
 
 
-def distances(report: Report, shared: Path, quick: bool) -> None:
+def distances(report: Report, shared: Path, quick: bool, cases: Sequence[str]) -> None:
     steps = QUICK_STEPS if quick else STEPS
-    for tuning, precision in CASES[:1] if quick else CASES:
+    for tuning, precision in (case.split(",") for case in cases):
         name = f"{tuning}, {'float32' if precision == 'no' else precision}"
         honest, false = 0.0, float("inf")
         with tempfile.TemporaryDirectory() as folder:
@@ -212,12 +213,14 @@ def main() -> None:
         return
     parser: argparse.ArgumentParser = options(__doc__)
     parser.add_argument("--part", choices=("distances", "overhead"))
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="tuning and mixed_precision")
     parser.add_argument("--shared", type=Path, default=SHARED)
     arguments = parser.parse_args()
     report = Report("audits")
-    for part in (distances, overhead):
-        if arguments.part in (None, part.__name__):
-            part(report, arguments.shared, arguments.quick)
+    if arguments.part in (None, "distances"):
+        distances(report, arguments.shared, arguments.quick, arguments.cases)
+    if arguments.part in (None, "overhead"):
+        overhead(report, arguments.shared, arguments.quick)
     report.finish(arguments)
 
 

@@ -15,6 +15,7 @@ from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
+from gym_fed.core.text import counted
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.audits import AuditVerdict, SignedVerdict
 
@@ -76,7 +77,7 @@ def repeat_steps(
             claimed = answer.document.manifest.num_examples
             if result.num_examples != claimed:
                 replay.report.fail(
-                    f"the update claims {claimed} examples, these rows are {result.num_examples}"
+                    f"the update claims {counted(claimed, 'example')}, these rows have {result.num_examples}"
                 )
             if not replay.report.problem and not _is_encoded(answer, spec, model, result.model, Path(folder)):
                 replay.report.fail("the delta is not the state at the end of the training")

@@ -11,7 +11,7 @@ from gym_client.identity.home import Home
 from gym_client.ledger.copy import LedgerCopy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.ledger.audits import DRAW_KIND, VERDICT_KINDS
+from gym_fed.trust.ledger.audits import DRAW_KIND, VERDICT_KINDS, chance_of_catching
 from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import verify_file
 
@@ -42,6 +42,11 @@ class Draw:
     drawn_at: int
     verdict: str = ""
 
+    @property
+    def chance(self) -> float:
+        """The probability that these steps contain a single false step of the training."""
+        return chance_of_catching(self.num_steps, 1, len(self.steps))
+
     def to_dict(self) -> dict[str, Any]:
         """Convert to a JSON-compatible dictionary."""
         return {
@@ -49,6 +54,7 @@ class Draw:
             "contributor": self.contributor,
             "server_round": self.server_round,
             "steps": list(self.steps),
+            "chance_of_one_false_step": self.chance,
             "answer_until": self.drawn_at + self.terms.answer_seconds,
             "verdict": self.verdict,
         }

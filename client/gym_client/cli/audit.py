@@ -53,11 +53,12 @@ def list_draws(
     if as_json:
         print_json(rows)
         return
-    table = TextTable("update", "contributor", "round", "steps", "verdict")
+    table = TextTable("update", "contributor", "round", "steps", "finds one false step", "verdict")
     for draw in draws.drawn.values():
         steps = ", ".join(map(str, draw.steps))
+        verdict = draw.verdict or "none yet"
         table.add_row(
-            draw.update[:12], draw.contributor, str(draw.server_round), steps, draw.verdict or "none yet"
+            draw.update[:12], draw.contributor, str(draw.server_round), steps, f"{draw.chance:.0%}", verdict
         )
     print_table(table)
 
@@ -118,7 +119,7 @@ def check(
         ),
     ] = None,
     out: VerdictFile = None,
-    device: Annotated[str, DEVICE] = "auto",
+    device: Annotated[str, DEVICE] = "cpu",
     server: Server = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
-from gym_fed.config.schema.base import Problem, Problems, StrictModel
-from gym_fed.core.registries import ALGORITHMS
+from gym_fed.config.schema.base import StrictModel
 
-if TYPE_CHECKING:
-    from gym_fed.config.hub.sections import ServerSections
-
-_MAX_STEPS = 10_000
+MAX_AUDITED_STEPS = 10_000
 """Maximum steps of an audited training: the draw costs a hash for each when the ledger is verified."""
 
 
@@ -54,42 +49,3 @@ class AuditConfig(AuditTerms):
     def terms(self) -> AuditTerms:
         """Return the part that a contributor agrees to."""
         return AuditTerms(**self.model_dump(exclude={"auditors"}))
-
-
-def check_audit(config: ServerSections) -> None:
-    """Raise ``Problems`` with every key that makes a step impossible to repeat, or shows what must stay hidden."""
-    if config.rounds.audit is not None and (problems := list(_problems(config, config.rounds.audit))):
-        raise Problems("rounds.audit", problems)
-
-
-def _problems(config: ServerSections, audit: AuditConfig) -> Iterator[Problem]:
-    recipe = config.recipe
-    if not recipe.sends_factors:
-        yield Problem(
-            "recipe.finetuning",
-            "audits repeat steps of LoRA, whose states are small; set finetuning: lora, or remove rounds.audit",
-        )
-    if not ALGORITHMS.type_of(recipe.algorithm).per_example:
-        yield Problem(
-            "recipe.algorithm", f"{recipe.algorithm} cannot be audited; use sft, or remove rounds.audit"
-        )
-    if recipe.lora.lora_dropout:
-        yield Problem(
-            "recipe.lora.lora_dropout", "draws numbers that another machine cannot repeat; set it to 0"
-        )
-    if config.codec.quantises_factors:
-        yield Problem(
-            "codec.factors",
-            f"{config.codec.factors!r} loses more than an audit tolerates; set it to bfloat16 or float32",
-        )
-    if recipe.max_steps > _MAX_STEPS:
-        yield Problem("recipe.max_steps", f"{recipe.max_steps} is too large for audits; at most {_MAX_STEPS}")
-    if audit.steps > recipe.max_steps:
-        yield Problem(
-            "rounds.audit.steps", f"{audit.steps} is more than recipe.max_steps, {recipe.max_steps}"
-        )
-    for key in ("privacy", "secure_aggregation"):
-        if getattr(config, key) is not None:
-            yield Problem(key, "hides updates, and an audit shows them; remove it, or rounds.audit")
-    if recipe.privacy is not None:
-        yield Problem("recipe.privacy", "protects rows that an audit discloses; remove it, or rounds.audit")

@@ -9,14 +9,14 @@ from pathlib import Path
 from pydantic import field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.audit import check_audit
+from gym_fed.config.hub.audit import MAX_AUDITED_STEPS, AuditConfig
 from gym_fed.config.hub.continuous import check_continuous
 from gym_fed.config.hub.sections import ServerSections
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.config.schema.base import Problem, Problems
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.core.errors import GymError
-from gym_fed.core.registries import AGGREGATORS
+from gym_fed.core.registries import AGGREGATORS, ALGORITHMS
 
 CONFIG_NAME = "gym-server.yaml"
 """Name of the config file in a hub's folder."""
@@ -274,3 +274,44 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
             "soup.num_malicious_nodes",
             ": nobody can check what is under a mask, so one malicious client may move the sum at will; set it to 0",
         )
+
+
+def check_audit(config: ServerSections) -> None:
+    """Raise ``Problems`` with every key that makes a step impossible to repeat, or shows what must stay hidden."""
+    if config.rounds.audit is not None and (problems := list(_about_audits(config, config.rounds.audit))):
+        raise Problems("rounds.audit", problems)
+
+
+def _about_audits(config: ServerSections, audit: AuditConfig) -> Iterator[Problem]:
+    recipe = config.recipe
+    if not recipe.sends_factors:
+        yield Problem(
+            "recipe.finetuning",
+            "audits repeat steps of LoRA, whose states are small; set finetuning: lora, or remove rounds.audit",
+        )
+    if not ALGORITHMS.type_of(recipe.algorithm).per_example:
+        yield Problem(
+            "recipe.algorithm", f"{recipe.algorithm} cannot be audited; use sft, or remove rounds.audit"
+        )
+    if recipe.lora.lora_dropout:
+        yield Problem(
+            "recipe.lora.lora_dropout", "draws numbers that another machine cannot repeat; set it to 0"
+        )
+    if config.codec.quantises_factors:
+        yield Problem(
+            "codec.factors",
+            f"{config.codec.factors!r} loses more than an audit tolerates; set it to bfloat16 or float32",
+        )
+    if recipe.max_steps > MAX_AUDITED_STEPS:
+        yield Problem(
+            "recipe.max_steps", f"{recipe.max_steps} is too large for audits; at most {MAX_AUDITED_STEPS}"
+        )
+    if audit.steps > recipe.max_steps:
+        yield Problem(
+            "rounds.audit.steps", f"{audit.steps} is more than recipe.max_steps, {recipe.max_steps}"
+        )
+    for key in ("privacy", "secure_aggregation"):
+        if getattr(config, key) is not None:
+            yield Problem(key, "hides updates, and an audit shows them; remove it, or rounds.audit")
+    if recipe.privacy is not None:
+        yield Problem("recipe.privacy", "protects rows that an audit discloses; remove it, or rounds.audit")

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.training.audits.observer import StepObserver
 from gym_fed.training.audits.states import MOMENTS, state_digest, take_state, trained_parameters
 from gym_fed.trust.ledger.audits import step_leaf, training_root
@@ -42,7 +42,7 @@ class StepRecorder(StepObserver):
         if needed > self.max_bytes:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the hub audits updates, and the states of {state.max_steps} steps take "
+                f"the hub audits updates, and the states of {counted(state.max_steps, 'step')} take "
                 f"{readable_bytes(needed)}; {readable_bytes(self.max_bytes)} are left of max_audit_bytes",
                 "raise max_audit_bytes in policy.yaml; gym-client audit list deletes what was not drawn",
             )
@@ -57,7 +57,8 @@ class StepRecorder(StepObserver):
         if len(leaves) != state.global_step + 1:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self._folder} records {len(leaves)} states, the checkpoint is of step {state.global_step}",
+                f"the record in {self._folder} has {counted(len(leaves), 'state')}, and the checkpoint is of step "
+                f"{state.global_step}",
                 "delete the task's folder to train again",
             )
         write_atomically(self._leaves_path, "".join(map(_line, leaves)).encode())
