@@ -12,7 +12,7 @@ from gym_client.ledger.copy import LedgerCopy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.ledger.audits import DRAW_KIND, VERDICT_KINDS, chance_of_catching
-from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.entries import Entry, corrupt
 from gym_fed.trust.ledger.export import verify_file
 
 
@@ -74,20 +74,28 @@ class Draws:
             self._contributors[body["update"]] = body["contributor"]
         elif entry.kind == DRAW_KIND:
             self.considered.update(body["updates"])
-            for update, steps in body["drawn"].items():
-                self.drawn[update] = Draw(
-                    update,
-                    self._contributors[update],
-                    body["server_round"],
-                    tuple(steps),
-                    body["num_steps"],
-                    body["task"],
-                    AuditTerms.model_validate(body["terms"]),
-                    body["at"],
-                )
+            try:
+                self._add(body)
+            except (KeyError, TypeError, ValueError) as error:
+                raise corrupt(
+                    f"entry {entry.sequence} ({entry.kind}): it is not what an audit records: {error!r:.80}"
+                ) from error
         elif entry.kind in VERDICT_KINDS:
             known = self.drawn[body["update"]]
             self.drawn[known.update] = Draw(**{**vars(known), "verdict": entry.kind})
+
+    def _add(self, body: dict[str, Any]) -> None:
+        for update, steps in body["drawn"].items():
+            self.drawn[update] = Draw(
+                update,
+                self._contributors[update],
+                int(body["server_round"]),
+                tuple(steps),
+                int(body["num_steps"]),
+                str(body["task"]),
+                AuditTerms.model_validate(body["terms"]),
+                int(body["at"]),
+            )
 
     def find(self, beginning: str) -> Draw:
         """Return the draw of an update by the first characters of its id.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -23,7 +23,7 @@ from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.keys import SigningKey, verify_signature
 from gym_fed.trust.identity.manifest import Sha256
 from gym_fed.trust.identity.statements import ContributorId, PublicKeyHex
-from gym_fed.trust.ledger.entries import Entry, corrupt
+from gym_fed.trust.ledger.entries import Entry, corrupt, is_hash
 from gym_fed.trust.ledger.evaluations import commitment, drawn_rows
 from gym_fed.trust.ledger.merkle import Tree
 
@@ -32,6 +32,7 @@ AUDITED = "audited"
 FAILED = "audit-failed"
 VERDICT_KINDS = (AUDITED, FAILED)
 MAX_VERDICT_BYTES = 32 * 1024
+StepNumber = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}$")]
 _MAX_STEPS = 64
 _MAX_DRAWN_STEPS = 10_000_000
 """Maximum hashes of one draw, drawn updates times steps, when the ledger is verified."""
@@ -110,7 +111,7 @@ class AuditVerdict(StrictModel):
     outcome: Literal["passed", "failed", "unanswered"]
     reason: str = Field("", max_length=500)
     """Why the audit failed; empty for ``passed``."""
-    distances: dict[str, float] = Field(default_factory=dict, max_length=_MAX_STEPS)
+    distances: dict[StepNumber, float] = Field(default_factory=dict, max_length=_MAX_STEPS)
     """Difference of each repeated step, as a fraction of the step, by step number."""
     tolerance: float = Field(gt=0)
     issued_at_seconds: int = Field(ge=0, lt=2**53)
@@ -212,6 +213,8 @@ class AuditCheck:
         updates, num_steps, terms = body["updates"], int(body["num_steps"]), body["terms"]
         if sorted(updates) != sorted(self._merged.get(server_round, [])):
             raise corrupt(f"{where}: its updates are not those of round {server_round}")
+        if not all(is_hash(update) for update in updates):  # commands name files after them
+            raise corrupt(f"{where}: an update's id is not a digest")
         num_drawn = sum(is_drawn(seed, update, float(terms["rate"])) for update in updates)
         if not 0 < num_steps * max(1, num_drawn) <= _MAX_DRAWN_STEPS:
             raise corrupt(f"{where}: it draws from more than {_MAX_DRAWN_STEPS} steps")

@@ -93,12 +93,14 @@ def verdict_body(update: str, key: SigningKey = KEY, **changes: Any) -> dict[str
     return {"update": update, "contributor": "c" + "0" * 32, "signed": signed.model_dump(mode="json")}
 
 
-def check(*entries: tuple[str, dict[str, Any]], promised: bytes = SEED) -> None:
+def check(
+    *entries: tuple[str, dict[str, Any]], promised: bytes = SEED, merged: list[str] = UPDATES[:20]
+) -> None:
     history = History()
     history.add("enrolled", {"contributor": KEY.contributor, "public_key": KEY.public_key.hex(), "at": 0})
     audits = AuditCheck({1: commitment(promised, 1)}, history)
-    merged = ("version", {"server_round": 1, "updates": UPDATES[:20]})
-    for number, (kind, body) in enumerate((merged, *entries), 1):
+    version = ("version", {"server_round": 1, "updates": merged})
+    for number, (kind, body) in enumerate((version, *entries), 1):
         audits.add(Entry(number, kind, "", "", ""), body)
 
 
@@ -126,6 +128,13 @@ def test_a_draw_that_is_not_the_promised_seeds_is_found(body: dict[str, Any], me
     with pytest.raises(GymError, match=message) as caught:
         check((DRAW_KIND, body))
     assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_an_update_whose_id_is_a_path_is_found_before_a_file_is_named_after_it() -> None:
+    updates = ["../../../tmp/x"]
+    body = draw_body(updates=updates, drawn=draw(SEED, updates, 10, 1.0, 2))
+    with pytest.raises(GymError, match="an update's id is not a digest"):
+        check((DRAW_KIND, body), merged=updates)
 
 
 def test_a_second_draw_of_a_round_is_found() -> None:
@@ -158,6 +167,8 @@ def test_verdicts_that_nobody_signed_or_that_cover_too_little_are_found() -> Non
 def test_a_verdict_that_contradicts_itself_cannot_be_signed() -> None:
     with pytest.raises(ValueError, match="reason"):
         verdict_body(DRAWN, outcome="failed")
+    with pytest.raises(ValueError, match="should match pattern"):
+        verdict_body(DRAWN, distances={"../1": 0.0})
     with pytest.raises(ValueError, match="above the tolerance"):
         verdict_body(DRAWN, distances={"1": 0.5})
 
