@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 
 from gym_fed.core.portable import SIGKILL
@@ -35,6 +36,7 @@ def failpoint(name: str) -> None:
 
 
 def _act(name: str, action: str) -> None:
+    print(f"failpoint {name}={action}", file=sys.stderr, flush=True)  # tests require that it was reached
     if action in ("enospc", "eio"):
         number = getattr(errno, action.upper())
         raise OSError(number, os.strerror(number), name)

@@ -1,6 +1,6 @@
-"""A phase of a round that is slow, fails or finds the disk full: the hub goes on, or leaves with a reason.
+"""A phase of a round that is delayed or fails, or in which the disk is full: the hub resumes, or exits with a reason.
 
-As after a kill, every contributor must be merged exactly once a round, the pool paid once, and the ledger valid.
+As after a kill, every contributor must be merged exactly once per round, the pool paid once, and the ledger valid.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def test_a_hub_whose_phase_fails_goes_on_or_leaves_with_a_reason(
     assert hub.process is not None
     process = hub.process
     hub.wait_for("the end", lambda: process.poll() is not None, 4 * SECONDS)
+    assert f"failpoint {phase}={fault}" in hub.log()
     if process.poll() != 0:
         assert "Traceback" not in hub.log() or fault == "raise", hub.log()[-3000:]
         if fault == "enospc":
@@ -63,12 +64,15 @@ def test_a_hub_whose_phase_fails_goes_on_or_leaves_with_a_reason(
 def test_a_contributor_whose_phase_fails_goes_on_or_joins_again(
     federation: Federation, phase: str, fault: str
 ) -> None:
+    # A contributor whose training fails is missing until the deadline.
+    federation.hub.configure({"rounds": {"deadline_seconds": 60}})
     federation.hub.start("--exit-when-done")
     federation.join("bob")
     ann = federation.join("ann", failpoints=f"{phase}={fault}")
     federation.hub.wait_for(
         "the end", lambda: ann.poll() is not None or federation.hub.process.poll() is not None, 4 * SECONDS
     )
+    assert f"failpoint {phase}={fault}" in federation.log("ann")
     if ann.poll() not in (None, 0):
         assert "Traceback" not in federation.log("ann") or fault == "raise", federation.log("ann")[-3000:]
         federation.join("ann")
