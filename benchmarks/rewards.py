@@ -1,7 +1,7 @@
 """Contribution scores against exact Shapley values: agreement, cost, and what free-riders of every kind get.
 
-    python benchmarks/rewards.py [--part methods|sybils] [--shared FOLDER] [--seeds N] [--quick] [--json]
-        [--plot FILE]
+    python benchmarks/rewards.py [--part methods|sybils] [--shared FOLDER] [--seeds N] [--first SEED]
+        [--quick] [--json] [--plot FILE]
 
 Rounds of eight updates to stories260K as sign deltas (``_rewards_rounds.py``), merged by the mean, in four
 compositions: eight honest contributors, also with a step twice as long; five with an update of zeros, one of noise and
@@ -58,7 +58,7 @@ def sybils(report: Report, world: World, arguments: argparse.Namespace) -> None:
     """Credits of 1000 that all keys of one contributor have together, mean of seeds."""
     default = RewardsConfig().together_threshold
     found: dict[tuple[str, str, str, int, Together], list[int]] = {}
-    for seed in range(1 if arguments.quick else arguments.seeds):
+    for seed in range(arguments.first, arguments.first + (1 if arguments.quick else arguments.seeds)):
         texts = [world.texts[(seed + k) % len(world.texts)] for k in range(1 + OTHERS)]
         count = 2 if arguments.quick else 4
         before, model = _trained_round(world.loaded.model, texts, count, 200 * seed)
@@ -190,6 +190,9 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
     parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
+    parser.add_argument(
+        "--first", type=int, default=10, help="first seed of sybils; 0 to 2 chose the thresholds"
+    )
     parser.add_argument("--part", choices=("methods", "sybils"), help="default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)

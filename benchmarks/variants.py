@@ -1,12 +1,11 @@
-"""Personal variants: their size, what writing them keeps of what was trained, and what a new version does to one.
+"""Personal variants: their size, and what writing them keeps of what was trained.
 
     python benchmarks/variants.py [--quick] [--json] [--plot FILE] [--shared FOLDER]
 
-``create``: variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one
-speaker of Shakespeare, by every method of `gym variant create` with its defaults; three people each (three draws of the
-chats, three speakers), a fifth of the rows held out. ``rebase``: a variant from 24 chats is carried to new versions
-that hold 0.25, 0.5, 1 and 2 times the very same delta. Losses are nats per token on the held-out rows. The peer of each
-written variant is the model as it was trained.
+Variants of gym-nano from 40 chats of a task that it cannot do, and of stories260K from 40 speeches of one speaker of
+Shakespeare, by every method of `gym variant create` with its defaults. Three people each (three draws of the chats,
+three speakers), a fifth of the rows held out. Losses are nats per token on the held-out rows. The peer of each written
+variant is the model as it was trained.
 """
 
 from __future__ import annotations
