@@ -9,6 +9,7 @@ import pytest
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
+from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.sums import CombinedSoups, sum_to
@@ -175,6 +176,21 @@ def test_six_rounds_combined_are_at_most_twice_one_soup(
     soups = hub.round_store.soups()
     assert bytes_to_join(soups) <= 2 * soups[-1].size_bytes
     assert bytes_to_join(soups) < sum(soup.size_bytes for soup in soups) / 2
+
+
+def test_the_hub_announces_one_sum_to_join_and_the_newest_soup_for_a_round(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    downloads = Downloads(hub.live_config, hub.base, hub.round_store)
+    to_join, most = downloads.announced(0, 8)
+    assert to_join == 0
+    merge_next(hub, model)
+    merge_next(hub, model)
+    soups = hub.round_store.soups()
+    assert downloads.announced(2, 8) == (soups[-1].sum_bytes, soups[-1].size_bytes)
+    assert soups[0].size_bytes <= most
+    assert "codec lattice" in downloads.line()
 
 
 def test_soups_of_another_codec_between_end_the_sum_and_the_next_one_begins_a_new_one(
