@@ -62,9 +62,10 @@ def check_at_start(state: HubState, config: ServerConfig, recipes: RecipeChanges
 
 
 def _check_newest_soup(folder: Path, store: ObjectStore, round_store: RoundStore) -> None:
-    """Check that the newest soup is stored: it is missing if an earlier run used another location for objects."""
+    """Check that the newest soup and its sum are stored: they are missing if an earlier run used another location."""
     soups = round_store.soups()
-    if soups and not store.has(soups[-1].sha256):
+    newest = {soups[-1].sha256, soups[-1].sum_sha256 or soups[-1].sha256} if soups else set()
+    if not all(map(store.has, newest)):
         raise GymError(
             ErrorCode.STATE_CORRUPT,
             f"storage.objects: {store.place} does not have the soup of version {len(soups)} "

@@ -21,6 +21,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.integer_sum import IntegerSum
+from gym_fed.trust.ledger.lineage import LineageCheck
 from tests.unit.server.test_server_state import (
     _updates_without_admission,  # noqa: F401 (used by every test here)
     merge_next,
@@ -228,6 +229,24 @@ def test_a_sum_that_is_not_the_ledger_s_is_refused(
     wrong = second[-1].model_copy(update={"sum_sha256": first[-1].sum_sha256})
     with pytest.raises(GymError, match="the sum of the soups has digest"):
         fresh(hub).follow([first[0].model_copy(update={"sum_sha256": None, "sum_bytes": None}), wrong])
+
+
+def test_a_version_s_digest_covers_its_sum_in_tasks_and_in_the_ledger(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    merge_next(hub, model)
+    other = f"sha256:{'0' * 64}"
+    task = new_task(hub.state, hub.config, hub.max_update_bytes, 9)
+    check_lineage(task)
+    wrong = task.model_copy(update={"soups": [task.soups[0].model_copy(update={"integers": other})]})
+    with pytest.raises(GymError, match="does not follow from the one before it"):
+        check_lineage(wrong)
+    (entry,) = (entry for entry in hub.ledger.entries() if entry.kind == "version")
+    LineageCheck().add(entry, entry.body)
+    body = {**entry.body, "integers": {**entry.body["integers"], "digest": other}}
+    with pytest.raises(GymError, match="is not what its parent and its soup make"):
+        LineageCheck().add(entry, body)
 
 
 def test_the_sum_of_every_version_is_kept_and_read_by_everyone(
