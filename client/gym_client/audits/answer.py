@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -142,31 +142,29 @@ class AuditAnswer:
         """Return the committed digests of batches by step."""
         return {leaf.step: leaf.batch for leaf in self.document.leaves}
 
-    def state(self, number: int, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    def state(self, number: int, num_weights: int) -> dict[str, Tensor]:
         """Read the state after a step, and compare it with its leaf.
 
         Args:
             number: Number of the step; 0 for the state before training.
-            shapes: Shapes of the trained parameters.
+            num_weights: Number of trained weights.
 
         Raises:
             GymError: ``AUDIT_INVALID``.
         """
         import torch
 
-        from gym_fed.training.audits.states import MOMENTS, state_digest
+        from gym_fed.training.audits.states import MOMENTS, WEIGHTS, state_digest
 
-        wanted = dict(shapes)
-        if number:
-            wanted |= {f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}
+        wanted = (WEIGHTS, *MOMENTS) if number else (WEIGHTS,)
         prefix = f"{number}/"
         if {name.removeprefix(prefix) for name in self._names if name.startswith(prefix)} != set(wanted):
-            raise self._invalid(f"the state of step {number} does not have the tensors of the recipe")
-        for name, shape in wanted.items():
+            raise self._invalid(f"the state of step {number} does not have {', '.join(wanted)}")
+        for name in wanted:
             part = self._file.get_slice(prefix + name)
-            if part.get_dtype() != "F32" or tuple(part.get_shape()) != shape:
+            if part.get_dtype() != "F32" or part.get_shape() != [num_weights]:
                 raise self._invalid(
-                    f"the state of step {number}: {name[:80]} is not float32 of shape {shape}"
+                    f"the state of step {number}: {name} is not a float32 vector of {num_weights}"
                 )
         state = {name: self._file.get_tensor(prefix + name) for name in wanted}
         if not all(bool(torch.isfinite(tensor).all()) for tensor in state.values()):

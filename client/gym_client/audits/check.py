@@ -55,7 +55,7 @@ def repeat_steps(
             if canonical_digest(row) not in known:
                 return {}, f"row {number} of the training is not one of the public rows"
     from gym_fed.training.audits.replay import StepReplay
-    from gym_fed.training.audits.states import put_weights
+    from gym_fed.training.audits.states import put_weights, trained_parameters
     from gym_fed.training.trainer import Trainer
 
     spec = answer.document.task
@@ -73,7 +73,8 @@ def repeat_steps(
         )
         try:
             result = trainer.train(dataset=answer.document.rows)
-            put_weights(result.model, answer.state(draw.num_steps, replay.shapes))
+            final = answer.state(draw.num_steps, replay.num_weights)
+            put_weights(trained_parameters(result.model), final)
             claimed = answer.document.manifest.num_examples
             if result.num_examples != claimed:
                 replay.report.fail(

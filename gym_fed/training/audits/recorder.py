@@ -36,8 +36,8 @@ class StepRecorder(StepObserver):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the state before training, or continue the record of a resumed training."""
-        model = kwargs["model"]
-        size = sum(p.numel() * p.element_size() for p in trained_parameters(model).values())
+        self._parameters = trained_parameters(kwargs["model"])
+        size = sum(parameter.numel() * parameter.element_size() for parameter in self._parameters)
         needed = size * (1 + len(MOMENTS)) * (state.max_steps + 1)
         if needed > self.max_bytes:
             raise GymError(
@@ -50,7 +50,7 @@ class StepRecorder(StepObserver):
         self._batches = []
         if state.global_step == 0:
             self._leaves_path.unlink(missing_ok=True)
-            self._record(0, "", model, None)
+            self._record(0, "", None)
             self.fix_randomness(args, state)
             return
         leaves = read_leaves(self._folder)[: state.global_step + 1]
@@ -66,7 +66,7 @@ class StepRecorder(StepObserver):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Record the state after a step."""
         optimizer = getattr(kwargs["optimizer"], "optimizer", kwargs["optimizer"])
-        self._record(state.global_step, self.take_batch_digest(), kwargs["model"], optimizer)
+        self._record(state.global_step, self.take_batch_digest(), optimizer)
         self.fix_randomness(args, state)
 
     def root(self) -> str:
@@ -78,8 +78,8 @@ class StepRecorder(StepObserver):
         with self._leaves_path.open("rb") as file:
             os.fsync(file.fileno())
 
-    def _record(self, step: int, batch: str, model: Any, optimizer: Any) -> None:
-        state = take_state(model, optimizer)
+    def _record(self, step: int, batch: str, optimizer: Any) -> None:
+        state = take_state(self._parameters, optimizer)
         save_file(state, state_path(self._folder, step))
         with self._leaves_path.open("a", encoding="utf-8") as file:
             file.write(_line({"batch": batch, "state": state_digest(state)}))

@@ -11,15 +11,15 @@ from torch import Tensor
 from gym_fed.training.audits.observer import StepObserver
 from gym_fed.training.audits.states import (
     MOMENTS,
-    norm,
+    WEIGHTS,
     put_state,
     relative_distance,
     take_state,
     trained_parameters,
 )
 
-ReadState = Callable[[int, Mapping[str, tuple[int, ...]]], dict[str, Tensor]]
-"""Returns the recorded state after a step (0: before training), given the shapes of the trained parameters."""
+ReadState = Callable[[int, int], dict[str, Tensor]]
+"""Returns the recorded state after a step (0: before training), given the number of trained weights."""
 
 
 @dataclass
@@ -57,17 +57,18 @@ class StepReplay(StepObserver):
         self._steps = frozenset(steps)
         self._batch_digests, self._read_state, self._tolerance = batches, read_state, tolerance
         self.report = ReplayReport()
-        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.num_weights = 0
 
     def computes(self, step: int) -> bool:
         return step in self._steps
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare the state before training with the recorded one."""
-        model = kwargs["model"]
-        self.shapes = {name: tuple(p.shape) for name, p in trained_parameters(model).items()}
-        own = take_state(model, None)
-        if relative_distance(self._read_state(0, self.shapes), own, norm(own)) > self._tolerance:
+        self._parameters = trained_parameters(kwargs["model"])
+        own = take_state(self._parameters)[WEIGHTS]
+        self.num_weights = own.numel()
+        recorded = self._read_state(0, self.num_weights)[WEIGHTS]
+        if not relative_distance(recorded, own, float(own.double().norm())) <= self._tolerance:
             self.report.fail("training did not begin from the recipe's adapter")
         self.fix_randomness(args, state)
 
@@ -75,8 +76,8 @@ class StepReplay(StepObserver):
         """Load the recorded state before a drawn step."""
         self._batches = []
         if self.computes(state.global_step + 1):
-            self._before = self._read_state(state.global_step, self.shapes)
-            put_state(kwargs["model"], _inner(kwargs["optimizer"]), self._before, state.global_step)
+            self._before = self._read_state(state.global_step, self.num_weights)
+            put_state(self._parameters, _inner(kwargs["optimizer"]), self._before, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Compare a drawn step with the recorded one."""
@@ -84,22 +85,19 @@ class StepReplay(StepObserver):
         if self.computes(step):
             if self.take_batch_digest() != self._batch_digests[step]:
                 self.report.fail(f"the batch of step {step} is not made of these rows")
-            self._compare(step, take_state(kwargs["model"], _inner(kwargs["optimizer"])))
+            self._compare(step, take_state(self._parameters, _inner(kwargs["optimizer"])))
         if step >= max(self._steps):
             control.should_training_stop = True
         self.fix_randomness(args, state)
 
     def _compare(self, step: int, own: Mapping[str, Tensor]) -> None:
-        recorded = self._read_state(step, self.shapes)
-        weights = {name: recorded[name] for name in self.shapes}
-        moved = norm(
-            {name: tensor.double() - self._before[name].double() for name, tensor in weights.items()}
-        )
-        distance = relative_distance(own, weights, moved)
+        recorded = self._read_state(step, self.num_weights)
+        moved = float((recorded[WEIGHTS].double() - self._before[WEIGHTS].double()).norm())
+        distance = relative_distance(own[WEIGHTS], recorded[WEIGHTS], moved)
         for moment in MOMENTS:
             # Without this, made-up moments in the state before a step would move the weights anywhere.
-            values = {name: tensor for name, tensor in recorded.items() if name.endswith(f".{moment}")}
-            distance = max(distance, relative_distance(own, values, norm(values)))
+            values = recorded[moment]
+            distance = max(distance, relative_distance(own[moment], values, float(values.double().norm())))
         self.report.distances[step] = distance
         if not distance <= self._tolerance:
             self.report.fail(
