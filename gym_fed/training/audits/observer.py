@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from transformers import TrainerCallback, set_seed
+from transformers import TrainerCallback
 
 from gym_fed.training.audits.states import batch_digest
 
@@ -46,5 +47,5 @@ class StepObserver(TrainerCallback):
         return digest
 
     def fix_randomness(self, args: Any, state: Any) -> None:
-        """Seed all generators for the step after ``state.global_step``."""
-        set_seed(args.seed + state.global_step)
+        """Seed torch's generators for the step after ``state.global_step``."""
+        torch.manual_seed(args.seed + state.global_step)
