@@ -186,7 +186,7 @@ def _updates(
                 for key in ("code", "reason", "norm", "heldout_change", "score", "error", "reputation")
             }
             line["bytes"] = row["delta_bytes"]
-            line["task_round"] = json.loads(row["manifest"])["server_round"]
+            line["task_round"] = json.loads(row["manifest"]).get("server_round")
         found.append(line)
     return total, found
 

@@ -26,7 +26,7 @@ export async function show(root, {round}) {
       {name: "Sent", number: true, of: (one) => bytes(one.bytes)},
       {name: "Reason", class: "reason", of: (one) => one.reason},
     ].filter((column) => !found.is_sealed || ["Contributor", "Verdict", "Credits"].includes(column.name))
-      .filter((column) => column.name !== "Task of round" || found.updates.some((one) => one.task_round !== found.server_round));
+      .filter((column) => column.name !== "Task of round" || found.updates.some((one) => one.task_round && one.task_round !== found.server_round));
     const pages = pager({offset, limit: PAGE, total: found.total, turn: (to) => { offset = to; load(); }, label: "Pages of updates"});
     return section("Updates",
       found.is_sealed && el("p", {class: "quiet"}, "Rounds of this hub are private. An operator sees refusals, norms and reasons."),
