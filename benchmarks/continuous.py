@@ -39,7 +39,7 @@ from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.merging import merge, window_plan
-from gym_fed.soup.window import RoundWindow, staleness_weight
+from gym_fed.soup.window import MOST_SHARES, RoundWindow, staleness_weight
 
 SPEAKERS, MALICIOUS, MERGE_EVERY, MAX_STALENESS = 20, 4, 8, 20
 LENGTH, BATCH, STEPS, RATE, HELDOUT_ROWS = 64, 4, 10, 2e-3, 96
@@ -164,11 +164,11 @@ class Community:
 
     def admitted_weight(self, sent: dict[int, tuple[Path, int]]) -> float:
         """As ``ContinuousPace`` counts it; 0 while the window is too small for the rule."""
-        most = sum(staleness_weight(age) for _, age in sent.values())
-        if self.arm.merge_every is not None and most < self.arm.merge_every:
-            return most
-        if not self.arm.window:
-            return most
+        by_age = sum(staleness_weight(age) for _, age in sent.values())
+        if not self.arm.window or self.arm.merge_every is None:
+            return by_age
+        if MOST_SHARES * by_age < self.arm.merge_every:
+            return 0.0
         if len({*sent, *self.latest}) < 2 * self.recipe.num_malicious_nodes + 1:
             return 0.0
         with ExitStack() as stack:

@@ -14,6 +14,10 @@ from gym_fed.core.lazy import torch
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.gram import CombinationWeights
 
+MOST_SHARES = 2.0
+"""Maximum equal shares as which one update counts. A rule that drops honest updates too gives the others more than one;
+the bound keeps a round from being a few updates alone."""
+
 
 def staleness_weight(staleness: int) -> float:
     """Return ``1 / sqrt(1 + staleness)``, the weight of an update that is N versions old.
@@ -43,9 +47,9 @@ class RoundWindow:
         """Return the combination of the new updates alone, and the admitted weight of each.
 
         With ``r`` the coefficient of an update times the window's size n, so that 1 is an equal share, and ``w`` its
-        staleness weight, its admitted weight is ``w * min(1, r)``, and its coefficient ``w * r / d``. ``d`` is the sum
-        of the admitted weights, and at least ``min(merge_every, n)``: a round that is merged early makes a smaller
-        step, and one with a rejected majority cannot amplify the others.
+        staleness weight, its admitted weight is ``w * min(MOST_SHARES, r)``, and its coefficient ``w * r / d``. ``d``
+        is the sum of the admitted weights, and at least ``min(merge_every, n)``: a round that is merged early makes a
+        smaller step, and one with a rejected majority cannot amplify the others.
 
         Args:
             plan: ``[1, n]`` coefficients of the new updates followed by ``others``.
@@ -53,6 +57,6 @@ class RoundWindow:
         count, size = len(self.staleness), plan.matrix.shape[1]
         stale = torch.tensor([staleness_weight(age) for age in self.staleness], dtype=torch.float64)
         relative = plan.matrix[0, :count] * size
-        admitted = tuple((stale * relative.clamp(0.0, 1.0)).tolist())
+        admitted = tuple((stale * relative.clamp(0.0, MOST_SHARES)).tolist())
         step = max(sum(admitted), float(min(self.merge_every, size)))
         return CombinationWeights.single(stale * relative / step), admitted

@@ -1,7 +1,7 @@
 """Decide when a continuous round is merged: as soon as the admitted weight reaches ``rounds.merge_every``.
 
-An update counts with its staleness weight, and less if the rule gives it less than an equal share. So malicious updates
-that the rule rejects do not fill a round. No round waits for the slow, and none ends without them: their tasks are
+An update counts with its staleness weight times its share under the rule. So malicious updates that the rule rejects do
+not fill a round. No round waits for the slow, and none ends without them: their tasks are
 carried into the next round.
 """
 
@@ -16,7 +16,7 @@ from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.merging import window_plan
-from gym_fed.soup.window import staleness_weight
+from gym_fed.soup.window import MOST_SHARES, staleness_weight
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.rounds.continuous import WindowUpdates, round_window
 from gym_server.rounds.recipes import LiveConfig
@@ -92,7 +92,7 @@ class ContinuousPace(Pace):
 
     def _admitted_weight(self, manifests: Sequence[UpdateManifest], window: WindowUpdates) -> float:
         """Return the admitted weight of the round's updates, or an upper bound that is below ``merge_every``."""
-        most = sum(staleness_weight(age) for age in window.staleness)
+        most = MOST_SHARES * sum(staleness_weight(age) for age in window.staleness)
         if most < window.merge_every:
             return most
         ids = [one.digest for one in manifests]
