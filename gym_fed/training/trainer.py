@@ -341,7 +341,9 @@ class Trainer(ExpectedElsewhere):
             resumable(trainer)
             processes.require_all(trainer.accelerator.num_processes)
             rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
-            run_to_end(trainer, Path(checkpoint) if checkpoint else None, hooks, folder, rollbacks, early_stop)
+            run_to_end(
+                trainer, Path(checkpoint) if checkpoint else None, hooks, folder, rollbacks, early_stop
+            )
             best_step = early_stop.restore(trainer.state) if early_stop and not hooks.stopped else None
         return trainer, best_step
 
