@@ -83,7 +83,7 @@ def _vector(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _split(vector: Tensor, parameters: Sequence[Any]) -> list[Tensor]:
-    parts = vector.split([parameter.numel() for parameter in parameters])
+    parts = torch.split(vector, [parameter.numel() for parameter in parameters])
     return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
 
