@@ -167,7 +167,7 @@ def replay(
         as_json,
         {"same": True, **replayed},
         f"same: {counted(replayed['updates'], 'update')} by {replayed['aggregator']} "
-        f"give soup {replayed['soup']} again, "
+        f"give {'' if replayed['replayed'] == replayed['soup'] else 'the integers of '}soup {replayed['soup']} again, "
         f"version {replayed['version']}",
     )
 

@@ -44,11 +44,13 @@ from gym_server.store.tables import rounds, updates
 
 
 def replay(state: HubState, server_round: int) -> dict[str, Any]:
-    """Recompute the soup of a committed round.
+    """Recompute the soup of a committed round, and the integer sum of its version if it has one.
 
     Returns:
         ``server_round``, ``version``, ``aggregator``, ``updates`` (their number), ``soup`` (the committed digest)
-        and ``replayed`` (the recomputed digest). The last two are equal.
+        and ``replayed`` (the recomputed digest). The last two may differ if the version has an integer sum, because
+        the bytes of equal integers depend on the machine's zlib. Then both soups lead to the ledger's sum.
+        ``same_integers`` is True for a version with a sum.
 
     Raises:
         GymError: ``NOT_FOUND`` for a round without a version; ``STATE_CORRUPT`` if the ledger, an object or a manifest
@@ -57,18 +59,25 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
     """
     ingredients = ingredients_of(state, server_round)
     recorded = _version_entry(state.ledger, "server_round", server_round)
+    integers = recorded["integers"]["digest"] if "integers" in recorded else None
     with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="replay-") as folder:
         soup = make_soup(state, ingredients, Path(folder) / "soup.gymdelta")
-        found = soup.report.sha256
-        if "integers" in recorded:
-            total = sum_after(state, ingredients, soup.path)
-            if total is not None and total.digest() == recorded["integers"]["digest"]:
-                found = recorded["soup"]  # the bytes of equal integers depend on the machine's zlib
+        found, total = soup.report.sha256, _sum_digest(state, ingredients, soup.path)
     if found != recorded["soup"]:
+        if total is None or total != integers:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"round {server_round}: the ledger records soup {recorded['soup']}, but its updates give {found}",
+                "the soup or the server's own state was changed later, or another release of gym-fed made the soup",
+            )
+        stored = state.store.local_path(recorded["soup"])
+        _require_intact(stored, recorded["soup"])
+        total = _sum_digest(state, ingredients, stored)
+    if total != integers:
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"round {server_round}: the ledger records soup {recorded['soup']}, but its updates give {found}",
-            "the soup or the server's own state was changed later, or another release of gym-fed made the soup",
+            f"round {server_round}: the ledger records the sum {integers}, but its soups give {total}",
+            "contributors that joined with this sum have another model than the soups make",
         )
     return {
         "server_round": server_round,
@@ -77,7 +86,13 @@ def replay(state: HubState, server_round: int) -> dict[str, Any]:
         "updates": len(ingredients.manifests),
         "soup": recorded["soup"],
         "replayed": found,
+        **({} if integers is None else {"same_integers": True}),
     }
+
+
+def _sum_digest(state: HubState, ingredients: Ingredients, soup: Path) -> str | None:
+    total = sum_after(state, ingredients, soup)
+    return None if total is None else total.digest()
 
 
 def rescore(state: HubState, config: ServerConfig, server_round: int) -> dict[str, Any]:

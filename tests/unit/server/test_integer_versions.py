@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -108,7 +109,46 @@ def test_a_soup_of_the_same_codes_in_other_bytes_replays(
     merge_next(hub, model)
     monkeypatch.setattr("gym_quant.codecs.lattice._deflate", lambda data: data + b"longer than data")
     found = replay(hub.state, 1)
-    assert found["replayed"] == found["soup"]
+    assert found["replayed"] != found["soup"]
+    assert found["same_integers"]
+
+
+def changed_entry(hub: Federation, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> None:
+    """Let replay read other fields in the ledger's version entries, as if the hub had signed them."""
+    bodies = {body["server_round"]: {**body, **fields} for body in version_entries(hub)}
+    monkeypatch.setattr("gym_server.rounds.replay._version_entry", lambda ledger, key, number: bodies[number])
+
+
+def test_a_replay_of_the_honest_soup_with_the_sum_of_another_one_is_refused(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    merge_next(hub, model)
+    (body,) = version_entries(hub)
+    other = {**body["integers"], "digest": f"sha256:{'0' * 64}"}
+    changed_entry(hub, monkeypatch, integers=other)
+    with pytest.raises(GymError, match="round 1: the ledger records the sum sha256:0000") as caught:
+        replay(hub.state, 1)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_a_replay_of_the_honest_sum_with_another_soup_is_refused(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    merge_next(hub, model)
+    spec = BaseSpec(hub.base.model_name, hub.base.digest, hub.base.shapes)
+    poisoned = IntegerSum()
+    with DeltaFile.open(hub.store.local_path(hub.round_store.soups()[0].sha256), spec) as opened:
+        poisoned.add(opened)
+        poisoned.add(opened)
+    poisoned.write(tmp_path / "poisoned", spec)
+    changed_entry(hub, monkeypatch, soup=hub.store.put_file(tmp_path / "poisoned"))
+    with pytest.raises(GymError, match="round 1: the ledger records the sum"):
+        replay(hub.state, 1)
 
 
 def test_a_replay_that_gives_other_codes_is_refused(
