@@ -39,6 +39,14 @@ Refine = Callable[[Coded], Mapping[str, Encoded]]
 """A function that improves encoded tensors of the same layout, such as by distilling scales."""
 
 
+_FINEST = -30
+"""Exponent of the finest step. Sums have 31 bits on the finest grid of all rounds, so a single round of tiny deltas
+would otherwise leave no room for later ones."""
+
+_MAX_BITS = 20
+"""Bits of the largest code. A residual from larger deltas is spread over several rounds instead."""
+
+
 @dataclass(frozen=True)
 class TensorReport:
     """The encoding of one tensor.
@@ -165,7 +173,9 @@ def encode_source(
         energy[name] = energy_of(name, delta)
         if adding is not None and energy[name] > 0.0:
             before = None if residual is None else residual.exponents.get(name)
-            exponents[name] = adding.exponent_of(delta if before is None else source(name), before)
+            exponent = adding.exponent_of(delta if before is None else source(name), before)
+            largest = math.frexp(float(delta.abs().max()))[1]
+            exponents[name] = max(exponent, largest - _MAX_BITS, _FINEST)
         choices[name] = choose(name, delta, policy, parts[name], exponents.get(name))
         if policy.max_bits_per_weight is not None and energy[name] > 0.0:
             weights = _relative(name, importance)

@@ -7,11 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gym_quant.codec import Codec, Unsuited
+from gym_quant.codec import Codec, CodecError, Unsuited
 from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
 from gym_fed.config.delta import ROW, SAME_ROW, CodecPolicy, codec_of
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.manifest import TensorRecord
 
 _EMBEDDING = re.compile(r"(^|[._])(embed(?!_out)\w*|\w*embeddings?|wte|wpe)(\.|$)")
@@ -103,7 +104,11 @@ def adding_codec(policy: CodecPolicy) -> Codec | None:
 def choice_of(
     name: str, delta: Tensor, word: str, policy: CodecPolicy, why: str, exponent: int | None = None
 ) -> CodecChoice:
-    """Resolve a policy's codec word, a name or ``NAME-row``, with the policy's parameters."""
+    """Resolve a policy's codec word, a name or ``NAME-row``, with the policy's parameters.
+
+    Raises:
+        GymError: ``DELTA_INVALID`` naming the tensor that the codec cannot encode.
+    """
     shape, member = tuple(delta.shape), get_codec(codec_of(word))
     words = {**policy.model_dump(), "exponent": exponent}
     if word.endswith(ROW):
@@ -112,6 +117,8 @@ def choice_of(
         params, decided = member.parameters(words, shape, None if delta.is_meta else delta)
     except Unsuited as error:
         return choice_of(name, delta, error.instead, policy, str(error))
+    except CodecError as error:
+        raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
     why = f"{why}; {decided}" if decided else why
     return CodecChoice(
         TensorRecord(name, shape, member.name, params), member.payload_bytes(shape, params), why

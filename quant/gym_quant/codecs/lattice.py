@@ -98,15 +98,17 @@ class Lattice(Codec):
         return self.encode_integers(torch.from_numpy(codes.astype(np.int64)), exponent)
 
     def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
-        """Return the exponent of a step near ``STEP_IN_RMS``; with ``previous``, that one until deltas halve.
+        """Return the exponent of a step near ``STEP_IN_RMS``.
 
-        It never rises: on a finer grid than before, earlier codes are whole numbers too.
+        With ``previous`` it is that one until deltas have halved or are four times as large: few grids make small sums.
         """
         rms = math.sqrt(sum_of_squares(delta) / delta.numel())
         if rms == 0.0:
             return 0 if previous is None else previous
         part, fresh = math.frexp(STEP_IN_RMS * rms)  # no logarithm, whose last bit depends on the machine
-        if previous is not None:  # halved while the step is at least twice STEP_IN_RMS
+        if (
+            previous is not None and fresh <= previous + 2
+        ):  # halved while the step is at least twice STEP_IN_RMS
             return max(_EXPONENTS[0], min(previous, fresh - (part == 0.5)))
         fresh -= part < math.sqrt(0.5)
         if float(delta.abs().max()) * 2.0**-fresh <= 0.5:  # one or two values, all of which would be lost

@@ -99,7 +99,6 @@ def _merge_round(
         state.round_store.abort(current.server_round, aborted.reason, screened.rejections, write)
         return
     progress.begin("writing the soup")
-    integers = stored_sum(state, merged.ingredients, merged.soup.path)
     state.store.put_file(merged.soup.path)
     merged.soup.path.unlink()
     progress.begin("scoring updates")
@@ -125,7 +124,7 @@ def _merge_round(
     )
     failpoint("before-commit")
     state.round_store.commit(
-        current, _soup_record(current, merged, losses, appraisal, (safety, evaluation), integers), spending
+        current, _soup_record(current, merged, losses, appraisal, (safety, evaluation)), spending
     )
     failpoint("after-commit")
 
@@ -150,11 +149,12 @@ class _RoundAborted(Exception):
 
 @dataclass(frozen=True)
 class _MergedRound:
-    """A soup that is not committed yet, with its ingredients and the digests of the server's new state."""
+    """A soup that is not committed yet, with its ingredients, the digests of the server's new state, and its sum."""
 
     ingredients: Ingredients
     soup: Soup
     state: dict[str, str]
+    integers: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -211,8 +211,9 @@ def _merge(
         masked = config.secure_aggregation is not None
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
         soup = make_soup(state, ingredients, soup_path(state.folder, current.server_round), progress.step)
+        integers = stored_sum(state, ingredients, soup.path)
         progress.begin("writing the server's state")
-        return _MergedRound(ingredients, soup, soup.stage(state, current.server_round))
+        return _MergedRound(ingredients, soup, soup.stage(state, current.server_round), integers)
     except GymError as error:
         if error.code is ErrorCode.DISK_FULL:
             discard(state.folder, current.server_round)
@@ -367,7 +368,6 @@ def _soup_record(
     losses: _HeldOutLosses,
     appraisal: Appraisal,
     probes: Sequence[RoundSafety | RoundEvaluation | None],
-    integers: Mapping[str, Any] | None,
 ) -> SoupRecord:
     report, ingredients = merged.soup.report, merged.ingredients
     return SoupRecord(
@@ -387,5 +387,5 @@ def _soup_record(
         evidence=ingredients.evidence.entry_fields() if ingredients.evidence else None,
         window=None if ingredients.window is None else ingredients.window.entry_fields(ingredients.manifests),
         plugins=as_json(merged.soup.plugins),
-        integers=integers,
+        integers=merged.integers,
     )

@@ -21,6 +21,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 
 SPEC = BaseSpec("tiny", "sha256:" + "ab" * 32, {"a.weight": (6, 10), "b.norm": (5,)})
 LATTICE = CodecPolicy(codec="lattice")
+NO_FEEDBACK = CodecPolicy(codec="lattice", error_feedback=False)
 
 
 def deltas(seed: int, size: float) -> dict[str, torch.Tensor]:
@@ -97,16 +98,37 @@ def test_what_the_sum_of_many_rounds_lacks_of_their_true_sum_is_the_residual(tmp
         torch.testing.assert_close(model[name] + kept, true, rtol=0, atol=1e-6)
 
 
-def test_exponents_are_kept_in_the_residual_s_file_and_only_fall(tmp_path: Path) -> None:
-    rounds_of(tmp_path, [1e-2, 1e-2, 1e-4])
+def test_exponents_are_kept_in_the_residual_s_file_until_it_is_reset(tmp_path: Path) -> None:
+    rounds_of(tmp_path, [1e-2, 1e-2])
     residual = ErrorFeedback.load(tmp_path / "residual", SPEC.digest)
     assert set(residual.exponents) == set(SPEC.shapes)
     before = dict(residual.exponents)
-    encode_source(deltas(7, 1.0).__getitem__, LATTICE, tmp_path / "large", SPEC, residual)
+    encode_source(deltas(1, 2e-2).__getitem__, LATTICE, tmp_path / "large", SPEC, residual)
     residual.save()
     assert residual.exponents == before
     residual.reset()
     assert residual.exponents == {}
+
+
+@pytest.mark.parametrize("small", [1e-6, 1e-16])
+def test_rounds_after_a_small_one_have_the_size_of_those_before_and_add_up(
+    tmp_path: Path, small: float
+) -> None:
+    paths = rounds_of(tmp_path, [small, 1e-3, 1e-3, small, 1e-3, 1e-3])
+    sizes = [path.stat().st_size for path in paths]
+    assert max(sizes[-1], sizes[2]) <= 1.05 * sizes[1]
+    assert sum_of(paths).shapes == SPEC.shapes
+
+
+def test_deltas_that_decay_add_up_for_any_number_of_rounds(tmp_path: Path) -> None:
+    assert sum_of(rounds_of(tmp_path, [1e-2 * 0.5**i for i in range(40)])).shapes == SPEC.shapes
+
+
+def test_a_delta_beyond_the_largest_step_is_refused_by_name(tmp_path: Path) -> None:
+    changes = deltas(0, 3e37)
+    with pytest.raises(GymError, match=r"tensor 'a\.weight': ") as caught:
+        encode_source(changes.__getitem__, NO_FEEDBACK, tmp_path / "huge", SPEC)
+    assert caught.value.code is ErrorCode.DELTA_INVALID
 
 
 def test_a_delta_of_another_codec_does_not_add_up(tmp_path: Path) -> None:

@@ -61,10 +61,11 @@ def test_the_step_is_the_power_of_two_nearest_to_its_share_of_the_rms() -> None:
         assert abs(LATTICE.exponent_of(delta) - math.log2(STEP_IN_RMS * rms)) <= 0.5
 
 
-def test_the_step_stays_until_deltas_have_halved_and_never_grows() -> None:
+def test_the_step_stays_until_deltas_have_halved_or_are_four_times_as_large() -> None:
     delta = noise(64, 64)
     first = LATTICE.exponent_of(delta)
-    assert LATTICE.exponent_of(delta * 100, first) == first
+    assert LATTICE.exponent_of(delta * 2, first) == first
+    assert LATTICE.exponent_of(delta * 16, first) == LATTICE.exponent_of(delta * 16)
     assert LATTICE.exponent_of(delta * 0.75, first) == first
     assert LATTICE.exponent_of(delta / 4, first) < first
     exponent = LATTICE.exponent_of(delta / 1024, first)

@@ -234,6 +234,19 @@ def test_the_hub_announces_one_sum_to_join_and_the_newest_soup_for_a_round(
     assert "codec lattice" in downloads.line()
 
 
+def test_a_round_whose_sum_has_more_than_31_bits_is_aborted_before_it_is_scored(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+) -> None:
+    merge_next(hub, model, 1e-8)
+    number = merge_next(hub, model, 1e2)
+    aborted = hub.round_store.require(number)
+    assert "makes a sum of more than 31 bits" in aborted.reason
+    assert len(hub.round_store.soups()) == 1
+    merge_next(hub, model, 1e-2)
+    assert len(hub.round_store.soups()) == 2
+
+
 def test_soups_of_another_codec_between_end_the_sum_and_the_next_one_begins_a_new_one(
     hub: Federation,
     model: HubModel,  # noqa: F811
