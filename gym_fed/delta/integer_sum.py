@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gym_quant.codec import CodecError, Integers
+from gym_quant.codec import CodecError
+from gym_quant.integers import IntegerCodec, Integers
 from gym_quant.registry import CODECS, get_codec
 from torch import Tensor
 
@@ -85,16 +86,19 @@ class IntegerSum:
 
     def write(self, path: Path, spec: BaseSpec, extra: Mapping[str, str] | None = None) -> DeltaInfo:
         """Write the sum as a delta of ``spec`` that adds up."""
-        codec = next(name for name in CODECS.own_with("adds_up"))
+        codec = get_codec(CODECS.own_with("adds_up")[0])
+        assert isinstance(codec, IntegerCodec)
         entries = []
         for name, codes, exponent in self._reduced():
             try:
-                encoded = get_codec(codec).encode_integers(codes.to(torch.int64), exponent)
+                encoded = codec.encode_integers(codes.to(torch.int64), exponent)
             except CodecError as error:
                 raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
             payload = encoded.payload
             entries.append(
-                DeltaEntry(name, tuple(codes.shape), codec, encoded.params, lambda payload=payload: payload)  # type: ignore[misc]
+                DeltaEntry(
+                    name, tuple(codes.shape), codec.name, encoded.params, lambda payload=payload: payload
+                )  # type: ignore[misc]
             )
         return write_delta(path, entries, spec, extra)
 

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gym_quant.codec import Codec, CodecError, Unsuited
+from gym_quant.codec import CodecError, Unsuited
+from gym_quant.integers import IntegerCodec
 from gym_quant.registry import get_codec
 from torch import Tensor, nn
 
@@ -95,10 +96,10 @@ def choose(
     return choice_of(name, delta, word, policy, why)
 
 
-def adding_codec(policy: CodecPolicy) -> Codec | None:
-    """Return the policy's codec if its deltas add up as integers (``Codec.adds_up``); else None."""
-    codec = None if policy.codec in ("auto", *_MADE_OF) else get_codec(policy.codec)
-    return codec if codec is not None and codec.adds_up else None
+def adding_codec(policy: CodecPolicy) -> IntegerCodec | None:
+    """Return the policy's codec if its deltas add up as integers; else None."""
+    codec = None if policy.codec in _MADE_OF else get_codec(policy.codec)
+    return codec if isinstance(codec, IntegerCodec) else None
 
 
 def choice_of(

@@ -15,6 +15,7 @@ from torch import Tensor
 from gym_quant.errors import CodecError as CodecError
 
 if TYPE_CHECKING:
+    from gym_quant.integers import Integers
     from gym_quant.kernels.sign_matrix import SignMatrix
     from gym_quant.resident import Resident
 
@@ -67,19 +68,6 @@ class MergeForm:
 VALUES = MergeForm("values")
 
 
-@dataclass(frozen=True)
-class Integers:
-    """A delta that is ``2**exponent`` times ``codes`` exactly.
-
-    Attributes:
-        codes: int64, in the tensor's shape; magnitudes below 2**31.
-        exponent: Exponent of the step.
-    """
-
-    codes: Tensor
-    exponent: int
-
-
 class Codec(ABC):
     """An encoding of a delta. Stateless; one instance per process.
 
@@ -119,8 +107,7 @@ class Codec(ABC):
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
 
     adds_up: ClassVar[bool] = False
-    """True if its deltas are integers times a power of two, so that versions are sums of integers: ``integers``,
-    ``encode_integers`` and ``exponent_of`` then apply."""
+    """True for a ``gym_quant.integers.IntegerCodec``: versions of its deltas are sums of integers."""
 
     @abstractmethod
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
@@ -236,18 +223,6 @@ class Codec(ABC):
         """The delta as integers times a power of two if it is exactly that; else None."""
         del payload, shape, params
         return None
-
-    def encode_integers(self, codes: Tensor, exponent: int) -> Encoded:
-        """Encode ``2**exponent`` times int64 ``codes`` exactly.
-
-        Raises:
-            CodecError: For an exponent out of range, and by default.
-        """
-        raise CodecError(f"codec {self.name!r} has no integers")
-
-    def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
-        """Return the exponent of the step for a delta, given that of the round before."""
-        raise CodecError(f"codec {self.name!r} has no step")
 
     def resident(
         self, payload: Payload, shape: Shape, params: Params, device: torch.device

@@ -20,10 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gym_quant.codec import (
-    Codec,
     CodecError,
     Encoded,
-    Integers,
     Params,
     Payload,
     Shape,
@@ -35,6 +33,7 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
+from gym_quant.integers import IntegerCodec, Integers
 
 STEP_IN_RMS = 1.6
 """Step in root mean squares of the tensor, before it is rounded to a power of two."""
@@ -50,7 +49,7 @@ _LIKELY_BITS = 17 / 64
 Codes = NDArray[np.int64]
 
 
-class Lattice(Codec):
+class Lattice(IntegerCodec):
     """Payload: ``scales`` (``[1]`` float32, the step) and ``codes`` (``[bytes]`` uint8).
 
     ``codes`` starts with one byte: the number of codes per byte (0: two bytes per code, 15: four), plus 128 if the
@@ -62,8 +61,6 @@ class Lattice(Codec):
     """
 
     name = "lattice"
-    for_small = True
-    adds_up = True
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("bytes",), self.name)

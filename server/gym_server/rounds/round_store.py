@@ -7,26 +7,45 @@ at any line either continues from its last state or has ended.
 
 from __future__ import annotations
 
-import functools
-import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from sqlalchemy import Connection, select, update
-
-from gym_fed.config.hub.task import SoupReference, TaskSpec, next_digest
-from gym_fed.core.errors import ErrorCode, GymError
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from gym_fed.config.hub.task import SoupReference
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import next_digest
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.text import without_folders
 from gym_fed.trust.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
 from gym_server.rounds.round_history import history_of
-from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
-from gym_server.store.database import Database, insert_if_absent, rerun
-from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
+from gym_server.rounds.versions import Version
+from gym_server.rounds.versions import VersionDepths
+from gym_server.rounds.versions import head_of
+from gym_server.rounds.versions import newest_height
+from gym_server.rounds.versions import soups_to
+from gym_server.rounds.versions import version_at
+from gym_server.store.database import Database
+from gym_server.store.database import insert_if_absent
+from gym_server.store.database import rerun
+from gym_server.store.tables import credits
+from gym_server.store.tables import readers
+from gym_server.store.tables import round_tasks
+from gym_server.store.tables import rounds
+from gym_server.store.tables import updates
+from gym_server.store.tables import versions
+from sqlalchemy import Connection
+from sqlalchemy import select
+from sqlalchemy import update
+from typing import Any
+import functools
+import json
+import time
+
 
 PAID_VERDICTS = ("merged", "duplicate")
 """Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
@@ -98,7 +117,7 @@ class SoupRecord:
     plugins: Sequence[Mapping[str, Any]] = ()
     """Plug-ins that the merge used, for the version's entry."""
     integers: Mapping[str, Any] | None = None
-    """Digest of the version's integer sum, and sha256 and size of its object; None if its soup does not add up."""
+    """``digest``, ``sum`` and ``sum_bytes`` of the version's integer sum; None if its soup does not add up."""
 
 
 class RoundStore:
@@ -281,11 +300,9 @@ class RoundStore:
                 "window": soup.window,
                 "integers": soup.integers,
             }
-            made.update({key: dict(fields) for key, fields in optional.items() if fields is not None})
+            made |= {key: dict(fields) for key, fields in optional.items() if fields is not None}
             if soup.plugins:
                 made["plugins"] = [dict(record) for record in soup.plugins]
-            if soup.integers is not None:
-                insert_if_absent(tx, readers, sha256=soup.integers["sum"], contributor="*")
             summarise_refusals(tx, self._ledger, merged.server_round)
             made["round"] = _digest_of(tx, merged.server_round)
             self._ledger.append(tx, "version", {**version, **made, "updates": merged.merging})
@@ -300,7 +317,8 @@ class RoundStore:
                     committed_at=self._clock(),
                 )
             )
-            insert_if_absent(tx, readers, sha256=soup.sha256, contributor="*")
+            for sha256 in (soup.sha256, *([soup.integers["sum"]] if soup.integers else [])):
+                insert_if_absent(tx, readers, sha256=sha256, contributor="*")
             for write in soup.also:
                 write(tx, height)
             for judgement in soup.judgements:

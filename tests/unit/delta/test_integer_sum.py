@@ -139,10 +139,10 @@ def test_a_delta_of_another_codec_does_not_add_up(tmp_path: Path) -> None:
 
 
 def test_sums_beyond_31_bits_and_grids_too_far_apart_are_refused(tmp_path: Path) -> None:
-    from gym_quant import get_codec
+    from gym_quant.codecs.lattice import Lattice
 
     def written(name: str, code: int, exponent: int) -> Path:
-        encoded = get_codec("lattice").encode_integers(torch.full((5,), code), exponent)
+        encoded = Lattice().encode_integers(torch.full((5,), code), exponent)
         entry = DeltaEntry("b.norm", (5,), "lattice", encoded.params, lambda: encoded.payload)
         write_delta(tmp_path / name, [entry], SPEC)
         return tmp_path / name

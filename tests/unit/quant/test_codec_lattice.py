@@ -8,12 +8,12 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from gym_quant import CodecError, get_codec
-from gym_quant.codecs.lattice import STEP_IN_RMS
+from gym_quant import CodecError
+from gym_quant.codecs.lattice import STEP_IN_RMS, Lattice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-LATTICE = get_codec("lattice")
+LATTICE = Lattice()
 
 
 def noise(*shape: int, scale: float = 1e-3) -> torch.Tensor:

@@ -1,0 +1,46 @@
+"""Codecs whose deltas are whole multiples of a power of two, so that sums of deltas are sums of integers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gym_quant.codec import Codec, Encoded, Params, Payload, Shape
+
+
+@dataclass(frozen=True)
+class Integers:
+    """A delta that is ``2**exponent`` times ``codes`` exactly.
+
+    Attributes:
+        codes: int64, in the tensor's shape; magnitudes below 2**31.
+        exponent: Exponent of the step.
+    """
+
+    codes: Tensor
+    exponent: int
+
+
+class IntegerCodec(Codec):
+    """A codec for versions that are sums of integers; it encodes tensors of every size."""
+
+    adds_up = True
+    for_small = True
+
+    @abstractmethod
+    def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
+        """The delta as integers; None if its step is no power of two."""
+
+    @abstractmethod
+    def encode_integers(self, codes: Tensor, exponent: int) -> Encoded:
+        """Encode ``2**exponent`` times int64 ``codes`` exactly.
+
+        Raises:
+            CodecError: For an exponent out of range.
+        """
+
+    @abstractmethod
+    def exponent_of(self, delta: Tensor, previous: int | None = None) -> int:
+        """Return the exponent of the step for a delta, given that of the round before; ``encode`` accepts it."""
