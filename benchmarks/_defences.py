@@ -76,7 +76,7 @@ class Defence:
         if self.pipeline is None:
             return root, torch.zeros(len(updates))
         try:
-            plan = self.pipeline.plan(self._judged(self._gram_matrix(updates, root), updates, losses))
+            plan = self.pipeline.plan(self._judged(self._gram_matrix(updates, root, losses), updates, losses))
         except GymError as error:
             if error.code is not ErrorCode.UPDATE_REFUSED:
                 raise
@@ -92,13 +92,15 @@ class Defence:
             last, CAF | ByzantineRobust | FLTrustCAF | ByzantineEvidence
         ):
             return self.merge(updates, root, losses)[0]
-        gram = self._gram_matrix(updates, root)
+        gram = self._gram_matrix(updates, root, losses)
         if isinstance(last, ByzantineRobust):
             return _FastRobust(last.config).weigh(gram).float() @ updates
         if isinstance(last, ByzantineEvidence):
-            fast = ByzantineEvidence(last.config)
-            fast._at_median = _FastRobust(last.config)
-            return fast.weigh(self._judged(gram, updates, losses, fast)).float() @ updates
+            fast = _FastEvidence(last.config)
+            try:
+                return fast.weigh(self._judged(gram, updates, losses, fast)).float() @ updates
+            except GymError:
+                return torch.zeros_like(root)
         total = CombinationWeights.identity(gram.weights)
         steps = [step.mix for step in self.pipeline.pre_aggregators]
         counts, norm, stretch = torch.ones(len(updates), dtype=torch.float64), None, MAX_STRETCH
@@ -136,11 +138,12 @@ class Defence:
         verdicts[long] = found[1:] < found[0]
         return replace(gram, verdicts=verdicts)
 
-    def _gram_matrix(self, updates: Tensor, root: Tensor) -> GramMatrix:
+    def _gram_matrix(self, updates: Tensor, root: Tensor, losses: Losses | None) -> GramMatrix:
         assert self.pipeline is not None
         products = (updates @ updates.T).double()
         own = None
-        if self.pipeline.needs is Needs.ROOT:
+        has_rows = losses is not None and self.rule != BUDGET_ONLY
+        if self.pipeline.needs is Needs.ROOT or (self.pipeline.needs is Needs.EVIDENCE and has_rows):
             own = torch.cat([updates @ root, (root @ root)[None]]).double()
         return GramMatrix(products, torch.ones(len(updates), dtype=torch.float64), own)
 
@@ -154,6 +157,13 @@ class _FastRobust(ByzantineRobust):
         counts: np.ndarray = np.ones(gram.count)
         shares = caf_shares(products, counts, self.num_malicious_nodes, MAX_STRETCH)
         return torch.from_numpy(shares) @ scaled.matrix
+
+
+class _FastEvidence(ByzantineEvidence):
+    """``byzantine_evidence`` as an attacker computes it."""
+
+    def _shares(self, products: np.ndarray, counts: np.ndarray, squared_norm: float) -> np.ndarray:
+        return caf_shares(products, counts, self.num_malicious_nodes, MAX_STRETCH, squared_norm)
 
 
 def caf_shares(

@@ -142,7 +142,7 @@ class Aggregator(Rule):
                 ErrorCode.USAGE, f"updates {list(updates.shape)} and weights {list(weights.shape)} do not fit"
             )
         self.check(weights)
-        if (root is not None) != (self.needs is Needs.ROOT):
+        if self.needs is not Needs.EVIDENCE and (root is not None) != (self.needs is Needs.ROOT):
             raise GymError(
                 ErrorCode.USAGE,
                 f"aggregator {self.name!r} {'needs' if root is None else 'takes no'} root update",

@@ -32,7 +32,7 @@ class Needs(IntEnum):
     """The diagonal of ``products``; other elements may be zero."""
     PRODUCTS = 2
     EVIDENCE = 3
-    """All products, and verdicts on the updates' lengths if the coordinator has clean rows."""
+    """All products; if the coordinator has clean rows, also those with its own update, and verdicts on long updates."""
     ROOT = 4
     """All products, including those with the coordinator's own update."""
 

@@ -99,7 +99,7 @@ def merge(
         residual: The server's error feedback, required if and only if ``recipe.codec.error_feedback`` is set. The new
             residual takes effect when the caller commits it.
         extra: Free strings for the soup's manifest.
-        root: The coordinator's own update, only for rules that need one.
+        root: The coordinator's own update, only for rules that need or use one.
         optimizer_state: State of ``recipe.server_optimizer``, required if and only if it is set; the caller stages it.
         residual_path: For LoRA factors merged into factors: path of the truncation residual, a separate delta.
         on_tensor: Called with the name of each merged tensor.
@@ -295,7 +295,11 @@ def inner_products(stacks: Sequence[Stack], norms: Sequence[float]) -> Tensor:
 
 
 def claims(
-    updates: Sequence[DeltaFile], weights: Sequence[float], recipe: SoupRecipe, spec: BaseSpec
+    updates: Sequence[DeltaFile],
+    weights: Sequence[float],
+    recipe: SoupRecipe,
+    spec: BaseSpec,
+    root: DeltaFile | None = None,
 ) -> tuple[list[float], list[float]]:
     """Return the claims on which a rule with ``Needs.EVIDENCE`` needs verdicts; see ``Aggregator.claims``.
 
@@ -307,11 +311,11 @@ def claims(
     """
     pipeline, weight = Pipeline.of(recipe), torch.tensor(list(weights), dtype=torch.float64)
     pipeline.check_evidence()
-    _check(updates, weight, spec, pipeline, None)
+    _check(updates, weight, spec, pipeline, root)
     norms = [update.norm() for update in updates]
     clips = [_clip_factor(norm, recipe.max_norm) for norm in norms]
     stacks = stacks_of(updates, spec, recipe.merge_version)
-    gram, clipping = _gram(stacks, updates, norms, clips, weight, pipeline, spec, None, recipe.merge_version)
+    gram, clipping = _gram(stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version)
     base, claimed = pipeline.aggregator.claims(gram)
     factors = clipping.matrix.diagonal()
     return (base * factors).tolist(), (claimed * factors).tolist()
@@ -383,7 +387,7 @@ def _check(
             ErrorCode.USAGE, f"{counted(len(updates), 'update')} but {counted(weights.numel(), 'weight')}"
         )
     pipeline.check(weights)
-    if (root is not None) != (pipeline.needs is Needs.ROOT):
+    if pipeline.needs is not Needs.EVIDENCE and (root is not None) != (pipeline.needs is Needs.ROOT):
         raise GymError(
             ErrorCode.USAGE,
             f"aggregator {pipeline.aggregator.name!r} {'needs' if root is None else 'takes no'} root update",

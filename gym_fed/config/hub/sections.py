@@ -202,8 +202,8 @@ class GateConfig(StrictModel):
 
 
 class RootConfig(StrictModel):
-    """The coordinator's clean rows, for aggregators that use them: ``byzantine_evidence`` measures losses on them,
-    ``fltrust``, ``fltrust_caf`` and ``root_gate`` compare updates with one that the hub trains on them."""
+    """The coordinator's clean rows, for ``byzantine_evidence`` and other aggregators that compare updates with one that
+    the hub trains on these rows."""
 
     data: str
     """Data file, or ``task:NAME`` entries joined by commas; it must differ from the gate's held-out set."""

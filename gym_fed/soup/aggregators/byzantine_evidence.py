@@ -1,17 +1,19 @@
-r"""``byzantine_robust`` with earned lengths: a long update stays long if that lowers the loss on clean rows.
+r"""Directions are filtered, and lengths are earned: a long update stays long if that lowers the loss on clean rows.
 
 ``byzantine_robust`` scales every update to the median norm. A contributor who alone holds some of the knowledge sends
-long updates and loses most of them. Here directions are filtered as there, and lengths are treated separately (this
-project; docs/robustness.md has the figures). With m the median norm, l_i = min(|g_i| / m, 4) and a_i the coefficients
-of ``byzantine_robust``::
+long updates and loses most of them; ``fltrust_caf`` cuts them as well. Here directions are filtered as in
+``fltrust_caf``, and lengths are treated separately (this project; docs/robustness.md has the figures). With g_0 the
+coordinator's own update, m the median norm and l_i = min(|g_i| / m, 4)::
 
-    soup_0 = sum_i a_i g_i                               every update at the median norm, after CAF
+    s_i = m / |g_i| g_i                                  every update at the median norm
+    c_i = 1 if <g_i, g_0> > 0 else 0                     FLTrust's ReLU as a gate (Cao et al. 2021, equation 2)
+    soup_0 = CAF of the s_i with counts c_i              (Allouah et al. 2025, algorithm 2) = sum_i a_i g_i
     v_i = 1 if loss(soup_0 + (l_i - 1) a_i g_i) < loss(soup_0)         for l_i > 1.2, on the clean rows
     soup = sum_i a_i (l_i if v_i else 1) g_i
 
 The rule itself sees inner products and the verdicts v_i only: a replay needs the recorded bits and no model. Without
-verdicts (no clean rows) all excess lengths together are scaled down to a budget of two medians. A cap without evidence
-or budget is not safe: on digits, attackers who used it took the accuracy from 97% to 64%.
+clean rows all c_i are 1, and all excess lengths together are scaled down to a budget of two medians. A cap without
+evidence or budget is not safe: on digits, attackers who used it took the accuracy from 97% to 64%.
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ from typing import TYPE_CHECKING
 
 from gym_fed.core.lazy import torch
 from gym_fed.soup.aggregator import AggregatorConfig, WeightRule
-from gym_fed.soup.aggregators.byzantine_robust import ByzantineRobust
-from gym_fed.soup.gram import GramMatrix, Needs
+from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
+from gym_fed.soup.aggregators.caf import filtered
+from gym_fed.soup.aggregators.fltrust import trusted
+from gym_fed.soup.gram import Array, GramMatrix, Needs
+from gym_fed.soup.pre_aggregators.equal_norm import EqualNorm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +49,7 @@ class ByzantineEvidence(WeightRule):
 
     def __init__(self, config: AggregatorConfig) -> None:
         super().__init__(config)
-        self._at_median = ByzantineRobust(config)
+        self._scale = EqualNorm(config)
 
     @classmethod
     def default_malicious(cls, contributors: int) -> int:
@@ -56,6 +61,7 @@ class ByzantineEvidence(WeightRule):
         return base, base * torch.where(excess > LONG - 1.0, excess, 0.0)
 
     def weigh(self, gram: GramMatrix) -> Tensor:
+        """Weight the updates; raises ``UPDATE_REFUSED`` if there is a root update and it trusts none."""
         if gram.verdicts is not None:
             base, claimed = self.claims(gram)
             return base + torch.where(gram.verdicts, claimed, 0.0)
@@ -68,4 +74,15 @@ class ByzantineEvidence(WeightRule):
         norms = gram.norms()
         median = norms.sort().values[(gram.count - 1) // 2]
         lengths = norms / median if median > 0.0 else torch.zeros_like(norms)
-        return self._at_median.weigh(gram), lengths.clamp(1.0, MAX_LENGTH) - 1.0
+        counts = torch.ones_like(norms)
+        if gram.root is not None:
+            trust, _ = trusted(gram, self.name)
+            counts = (trust > 0.0).to(torch.float64)
+        scaled = self._scale.mix(gram)
+        shares = self._shares(gram.combined(scaled).products.numpy(), counts.numpy(), float(median) ** 2)
+        return torch.from_numpy(shares) @ scaled.matrix, lengths.clamp(1.0, MAX_LENGTH) - 1.0
+
+    def _shares(self, products: Array, counts: Array, squared_norm: float) -> Array:
+        """Return the shares by CAF of updates of one norm, ``[n]``."""
+        honest_share = 1.0 - 2.0 * self.num_malicious_nodes / len(counts)
+        return filtered(products, counts, honest_share, MAX_STRETCH * squared_norm)

@@ -16,7 +16,7 @@ from typing import Any
 
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.registries import AGGREGATORS, ALGORITHMS
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.system_errors import system_error
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import encode_rows
@@ -26,7 +26,6 @@ from gym_server.base.served import ServedBase, record_tensors
 from gym_server.evaluations.runner import check_measurable, suites_of
 from gym_server.evaluations.safety import check_probable
 from gym_server.privacy import budget as privacy
-from gym_server.rounds.evidence import uses_evidence
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.recipes import RecipeChanges, check_soup
 from gym_server.rounds.round_store import RoundStore
@@ -137,7 +136,7 @@ def _check_evals_data(config: ServerConfig, folder: Path) -> None:
 
 def _check_trainer(config: ServerConfig) -> None:
     """Check for the trainer's packages if the hub itself must train: ``requirements-hub.txt`` leaves them out."""
-    if config.root is None or not AGGREGATORS.type_of(config.soup.aggregator).needs_root():
+    if config.root is None:
         return
     from gym_fed.core.requirements import require_package
 
@@ -157,8 +156,7 @@ def _check_data(config: ServerConfig, folder: Path) -> list[Any]:
     if root is not None:
         with _about("root.data"):
             found = coordinator_rows(root.data, root.format, root.max_examples, folder, "train")
-            kind = ALGORITHMS.new(config.recipe.algorithm).row_kind
-            as_kind(_some(found, root.data), "supervised" if uses_evidence(config) else kind)
+            as_kind(_some(found, root.data), ALGORITHMS.new(config.recipe.algorithm).row_kind)
     return rows
 
 

@@ -54,6 +54,7 @@ def find_evidence(
     recipe: SoupRecipe,
     kept: Sequence[ScreenedUpdate],
     weights: Sequence[float],
+    root_update: str | None,
     progress: MergeProgress,
 ) -> Evidence | None:
     """Measure what the length of each long update does to the loss: one pass over the rows each, and one before.
@@ -65,6 +66,7 @@ def find_evidence(
         recipe: The rules of the round.
         kept: The updates that are merged.
         weights: Their weights.
+        root_update: sha256 of the coordinator's own update.
         progress: Progress of the merge.
 
     Returns:
@@ -80,8 +82,12 @@ def find_evidence(
         coordinator_rows(root.data, root.format, root.max_examples, state.folder, "train"), "supervised"
     )
     with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(DeltaFile.open(update.path, model.spec)) for update in kept]
-        base, claimed = claims(files, weights, recipe, model.spec)
+        paths = [update.path for update in kept]
+        if root_update is not None:
+            paths.append(state.store.local_path(root_update))
+        files = [stack.enter_context(DeltaFile.open(path, model.spec)) for path in paths]
+        own = files.pop() if root_update is not None else None
+        base, claimed = claims(files, weights, recipe, model.spec, own)
     rate = recipe.server_learning_rate
     parts = [(update.path, rate * share) for update, share in zip(kept, base, strict=True) if share]
     progress.begin("weighing long updates", 1 + sum(claim != 0.0 for claim in claimed))

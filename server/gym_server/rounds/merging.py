@@ -35,7 +35,7 @@ from gym_server.privacy.secure_unmask import secure_ingredient
 from gym_server.rewards.appraisal import Appraisal, appraise, reputation_weights
 from gym_server.rewards.scores import DIGITS, ScoringStopped
 from gym_server.rounds.continuous import round_window
-from gym_server.rounds.evidence import find_evidence, uses_evidence
+from gym_server.rounds.evidence import find_evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.root import root_update
@@ -206,7 +206,7 @@ def _merge(
     """
     try:
         if config.root is not None:
-            progress.begin("weighing long updates" if uses_evidence(config) else "training on the root data")
+            progress.begin("training on the root data")
         ingredients = _ingredients(state, config, model, current, kept, progress)
         masked = config.secure_aggregation is not None
         progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
@@ -253,7 +253,7 @@ def _ingredients(
         manifests=manifests,
         root=root,
         weights=weights,
-        evidence=find_evidence(state, config, model, recipe, kept, shares, progress),
+        evidence=find_evidence(state, config, model, recipe, kept, shares, root, progress),
         private=private_merge.begin_merge(config, state.base, state.database, current.spec, ids, root),
         secure=secure_ingredient(state, config, current, manifests),
         window=round_window(state, config.rounds, manifests),

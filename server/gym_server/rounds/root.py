@@ -13,7 +13,6 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.registries import AGGREGATORS
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.round_store import Round
@@ -28,13 +27,13 @@ def root_update(state: HubState, config: ServerConfig, model: HubModel, current:
     """Train the round's recipe on the root data; the model itself is restored afterwards.
 
     Returns:
-        sha256 of the stored update, or None if the config names no root data or its rule needs no root update.
+        sha256 of the stored update, or None if the config names no root data.
 
     Raises:
         GymError: Errors of the data and of training; ``ROUND_ABORTED`` for a failure of the training libraries.
     """
     root = config.root
-    if root is None or not AGGREGATORS.type_of(config.soup.aggregator).needs_root():
+    if root is None:
         return None
     from gym_fed.training.trainer import Trainer
     from gym_fed.training.tuning.lora import lora_factors

@@ -40,7 +40,8 @@ def hub(tmp_path: Path, tiny_base: Path) -> Iterator[Callable[..., Judged]]:
     def make(root: bool = True, **changes: Any) -> Judged:
         folder = tmp_path / f"hub{len(opened)}"
         sections = {"soup": EVIDENCE, "rounds": {"min_contributors": 3}, **({"root": ROOT} if root else {})}
-        opened.append(Judged(folder, tiny_base, **{**sections, **changes}))
+        recipe = {"max_steps": 4, "per_device_train_batch_size": 2, "max_length": 32}
+        opened.append(Judged(folder, tiny_base, **{"recipe": recipe, **sections, **changes}))
         rows = [
             {
                 "messages": [
@@ -96,7 +97,7 @@ def test_a_useful_long_update_keeps_its_length_a_harmful_one_does_not_and_a_repl
     verdicts = {who[update]: kept for update, kept in version["evidence"]["verdicts"].items()}
     assert verdicts == {"ann": False, "bob": False, "cat": False, "dan": True, "eve": False}
     assert len(version["evidence"]["rows"]) == 32
-    assert version["root"] is None  # nothing was trained on the rows
+    assert version["root"] is not None
 
     def none(*_: Any, **__: Any) -> float:
         raise AssertionError("a replay runs no model")

@@ -90,6 +90,23 @@ def test_an_update_that_the_filter_drops_uses_up_no_budget() -> None:
     assert float(found[-1] / robust[-1]) > 2.0
 
 
+def test_an_update_that_points_away_from_the_root_update_has_no_weight_whatever_its_verdict() -> None:
+    root = torch.zeros(400)
+    root[0] = 1.0
+    updates = torch.randn(7, 400, generator=torch.Generator().manual_seed(4)).double()
+    updates[:, 0] = torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, -1.0, -2.0])
+    updates[-1] *= 3.0
+    gram = GramMatrix.of(updates, torch.ones(7), root)
+    found, _ = weights(replace(gram, verdicts=torch.tensor([True] * 7)), malicious=1)
+    assert (found[:5] > 0.0).all()
+    assert found[5:].tolist() == [0.0, 0.0]
+    rule = ByzantineEvidence(RuleConfig())
+    assert rule.claims(gram)[1].tolist() == [0.0] * 7
+    with pytest.raises(GymError, match="no update of 7 has a positive cosine") as refused:
+        rule.weigh(replace(gram, root=torch.cat([-gram.root[:-1].abs(), gram.root[-1:]])))
+    assert refused.value.code is ErrorCode.UPDATE_REFUSED
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("judged", [True, False])
 def test_few_updates_are_merged(count: int, judged: bool) -> None:
