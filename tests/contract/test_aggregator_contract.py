@@ -218,7 +218,7 @@ def test_weights_that_make_no_sense_are_refused(name: str, weights: list[float])
     assert caught.value.code is ErrorCode.USAGE
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [n for n in NAMES if AGGREGATORS.type_of(n).needs is not Needs.EVIDENCE])
 def test_a_root_update_is_given_exactly_where_it_is_needed(name: str) -> None:
     made, updates = rule(name), updates_of(3)
     root = None if made.needs is Needs.ROOT else updates[0]
