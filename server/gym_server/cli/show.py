@@ -167,6 +167,7 @@ def rounds_of(database: Database, round_store: RoundStore) -> list[dict[str, Any
         by_round.setdefault(row.server_round, []).append(
             {
                 "update": row.update_id,
+                "task_round": json.loads(row.manifest).get("server_round"),
                 "contributor": row.contributor,
                 "name": names.get(row.contributor, "?"),
                 "verdict": row.verdict,

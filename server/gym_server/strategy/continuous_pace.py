@@ -7,11 +7,12 @@ carried into the next round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from gym_fed.core.errors import GymError
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
@@ -39,7 +40,7 @@ class ContinuousPace(Pace):
 
     def __init__(self, state: HubState, live_config: LiveConfig, lease_histories: LeaseHistoryCache) -> None:
         super().__init__(state, live_config, lease_histories)
-        self._weighed: tuple[list[str], float] = ([], 0.0)
+        self._weighed: tuple[list[str], float | None] = ([], None)
         """Cache: ids of the round's updates, and their admitted weight."""
 
     def summary(self) -> str:
@@ -65,17 +66,10 @@ class ContinuousPace(Pace):
         if not rows:
             return False
         config = self._live_config.current
-        manifests = [UpdateManifest.parse(row.manifest) for row in rows]
-        try:
-            window = round_window(self._state, config.rounds, manifests)
-        except KeyError:  # a version was rolled back meanwhile; the merge rejects its updates
-            return True
-        assert window is not None
-        try:
-            config.soup.check_feasible(len(rows) + len(window.others))
-        except GymError:
+        weight = self._admitted_weight(rows)
+        if weight is None:
             return False
-        if self._admitted_weight(manifests, window) >= config.rounds.merge_every:
+        if weight >= config.rounds.merge_every:
             return True
         tasks = self._state.round_store.tasks(current.server_round).values()
         return len(rows) >= config.rounds.min_contributors and all(outcome for _, outcome in tasks)
@@ -90,15 +84,31 @@ class ContinuousPace(Pace):
             "and nobody else is working"
         )
 
-    def _admitted_weight(self, manifests: Sequence[UpdateManifest], window: WindowUpdates) -> float:
-        """Return the admitted weight of the round's updates, or an upper bound that is below ``merge_every``."""
-        most = MOST_SHARES * sum(staleness_weight(age) for age in window.staleness)
-        if most < window.merge_every:
-            return most
-        ids = [one.digest for one in manifests]
+    def _admitted_weight(self, rows: Sequence[Any]) -> float | None:
+        """Return the admitted weight of the round's updates, or an upper bound that is below ``merge_every``.
+
+        None while the window is too small for the rule.
+        """
+        ids = [row.update_id for row in rows]
         if self._weighed[0] != ids:
-            self._weighed = (ids, self._measured(manifests, window))
+            self._weighed = (ids, self._weight([UpdateManifest.parse(row.manifest) for row in rows]))
         return self._weighed[1]
+
+    def _weight(self, manifests: Sequence[UpdateManifest]) -> float | None:
+        config = self._live_config.current
+        try:
+            window = round_window(self._state, config.rounds, manifests)
+        except KeyError:  # a version was rolled back meanwhile; the merge rejects its updates
+            return math.inf
+        assert window is not None
+        most = MOST_SHARES * sum(staleness_weight(age) for age in window.staleness)
+        try:
+            config.soup.check_feasible(len(manifests) + len(window.others))
+            return most if most < window.merge_every else self._measured(manifests, window)
+        except GymError as error:
+            if error.code is not ErrorCode.CONFIG_INVALID:
+                raise
+            return None  # a rule needs more updates
 
     def _measured(self, manifests: Sequence[UpdateManifest], window: WindowUpdates) -> float:
         state, recipe = self._state, self._live_config.current.soup

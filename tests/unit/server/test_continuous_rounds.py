@@ -175,3 +175,19 @@ def test_participation_is_divided_by_admitted_weight_and_none_goes_to_weight_zer
     config = RewardsConfig(participation_ramp=False, pool=900)
     found = split(config, dict.fromkeys(names, 1.0), shares=names)
     assert found.credits == {"fresh": 600, "stale": 300, "rejected": 0}
+
+
+def test_after_a_rollback_tasks_of_abandoned_versions_are_withdrawn(opened: Open) -> None:
+    slow = Member("slow", 10_000)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow])
+    room.run(2, 600)
+    room.step()
+    room.fed.steering.rollback(1)
+    room.step()
+    room.step()
+    assert slow.lost == 1, "a task that was carried into the round is withdrawn with it"
+    ended = room.run(2, 600)
+    assert [one.state for one in ended] == [COMMITTED] * 2
+    assert entries(room, "version")[-2]["parent"] == room.fed.round_store.version(1).digest
+    last = entries(room, "version")[-1]
+    assert replay(room.fed.state, last["server_round"])["soup"] == last["soup"]
