@@ -153,9 +153,8 @@ class Community:
         out = self.folder / "soup.gymdelta"
         with ExitStack() as stack:
             files, window = self._opened(stack, sent)
-            if self.arm.merge_every is None:
-                window = None
-            merge(files, [1.0] * len(files), self.recipe, out, self.spec, window=window)
+            used = None if self.arm.merge_every is None else window
+            merge(files, [1.0] * len(files), self.recipe, out, self.spec, window=used)
             soup = stack.enter_context(DeltaFile.open(out, self.spec))
             for name in soup.names:
                 self.tensors[name].add_(soup.decode(name))
