@@ -166,18 +166,8 @@ def merge(
         residual_path,
         on_tensor,
     )
-    return SoupReport(
-        report.sha256,
-        report.size_bytes,
-        report.norm,
-        norms,
-        clips,
-        coefficients,
-        report,
-        lost,
-        private_report,
-        admitted,
-    )
+    made = (report.sha256, report.size_bytes, report.norm)
+    return SoupReport(*made, norms, clips, coefficients, report, lost, private_report, admitted)
 
 
 def window_plan(
