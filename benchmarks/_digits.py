@@ -297,6 +297,10 @@ class Digits:
         """``[S, images]`` bool, of the held-out part."""
         return self.network.logits(model, self.test_images).argmax(-1) == self.test_labels
 
+    def score(self, model: Tensor) -> Tensor:
+        """``[S]`` accuracy on the held-out part."""
+        return self.correct(model).float().mean(1)
+
 
 def _draw(
     data: Images, seed: int, contributors: int, malicious: int, split: Split, held_out: HeldOut

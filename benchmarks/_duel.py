@@ -94,9 +94,9 @@ def run_rounds(
     random: list[torch.Generator],
     last: int = LAST,
 ) -> tuple[Tensor, list[float]]:
-    """The model after all rounds, and by seed the mean accuracy of the last ones."""
+    """Return the model after all rounds, and for each seed the mean score of the last rounds."""
     honest_random, malicious_random, root_random = random
-    model, memory, right = data.first_model(), dict[str, Any](), list[Tensor]()
+    model, memory, scores = data.first_model(), dict[str, Any](), list[Tensor]()
     residual = torch.zeros(len(model), data.honest, model.shape[1])
     for number in range(schedule.rounds):
         deltas = data.train(model, schedule, range(data.honest), honest_random)
@@ -111,8 +111,8 @@ def run_rounds(
             [defence.merge(*one)[0] for one in zip(rounds, root, losses, strict=True)]
         )
         if number >= schedule.rounds - last:
-            right.append(data.correct(model).float().mean(1))
-    return model, [float(one) for one in torch.stack(right).mean(0)]
+            scores.append(data.score(model))
+    return model, [float(one) for one in torch.stack(scores).mean(0)]
 
 
 def minority(

@@ -1,13 +1,13 @@
 """Robust and private at once: accuracy under the worst attack, by epsilon, of rules whose sensitivity is known.
 
-    python benchmarks/robust_private.py [--images digits mnist] [--seeds N] [--quick] [--json] [--plot FILE]
-        [--cells FILE] [--validation]
+    python benchmarks/robust_private.py [--data digits mnist stories260K] [--attacks NAME ...] [--seeds N] [--quick]
+        [--json] [--plot FILE] [--cells FILE] [--validation] [--shared FOLDER]
 
-100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds. Every rule hides one contributor's whole
-share (zero-out, delta 1e-5) at the epsilon of its column, for all rounds together. The noise is that of the package's
-own merge (``ClippedMiddle``, ``SignVotes``), and epsilon that of its accountant. The clip is the norm of the
-coordinator's own update on its 100 clean images before the first round, which no contributor has a part in. The peer
-is the clipped mean at the same epsilon under the same attack.
+100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds, or stories260K over six (``_stories.py``).
+Every rule hides one contributor's whole share (zero-out, delta 1e-5) at the epsilon of its column, for all rounds
+together. The noise is that of the package's own merge (``ClippedMiddle``, ``SignVotes``), and epsilon that of its
+accountant. The clip is the norm of the coordinator's own update on its 100 clean rows before the first round, which no
+contributor has a part in. The peer is the clipped mean at the same epsilon under the same attack.
 
 Attacks know rule and clip, and search their strength without the noise. ``--validation`` judges by rows that are
 neither trained on nor reported; defaults were chosen there. ``--cells FILE`` keeps what is measured and goes on.
@@ -19,7 +19,7 @@ import argparse
 import math
 import secrets
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -29,7 +29,8 @@ import torch
 from _defences import Defence
 from _digits import Digits, HeldOut, Losses, Schedule
 from _duel import generators, run_rounds
-from _report import Report, kept, options, show
+from _report import SHARED, Report, kept, options, show
+from _stories import Stories
 from torch import Tensor
 
 from gym_fed.config.hub.privacy import ReleasePrivacy
@@ -40,6 +41,9 @@ from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 
 CONTRIBUTORS, MALICIOUS, ROUNDS, LAST = 100, 20, 20, 3
 TARGET_DELTA = 1e-5
+STORIES = "stories260K"
+STORIES_SCHEDULE = Schedule(rounds=6, steps=1, batch=4, lr=2.0)
+"""Chosen on seed 20, without attacks."""
 EPSILONS = (2.0, 8.0, 32.0, math.inf)
 ATTACKS_USED = ("none", "sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
 
@@ -137,93 +141,111 @@ def main() -> None:
     arguments = parsed()
     torch.set_num_threads(1)
     report = Report("robust_private", peer="clipped mean, same epsilon and attack")
-    for images in arguments.images:
+    for data in arguments.data:
         cells = {}
         for rule in arguments.rules:
             for bound in arguments.epsilons:
-                for attack in ATTACKS_USED if not arguments.quick else ATTACKS_USED[:3]:
-                    key = (images, rule, bound, attack, arguments.seeds, arguments.validation)
-                    make = partial(play, rule, attack, bound, images, arguments)
+                for attack in arguments.attacks:
+                    key = (data, rule, bound, attack, arguments.seeds, arguments.validation)
+                    make = partial(play, rule, attack, bound, data, arguments)
                     cells[rule, bound, attack] = kept(arguments.cells, key, make)
-        _report(report, images, cells, arguments)
+        _report(report, data, cells, arguments)
     report.finish(arguments)
 
 
 def parsed() -> argparse.Namespace:
     parser = options(__doc__)
-    parser.add_argument("--images", nargs="+", choices=["digits", "mnist"], default=["digits"])
+    parser.add_argument("--data", nargs="+", choices=["digits", "mnist", STORIES], default=["digits"])
+    parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
+    parser.add_argument("--attacks", nargs="+", choices=ATTACKS_USED[1:], default=ATTACKS_USED[1:])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--validation", action="store_true", help="judge by rows that are not reported")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "root_gate"], [8.0], 1
+        arguments.attacks = ATTACKS_USED[1:3]
+    arguments.attacks = ["none", *arguments.attacks]
     return arguments
 
 
-def play(rule: str, attack: str, bound: float, images: str, arguments: argparse.Namespace) -> list[float]:
-    """Accuracy for each seed, mean of the last ``LAST`` rounds."""
+def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Namespace) -> list[float]:
+    """Accuracy for each seed (of stories260K minus the held-out loss), mean of the last ``LAST`` rounds."""
     first = 20 if arguments.validation else 30
     held_out: HeldOut = "validation" if arguments.validation else "test"
-    schedule = Schedule(rounds=ROUNDS)
-    data = Digits(range(first, first + arguments.seeds), CONTRIBUTORS, MALICIOUS, "iid", images, held_out)
+    seeds = range(first, first + arguments.seeds)
+    if name == STORIES:
+        schedule, last = STORIES_SCHEDULE, 1
+        data: Any = stories(seeds, arguments.shared)
+    else:
+        schedule, last = Schedule(rounds=ROUNDS), LAST
+        data = Digits(seeds, CONTRIBUTORS, MALICIOUS, "iid", name, held_out)
     random = generators()
     torch.manual_seed(5)
     model = data.first_model()
     multiplier = 0.0
     if not math.isinf(bound):
         if RULES[rule].kind == "votes":
-            multiplier = votes_multiplier(bound)
+            multiplier = votes_multiplier(bound, schedule.rounds)
         else:
-            multiplier = noise_multiplier_for(bound, TARGET_DELTA, count=ROUNDS)
+            multiplier = noise_multiplier_for(bound, TARGET_DELTA, count=schedule.rounds)
         mechanism = "discrete_gaussian" if RULES[rule].kind == "votes" else "gaussian"
         spent = epsilon(
-            [NoiseEvent(mechanism=mechanism, noise_multiplier=multiplier, count=ROUNDS)], TARGET_DELTA
+            [NoiseEvent(mechanism=mechanism, noise_multiplier=multiplier, count=schedule.rounds)],
+            TARGET_DELTA,
         )
         assert 0.9 * bound < spent <= bound, (spent, bound)
     clip = float(data.train(model, schedule, data.coordinator, random[2]).norm(dim=2).mean())
     defence = PrivateDefence(RULES[rule], clip, multiplier)
-    _, accuracies = run_rounds(data, defence, attack, schedule, False, random, LAST)
-    assert not multiplier or defence.released == ROUNDS * arguments.seeds
+    _, accuracies = run_rounds(data, defence, attack, schedule, False, random, last)
+    assert not multiplier or defence.released == schedule.rounds * arguments.seeds
     return accuracies
 
 
-def votes_multiplier(bound: float) -> float:
+@cache
+def stories(seeds: range, shared: Path) -> Stories:
+    return Stories(seeds, CONTRIBUTORS, MALICIOUS, shared)
+
+
+def votes_multiplier(bound: float, rounds: int) -> float:
     """The least noise on votes that stays within ``bound`` over all rounds, to one percent."""
     low, high = 0.01, 1000.0
     while high > 1.01 * low:
         middle = math.sqrt(low * high)
-        event = NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=middle, count=ROUNDS)
+        event = NoiseEvent(mechanism="discrete_gaussian", noise_multiplier=middle, count=rounds)
         low, high = (low, middle) if epsilon([event], TARGET_DELTA) <= bound else (middle, high)
     return high
 
 
-def _report(
-    report: Report, images: str, cells: dict[Any, list[float]], arguments: argparse.Namespace
-) -> None:
+def _report(report: Report, data: str, cells: dict[Any, list[float]], arguments: argparse.Namespace) -> None:
     attacks = list(dict.fromkeys(attack for _, _, attack in cells))
+    if data == STORIES:
+        scale, digits, unit, what = -1, 2, "nats", "held-out loss"
+    else:
+        scale, digits, unit, what = 100, 1, "%", "% right"
     rows = []
     worst = {}
     for rule in arguments.rules:
         row = [rule]
         for bound in arguments.epsilons:
-            means = {attack: 100 * fmean(cells[rule, bound, attack]) for attack in attacks}
+            means = {attack: fmean(cells[rule, bound, attack]) for attack in attacks}
             name = min(means, key=lambda attack: means[attack])
-            worst[rule, bound] = means[name]
-            spread = 100 * stdev(cells[rule, bound, name]) if arguments.seeds > 1 else 0.0
-            row.append(f"{means['none']:.1f} / {means[name]:.1f} ({spread:.1f}) {name}")
+            worst[rule, bound] = scale * means[name]
+            spread = abs(scale) * stdev(cells[rule, bound, name]) if arguments.seeds > 1 else 0.0
+            figures = (scale * means["none"], worst[rule, bound], spread)
+            row.append("{:.{d}f} / {:.{d}f} ({:.{d}f}) {}".format(*figures, name, d=digits))
         rows.append(row)
-    title = f"{images}: % right without attack / under the worst one (spread over seeds)"
+    title = f"{data}: {what} without attack / under the worst one (spread over seeds)"
     show(title, ("rule", *(f"epsilon {bound:g}" for bound in arguments.epsilons)), rows)
-    for (rule, bound), accuracy in worst.items():
+    for (rule, bound), figure in worst.items():
         report.compare(
-            f"{images} epsilon {bound:g} {rule}: worst attack",
-            accuracy,
+            f"{data} epsilon {bound:g} {rule}: worst attack",
+            figure,
             worst.get(("mean", bound)),
-            unit="%",
-            better="higher",
+            unit=unit,
+            better="lower" if data == STORIES else "higher",
         )
 
 
