@@ -23,7 +23,7 @@ from gym_client.identity.keystore import Keystore
 from gym_client.privacy.book import Charge, PrivacyBook
 from gym_server.backup.place import Place
 from gym_server.rounds.admission import UpdateSubmission
-from gym_server.rounds.round_store import Judgement, SoupRecord
+from gym_server.rounds.soup_record import Judgement, SoupRecord
 from gym_server.strategy.tasks import new_task
 
 from gym_fed.delta.feedback import ErrorFeedback

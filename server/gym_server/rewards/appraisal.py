@@ -24,7 +24,8 @@ from gym_server.rewards.running_scores import (
 from gym_server.rewards.scores import DIGITS, RoundScores, score_updates
 from gym_server.rewards.split import MeasuredRound, certainty, split
 from gym_server.rounds.hub_model import HubModel
-from gym_server.rounds.round_store import PAID_VERDICTS, Judgement, RoundStore
+from gym_server.rounds.round_store import PAID_VERDICTS, RoundStore
+from gym_server.rounds.soup_record import Judgement
 from gym_server.rounds.versions import head_of
 from gym_server.state import HubState
 from gym_server.store.database import Database

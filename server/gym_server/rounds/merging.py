@@ -39,8 +39,9 @@ from gym_server.rounds.evidence import find_evidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.root import root_update
-from gym_server.rounds.round_store import Round, SoupRecord
+from gym_server.rounds.round_store import Round
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
+from gym_server.rounds.soup_record import SoupRecord
 from gym_server.rounds.soups import RESIDUAL, Ingredients, Soup, discard, make_soup, residual_name, soup_path
 from gym_server.rounds.sums import stored_sum
 from gym_server.state import HubState

@@ -7,45 +7,27 @@ at any line either continues from its last state or has ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+import functools
+import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from dataclasses import field
-from gym_fed.config.hub.task import SoupReference
-from gym_fed.config.hub.task import TaskSpec
-from gym_fed.config.hub.task import next_digest
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from gym_fed.config.hub.task import SoupReference, TaskSpec, next_digest
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import without_folders
 from gym_fed.trust.ledger.entries import seal
 from gym_server.ledger.chain import Ledger
 from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
 from gym_server.rounds.round_history import history_of
-from gym_server.rounds.versions import Version
-from gym_server.rounds.versions import VersionDepths
-from gym_server.rounds.versions import head_of
-from gym_server.rounds.versions import newest_height
-from gym_server.rounds.versions import soups_to
-from gym_server.rounds.versions import version_at
-from gym_server.store.database import Database
-from gym_server.store.database import insert_if_absent
-from gym_server.store.database import rerun
-from gym_server.store.tables import credits
-from gym_server.store.tables import readers
-from gym_server.store.tables import round_tasks
-from gym_server.store.tables import rounds
-from gym_server.store.tables import updates
-from gym_server.store.tables import versions
-from sqlalchemy import Connection
-from sqlalchemy import select
-from sqlalchemy import update
-from typing import Any
-import functools
-import json
-import time
-
+from gym_server.rounds.soup_record import Judgement, SoupRecord
+from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
+from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
 PAID_VERDICTS = ("merged", "duplicate")
 """Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
@@ -72,52 +54,6 @@ class Round:
     def spec(self) -> TaskSpec | None:
         """The ``task``, parsed on first use, since an ended round's plug-ins may be missing by now."""
         return TaskSpec.model_validate_json(self.task) if isinstance(self.task, str) else self.task
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """The final verdict on one update of a round."""
-
-    update_id: str
-    contributor: str
-    verdict: str  # merged | duplicate | rejected
-    reason: str
-    credit: int = 0
-    heldout_change: float | None = None
-    cheating: bool = False
-    """True if the update was rejected for something that only cheating explains."""
-
-
-@dataclass(frozen=True)
-class SoupRecord:
-    """The result of a round, as it is committed."""
-
-    sha256: str
-    size_bytes: int
-    recipe: dict[str, Any]
-    heldout_before: float | None
-    heldout_after: float | None
-    residual: str | None
-    root: str | None = None
-    judgements: Sequence[Judgement] = field(default_factory=list)
-    state: Mapping[str, str] = field(default_factory=dict)
-    """sha256 of each state file that the round passes to the next one, by kind."""
-    weights: Mapping[str, float] | None = None
-    """Weight of each merged update from reputations; None if the recipe sets the weights."""
-    also: Sequence[Callable[[Connection, int], object]] = ()
-    """Called in the commit's transaction, before credits, with the version's height."""
-    privacy: Mapping[str, Any] | None = None
-    """Parameters of the private merge, for the version's entry."""
-    secure: Mapping[str, Any] | None = None
-    """Parameters of the secure sum of masked votes, for the version's entry."""
-    evidence: Mapping[str, Any] | None = None
-    """Verdicts on the updates' lengths and the digest of the rows, for the version's entry."""
-    window: Mapping[str, Any] | None = None
-    """The window of a continuous round, for the version's entry."""
-    plugins: Sequence[Mapping[str, Any]] = ()
-    """Plug-ins that the merge used, for the version's entry."""
-    integers: Mapping[str, Any] | None = None
-    """``digest``, ``sum`` and ``sum_bytes`` of the version's integer sum; None if its soup does not add up."""
 
 
 class RoundStore:
@@ -283,26 +219,7 @@ class RoundStore:
                 "heldout_before": soup.heldout_before,
                 "heldout_after": soup.heldout_after,
             }
-            made = {
-                "parent": parent.digest,
-                "soup": soup.sha256,
-                "soup_bytes": soup.size_bytes,
-                "recipe": soup.recipe,
-                "merged": used,
-                "root": soup.root,
-                "state": dict(soup.state),
-            }
-            optional = {
-                "privacy": soup.privacy,
-                "secure_aggregation": soup.secure,
-                "weights": soup.weights,
-                "evidence": soup.evidence,
-                "window": soup.window,
-                "integers": soup.integers,
-            }
-            made |= {key: dict(fields) for key, fields in optional.items() if fields is not None}
-            if soup.plugins:
-                made["plugins"] = [dict(record) for record in soup.plugins]
+            made = {"parent": parent.digest, "merged": used, **soup.entry_fields()}
             summarise_refusals(tx, self._ledger, merged.server_round)
             made["round"] = _digest_of(tx, merged.server_round)
             self._ledger.append(tx, "version", {**version, **made, "updates": merged.merging})

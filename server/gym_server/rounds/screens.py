@@ -25,7 +25,8 @@ from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, du
 from gym_server.rounds.continuous import ages, round_window
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
-from gym_server.rounds.round_store import Judgement, Round
+from gym_server.rounds.round_store import Round
+from gym_server.rounds.soup_record import Judgement
 from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore

@@ -26,7 +26,7 @@ from gym_server.federation import RUN_ID
 from gym_server.rounds.queue import LATE, SET_ASIDE, MessageQueue, QueuedMessage
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
-from gym_server.rounds.round_store import Judgement
+from gym_server.rounds.soup_record import Judgement
 from gym_server.state import HubState
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import nodes, readers, updates

@@ -185,7 +185,8 @@ def test_a_manifest_counts_to_its_last_second_and_no_longer(collecting: Collecti
 @pytest.mark.parametrize("step", ["start_collecting", "start_merging", "commit", "abort"])
 def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: str, state: str) -> None:
     """A round that was committed is never merged, committed or aborted again."""
-    from gym_server.rounds.round_store import Round, SoupRecord
+    from gym_server.rounds.round_store import Round
+    from gym_server.rounds.soup_record import SoupRecord
 
     fed, number = collecting.fed, 1 if state != "unknown" else 99
     with fed.database.transaction() as tx:

@@ -17,7 +17,7 @@ from gym_server.ledger import pace
 from gym_server.ledger.columns import UNCOVERED, record_of
 from gym_server.rewards.running_scores import RUN, recorded, write_running_scores
 from gym_server.rounds.admission import UpdateSubmission
-from gym_server.rounds.round_store import Judgement, SoupRecord
+from gym_server.rounds.soup_record import Judgement, SoupRecord
 from gym_server.store.tables import (
     contributions,
     metadata,

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.rounds.round_store import MERGING, Judgement, Round
+from gym_server.rounds.round_store import MERGING, Round
 from gym_server.rounds.screens import FileScreen, ScreenedRound, ScreenedUpdate, screens_of
+from gym_server.rounds.soup_record import Judgement
 
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.task import TaskSpec
