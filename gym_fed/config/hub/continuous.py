@@ -31,6 +31,12 @@ def _problems(config: ServerSections) -> Iterator[Problem]:
             "is accounted for random samples of contributors, and the order of arrival is no random sample; set "
             "rounds.mode: synchronous",
         )
+    if config.rounds.audit is not None:
+        yield Problem(
+            "rounds.audit",
+            "draws steps of one task, and a continuous round has updates of several; remove it, or set rounds.mode: "
+            "synchronous",
+        )
     if not AGGREGATORS.type_of(soup.aggregator).weighs_windows():
         yield Problem(
             "soup.aggregator",

@@ -40,7 +40,9 @@ PASS_SECONDS = 600.0
 """Interval between two passes of a running hub."""
 _PASS_OBJECTS = 2000
 """Maximum number of objects that one pass deletes."""
-_TEMPORARY = re.compile(r"(replay|rescore|backup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)")
+_TEMPORARY = re.compile(
+    r"(replay|rescore|backup|groups|group-soup)-.*|restored-[0-9a-f]{64}|.*\.(copy|fetch|partial)"
+)
 _OF_ROUND = re.compile(r"(soup|root)-(\d+)(\.gymdelta)?")
 _BATCH, _REMOTE_BATCH = 200, 1
 """Maximum number of objects deleted per transaction, in a local and a remote store. A transaction blocks all other

@@ -94,7 +94,7 @@ def find_groups(
         with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="groups-") as scratch:
             if output is not None:
                 make_folder(output)
-            found = _measured(state, config, rounds, members, output or Path(scratch), on_step)
+            found = _measured(state, config, rounds, members, output or Path(scratch), head.height, on_step)
     return CommunityGroups(
         height=head.height,
         first_round=numbers[0],
@@ -120,6 +120,12 @@ def split(similarity: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _require_open(config: ServerConfig) -> None:
+    if config.rounds.mode == "continuous":
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            "rounds.mode: continuous: groups are found by comparing updates of one version",
+            "groups are for hubs with synchronous rounds",
+        )
     for section in ("privacy", "secure_aggregation"):
         if getattr(config, section) is not None:
             raise GymError(
@@ -184,6 +190,7 @@ def _measured(
     rounds: Sequence[Ingredients],
     members: Sequence[Sequence[str]],
     folder: Path,
+    height: int,
     on_step: Callable[[str], object],
 ) -> list[GroupResult]:
     """Write the groups' variants to ``folder`` and measure them."""
@@ -194,7 +201,7 @@ def _measured(
         paths.append(folder / f"group-{number}.gymdelta")
         skipped.append(_write_variant(state, model, rounds, group, paths[-1]))
     on_step("measuring the variants")
-    model.follow(state.round_store.soups())
+    model.follow(state.round_store.soups(height))
     common = model.half_losses()
     model.follow([])
     own = []
@@ -280,7 +287,9 @@ def _part_of(round_: Ingredients, group: set[str]) -> Ingredients | None:
     except GymError:
         return None
     weights = None if round_.weights is None else [round_.weights[i] for i in kept]
-    return replace(round_, recipe=recipe, manifests=[round_.manifests[i] for i in kept], weights=weights)
+    manifests = [round_.manifests[i] for i in kept]
+    # Verdicts on lengths were measured in the common soup, so the group's soup has the rule's budget instead.
+    return replace(round_, recipe=recipe, manifests=manifests, weights=weights, evidence=None)
 
 
 @contextmanager
