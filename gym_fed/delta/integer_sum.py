@@ -6,6 +6,7 @@ the path: soups one by one, several of them combined, and one sum of all give th
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -94,12 +95,8 @@ class IntegerSum:
                 encoded = codec.encode_integers(codes.to(torch.int64), exponent)
             except CodecError as error:
                 raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
-            payload = encoded.payload
-            entries.append(
-                DeltaEntry(
-                    name, tuple(codes.shape), codec.name, encoded.params, lambda payload=payload: payload
-                )  # type: ignore[misc]
-            )
+            payload = functools.partial(dict, encoded.payload)
+            entries.append(DeltaEntry(name, tuple(codes.shape), codec.name, encoded.params, payload))
         return write_delta(path, entries, spec, extra)
 
     def apply(self, model: Tensors) -> None:
