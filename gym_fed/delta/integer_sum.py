@@ -95,8 +95,8 @@ class IntegerSum:
                 encoded = codec.encode_integers(codes.to(torch.int64), exponent)
             except CodecError as error:
                 raise GymError(ErrorCode.DELTA_INVALID, f"tensor {name!r}: {error}") from error
-            payload = functools.partial(dict, encoded.payload)
-            entries.append(DeltaEntry(name, tuple(codes.shape), codec.name, encoded.params, payload))
+            shape, copied = tuple(codes.shape), functools.partial(dict[str, Tensor], encoded.payload)
+            entries.append(DeltaEntry(name, shape, codec.name, encoded.params, copied))
         return write_delta(path, entries, spec, extra)
 
     def apply(self, model: Tensors) -> None:
