@@ -16,7 +16,6 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.sections import GateEvaluation
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.hub.task import next_digest
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.text import counted
 from gym_fed.evaluation.compare import paired_difference
@@ -132,16 +131,20 @@ class RoundEvaluation:
             for suite in suites
         ]
         self._suites = suites
-        self._soup = ""
+        self._soup = self._version = ""
         self.outcomes: list[SuiteOutcome] = []
 
-    def run(self, soup: Soup) -> str:
+    def run(self, soup: Soup, version: str) -> str:
         """Evaluate both models, and write the records.
+
+        Args:
+            soup: The round's soup.
+            version: Digest of the version that it makes.
 
         Returns:
             The reason to roll the soup back; empty if it passes.
         """
-        self._soup = soup.report.sha256
+        self._soup, self._version = soup.report.sha256, version
         before = self._measured()
         failpoint("evaluated-before")
         with self._model.applied(soup.path):
@@ -195,11 +198,6 @@ class RoundEvaluation:
     def on_commit(self) -> Callable[[Connection, int], None]:
         """Return the callback for ``SoupRecord.also``."""
         return lambda tx, height: self.write("committed", tx, height)
-
-    @property
-    def _version(self) -> str:
-        """Return the digest of the version that the soup makes."""
-        return next_digest(self._model.digest, self._soup, self._round)
 
     def _draw(self, limit: int, task: str, total: int) -> list[int]:
         self._totals[task] = total

@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from gym_fed.config.hub.sections import SafetyGateConfig
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.config.hub.task import next_digest
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.evaluation.probe.margin import (
@@ -55,6 +54,7 @@ class RoundSafety:
     server_round: int
     parent: str
     soup: str
+    version: str
     prompts_sha256: str
     drop: MarginDrop
     reason: str
@@ -73,7 +73,7 @@ class RoundSafety:
             "passed": not self.reason,
             "parent": self.parent,
             "soup": self.soup,
-            "digest": next_digest(self.parent, self.soup, self.server_round),
+            "digest": self.version,
             "prompts_sha256": self.prompts_sha256,
             "num_prompts": self.drop.num_prompts,
             "before": self.drop.before,
@@ -91,9 +91,15 @@ class RoundSafety:
 
 
 def safety_of(
-    config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, server_round: int, soup: Soup
+    config: ServerConfig,
+    folder: Path,
+    ledger: Ledger,
+    model: HubModel,
+    server_round: int,
+    soup: Soup,
+    version: str,
 ) -> RoundSafety | None:
-    """Probe the parent version and the soup; None without a safety gate.
+    """Probe the parent version and the soup; None without a safety gate. ``version`` is the digest of the new version.
 
     Raises:
         GymError: ``MODEL_INVALID`` for a soup with non-finite log-likelihoods.
@@ -113,6 +119,7 @@ def safety_of(
         server_round,
         model.digest,
         soup.report.sha256,
+        version,
         prompts.sha256,
         drop,
         f"rolled back: {why}" if why else "",

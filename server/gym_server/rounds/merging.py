@@ -18,6 +18,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import next_digest
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
@@ -92,8 +93,8 @@ def _merge_round(
         merged = _merge(state, config, model, current, screened.kept, progress)
         losses = _pass_gate(config, model, merged.soup, progress)
         progress.begin("evaluating")
-        safety = _pass_safety(config, state.folder, state.ledger, model, current, merged.soup)
-        evaluation = _pass_evaluations(state, config, model, current, merged.soup, safety)
+        safety = _pass_safety(config, state.folder, state.ledger, model, merged)
+        evaluation = _pass_evaluations(state, config, model, current, merged, safety)
     except _RoundAborted as aborted:
         discard(state.folder, current.server_round)
         write = functools.partial(_write_all, [spending, aborted.record])
@@ -156,6 +157,12 @@ class _MergedRound:
     soup: Soup
     state: dict[str, str]
     integers: Mapping[str, Any] | None
+
+    @property
+    def version(self) -> str:
+        """Digest of the version that the soup makes."""
+        parent, integers = self.ingredients.parent.digest, (self.integers or {}).get("digest")
+        return next_digest(parent, self.soup.report.sha256, self.ingredients.server_round, integers)
 
 
 @dataclass(frozen=True)
@@ -278,11 +285,13 @@ def _pass_gate(config: ServerConfig, model: HubModel, soup: Soup, progress: Merg
 
 
 def _pass_safety(
-    config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, current: Round, soup: Soup
+    config: ServerConfig, folder: Path, ledger: Ledger, model: HubModel, merged: _MergedRound
 ) -> RoundSafety | None:
     """Roll back a soup that significantly lowers the refusal margin, by more than ``gate.safety`` allows."""
     with _finite():
-        safety = safety_of(config, folder, ledger, model, current.server_round, soup)
+        safety = safety_of(
+            config, folder, ledger, model, merged.ingredients.server_round, merged.soup, merged.version
+        )
     if safety is not None and safety.reason:
         raise _RoundAborted(safety.reason, functools.partial(safety.write, "rolled back"))
     return safety
@@ -293,7 +302,7 @@ def _pass_evaluations(
     config: ServerConfig,
     model: HubModel,
     current: Round,
-    soup: Soup,
+    merged: _MergedRound,
     safety: RoundSafety | None,
 ) -> RoundEvaluation | None:
     """Roll back a soup that significantly lowers a task's score, by more than its suite allows."""
@@ -301,7 +310,7 @@ def _pass_evaluations(
     if evaluation is None:
         return None
     with _finite():
-        reason = evaluation.run(soup)
+        reason = evaluation.run(merged.soup, merged.version)
     if reason:
         writers = [one.write for one in (safety, evaluation) if one is not None]
         raise _RoundAborted(

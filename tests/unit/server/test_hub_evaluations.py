@@ -180,7 +180,8 @@ def test_an_update_is_worth_what_the_evaluations_lose_without_it(
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Any:
     folder = tmp_path_factory.mktemp("evaluated") / "hub"
-    found = Judged(folder, tiny_base, gate={"evals": [SUITE], "screen_updates": False})
+    gate = {"evals": [SUITE], "screen_updates": False}
+    found = Judged(folder, tiny_base, gate=gate, soup={"codec": {"codec": "lattice"}})
     yield found
     found.close()
 

@@ -89,6 +89,7 @@ def test_a_harmful_soup_passes_the_loss_and_is_rolled_back_by_the_safety_gate(
         assert outcome(hub)[0] == "committed"
         _, passed = hub.entries(SAFETY)
         assert (passed["outcome"], passed["passed"], passed["height"]) == ("committed", True, 1)
+        assert passed["digest"] == hub.fed.round_store.head().digest
         assert passed["before"] == pytest.approx(entry["before"], abs=1e-5), "the model was put back"
     finally:
         hub.close()
