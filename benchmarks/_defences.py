@@ -136,6 +136,10 @@ class Defence:
         found = losses(soup + torch.cat([torch.zeros_like(soup)[None], further]))
         verdicts = torch.zeros(len(updates), dtype=torch.bool)
         verdicts[long] = found[1:] < found[0]
+        if verdicts.sum() > 1:
+            together = (claimed[verdicts, None].float() * updates[verdicts]).sum(0)
+            if not losses((soup + together)[None])[0] < found[0]:
+                verdicts[:] = False
         return replace(gram, verdicts=verdicts)
 
     def _gram_matrix(self, updates: Tensor, root: Tensor, losses: Losses | None) -> GramMatrix:

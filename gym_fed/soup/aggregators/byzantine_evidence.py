@@ -9,6 +9,7 @@ coordinator's own update, m the median norm and l_i = min(|g_i| / m, 4)::
     c_i = 1 if <g_i, g_0> > 0 else 0                     FLTrust's ReLU as a gate (Cao et al. 2021, equation 2)
     soup_0 = CAF of the s_i with counts c_i              (Allouah et al. 2025, algorithm 2) = sum_i a_i g_i
     v_i = 1 if loss(soup_0 + (l_i - 1) a_i g_i) < loss(soup_0)         for l_i > 1.2, on the clean rows
+    v   = 0 if loss(soup_0 + sum_i v_i (l_i - 1) a_i g_i) >= loss(soup_0)
     soup = sum_i a_i (l_i if v_i else 1) g_i
 
 The rule itself sees inner products and the verdicts v_i only: a replay needs the recorded bits and no model. Without

@@ -26,7 +26,7 @@ from gym_server.state import HubState
 
 
 @dataclass(frozen=True)
-class Evidence:
+class LengthVerdicts:
     """The verdicts of one round.
 
     Attributes:
@@ -56,8 +56,10 @@ def find_evidence(
     weights: Sequence[float],
     root_update: str | None,
     progress: MergeProgress,
-) -> Evidence | None:
-    """Measure what the length of each long update does to the loss: one pass over the rows each, and one before.
+) -> LengthVerdicts | None:
+    """Measure what the length of each long update does to the loss: one pass over the rows each, and two for the sum.
+
+    If all lengths that are useful alone do not lower the loss together, none is kept.
 
     Args:
         state: The hub's state.
@@ -90,17 +92,24 @@ def find_evidence(
         base, claimed = claims(files, weights, recipe, model.spec, own)
     rate = recipe.server_learning_rate
     parts = [(update.path, rate * share) for update, share in zip(kept, base, strict=True) if share]
-    progress.begin("weighing long updates", 1 + sum(claim != 0.0 for claim in claimed))
-    verdicts = {}
+    excesses = [(update, rate * claim) for update, claim in zip(kept, claimed, strict=True) if claim]
+    progress.begin("weighing long updates", 1 + len(excesses))
+    verdicts = dict.fromkeys((update.row.update_id for update in kept), False)
     with model.applied_sum(parts):
         before = model.loss_on(rows)
         progress.step()
-        for update, claim in zip(kept, claimed, strict=True):
-            lower = False
-            if claim:
-                with model.applied(update.path, rate * claim):
-                    after = model.loss_on(rows)
-                lower = math.isfinite(after) and after < before
-                progress.step()
-            verdicts[update.row.update_id] = lower
-    return Evidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts)
+
+        def lowers(added: Sequence[tuple[ScreenedUpdate, float]]) -> bool:
+            with model.applied_sum([(update.path, share) for update, share in added]):
+                after = model.loss_on(rows)
+            return math.isfinite(after) and after < before
+
+        useful = []
+        for excess in excesses:
+            if lowers([excess]):
+                useful.append(excess)
+            progress.step()
+        # Excesses that are useful alone may overshoot together, as those of a coalition with one direction do.
+        if len(useful) < 2 or lowers(useful):
+            verdicts.update((update.row.update_id, True) for update, _ in useful)
+    return LengthVerdicts(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts)

@@ -26,7 +26,7 @@ from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.privacy.secure_unmask import SecureSum
 from gym_server.rounds.continuous import WindowUpdates
-from gym_server.rounds.evidence import Evidence
+from gym_server.rounds.evidence import LengthVerdicts
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
 
@@ -60,7 +60,7 @@ class Ingredients:
     private: PrivateMerge | None = None
     secure: SecureSum | None = None
     weights: Sequence[float] | None = None
-    evidence: Evidence | None = None
+    evidence: LengthVerdicts | None = None
     window: WindowUpdates | None = None
 
     @property

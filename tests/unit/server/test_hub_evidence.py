@@ -70,8 +70,8 @@ def length(delta: Delta) -> float:
     return float(torch.cat([tensor.flatten() for tensor in delta.values()]).norm())
 
 
-def contributions(hub: Judged) -> dict[str, Delta]:
-    """Three short updates without direction, and two four times as long: towards the rows, and away from them."""
+def contributions(hub: Judged, eve: float = -0.6) -> dict[str, Delta]:
+    """Three short updates without direction, and two four times as long: towards the rows, and by default away."""
     learnt = hub.trained("moon ")
     short = [noise(hub, seed) for seed in range(3)]
     lengths = length(short[0]) / length(learnt)
@@ -80,7 +80,7 @@ def contributions(hub: Judged) -> dict[str, Delta]:
         cover = noise(hub, seed)
         return {name: 4 * (0.8 * cover[name] + direction * lengths * learnt[name]) for name in cover}
 
-    return {**dict(zip(("ann", "bob", "cat"), short, strict=True)), "dan": long(0.6, 3), "eve": long(-0.6, 4)}
+    return {**dict(zip(("ann", "bob", "cat"), short, strict=True)), "dan": long(0.6, 3), "eve": long(eve, 4)}
 
 
 @pytest.mark.parametrize("codec", [DENSE, SIGNS], ids=["float", "packed"])
@@ -114,11 +114,11 @@ def test_a_replay_with_another_verdict_gives_another_soup(
     here.round(contributions(here))
     from gym_server.rounds import replay as module
 
-    class Others(module.Evidence):
+    class Others(module.LengthVerdicts):
         def __init__(self, rows: str, verdicts: dict[str, bool]) -> None:
             super().__init__(rows, dict.fromkeys(verdicts, False))
 
-    monkeypatch.setattr(module, "Evidence", Others)
+    monkeypatch.setattr(module, "LengthVerdicts", Others)
     with pytest.raises(GymError, match="the ledger records soup") as found:
         replay(here.fed.state, 1)
     assert found.value.code is ErrorCode.STATE_CORRUPT
@@ -177,3 +177,17 @@ def test_the_rule_is_refused_with_privacy_and_secure_aggregation_and_with_pre_ag
     )
     with pytest.raises(GymError, match="pre_aggregators nnm change the updates"):
         check_soup(config)
+
+
+@pytest.mark.parametrize(("together", "kept"), [(0.8, True), (1.2, False), (float("nan"), False)])
+def test_lengths_that_are_useful_alone_are_kept_only_if_they_are_useful_together(
+    hub: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch, together: float, kept: bool
+) -> None:
+    here = hub()
+    losses = iter([1.0, 0.9, 0.9, together])  # of the soup, with either excess, and with both
+    monkeypatch.setattr(HubModel, "loss_on", lambda *_: next(losses))
+    here.round(contributions(here, eve=0.6))
+    (version,) = here.entries("version")
+    who = {body["update"]: body["contributor"] for body in here.entries("verdict")}
+    verdicts = {who[update]: found for update, found in version["evidence"]["verdicts"].items()}
+    assert verdicts == {"ann": False, "bob": False, "cat": False, "dan": kept, "eve": kept}
