@@ -117,7 +117,8 @@ class Community:
         ]
         self.tensors: dict[str, Tensor] = model_tensors(self.model.model)
         self.spec = BaseSpec.of(self.tensors, "stories260K")
-        f = MALICIOUS if self.arm.robust else 0
+        most = MALICIOUS if self.arm.window else MERGE_EVERY // 5  # the rule refuses 4 of 8
+        f = most if self.arm.robust else 0
         rule = "byzantine_robust" if self.arm.robust else "mean"
         self.recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=f, codec=EXACT)
 
