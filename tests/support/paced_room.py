@@ -46,6 +46,9 @@ class Member:
     reports_progress: bool = True
     direction: float | None = None
     """Share of one common direction in the updates; None: updates without a common part."""
+    num_examples: int = 3
+    error: str = ""
+    """Error that it replies with instead of an update."""
     key: SigningKey = field(default_factory=SigningKey.generate)
     node: int = 0
     task: Any = None
@@ -170,6 +173,11 @@ class PacedRoom:
 
     def _answer(self, member: Member) -> None:
         fed = self.fed
+        if member.error:
+            error = pb.ReplyError(code=5, reason=member.error)
+            failed = pb.SubmitRequest(message_id=member.task.message_id, error=error)
+            self._hub._submit(member.key.contributor, member.node, failed)
+            return
         task = task_in(member.task)
         generator = torch.Generator().manual_seed(1000 * task.server_round + member.node)
         tuned = {
@@ -199,7 +207,7 @@ class PacedRoom:
             nonce=new_nonce(),
             issued_at_seconds=issued,
             expires_at_seconds=expires,
-            num_examples=3,
+            num_examples=member.num_examples,
         )
         records = update_records(manifest, manifest.sign(member.key), member.key.public_key)
         request = pb.SubmitRequest(message_id=member.task.message_id, content=records)

@@ -90,6 +90,17 @@ def ages(tx: Connection, base_digest: str, max_staleness: int) -> dict[str, int]
     return {digest: age for age, digest in enumerate(found)}
 
 
+def _ages_in_round(tx: Connection, base_digest: str, config: RoundsConfig) -> dict[str, int]:
+    """Like ``ages``, for admitted updates: one version is made while an update waits for the next round."""
+    return ages(tx, base_digest, config.max_staleness + 1 if config.mode == "continuous" else 0)
+
+
+def known_versions(state: HubState, config: RoundsConfig) -> Collection[str]:
+    """Return the digests of the versions that a round's updates may start from."""
+    with state.database.reading() as tx:
+        return _ages_in_round(tx, state.base.digest, config).keys()
+
+
 def round_to_join(tx: Connection) -> int:
     """Return the number of the round that takes an update now: the current one, or the next during a merge."""
     current = latest_round(tx)
@@ -144,11 +155,11 @@ def window_of(
         tx: A transaction, possibly read-only.
         base_digest: Digest of the base model.
         config: The mode, and the number of latest merges whose updates are in the window.
-        manifests: The round's own updates, of versions in ``ages``.
+        manifests: The round's own updates, of versions in ``known_versions``.
     """
     if config.mode != "continuous":
         return None
-    age_of = ages(tx, base_digest, 2 * config.max_staleness)  # versions may be made while an update waits
+    age_of = _ages_in_round(tx, base_digest, config)
     others = _latest(tx, base_digest, {one.contributor for one in manifests}, config.max_staleness)
     return WindowUpdates(config.merge_every, [age_of[one.base_digest] for one in manifests], others)
 

@@ -30,6 +30,8 @@ from gym_server.store.database import Database, rerun
 log = logging.getLogger("gym_server")
 
 RECIPE_CHANGED = "recipe-changed"
+_PLENTY = 10_000
+"""Number of updates with which only rules that never work are refused."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def check_soup(config: ServerConfig) -> None:
     from gym_fed.soup.pipeline import Pipeline
 
     pipeline = Pipeline.of(config.soup)
-    pipeline.check(torch.ones(config.rounds.min_contributors))
+    is_continuous = config.rounds.mode == "continuous"  # such a round waits until its window has enough
+    pipeline.check(torch.ones(_PLENTY if is_continuous else config.rounds.min_contributors))
     if config.root is not None and pipeline.needs is Needs.EVIDENCE:
         pipeline.check_evidence()
     elif (pipeline.needs is Needs.ROOT) != (config.root is not None):

@@ -22,7 +22,7 @@ from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
-from gym_server.rounds.continuous import ages, round_window
+from gym_server.rounds.continuous import known_versions, round_window
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Round
@@ -116,9 +116,7 @@ def screens_of(
     """
     spec, gate, ratio = current.spec, config.gate, config.admission.norm_ratio
     hidden = config.secure_aggregation is not None
-    screens: list[Screen] = [RevokedKeys(keys)]
-    if config.rounds.mode == "continuous":
-        screens.append(Stale(state, config))
+    screens: list[Screen] = [RevokedKeys(keys), Stale(state, config)]
     if spec is not None and spec.recipe.sends_factors:
         screens.append(FactorRank(spec))
         if spec.recipe.lora.freeze_a:
@@ -184,14 +182,13 @@ class RevokedKeys(Screen):
 
 
 class Stale(Screen):
-    """Reject updates of a continuous round whose version was rolled back while they waited."""
+    """Reject updates whose version was rolled back while they waited, or is too old after a change of the mode."""
 
     def __init__(self, state: HubState, config: ServerConfig) -> None:
-        with state.database.reading() as tx:
-            self._known = ages(tx, state.base.digest, 2 * config.rounds.max_staleness)
+        self._known = known_versions(state, config.rounds)
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
-        reason = "the version that it starts from was rolled back"
+        reason = "the version that it starts from was rolled back, or is too old"
         return screened.each(lambda u: u if u.manifest.base_digest in self._known else u.rejected(reason))
 
 

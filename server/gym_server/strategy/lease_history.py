@@ -169,7 +169,11 @@ def lease_history(tx: Connection, server_round: int, lease_seconds: float) -> Le
         .where(round_tasks.c.server_round.in_(list(blocked)))
         .order_by(round_tasks.c.server_round)
     )
+    last_rows: dict[str, Any] = {}  # a task that continuous rounds carry has a row in each of them
     for row in tx.execute(query):
+        last_rows.pop(row.message_id, None)
+        last_rows[row.message_id] = row
+    for row in last_rows.values():
         record = history.by_contributor.setdefault(row.contributor or str(row.node_id), TaskRecord())
         is_late, is_learned = row.state == LATE, row.server_round in learned
         if row.received_at is not None and row.created_at is not None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 from gym_server.rewards.split import split
+from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
-from gym_server.rounds.round_store import COMMITTED, MERGING
+from gym_server.rounds.round_store import ABORTED, COMMITTED, MERGING
 from gym_server.store.tables import round_tasks, updates
+from gym_server.strategy.lease_history import lease_history
 from sqlalchemy import select
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode
 from tests.support.paced_room import Member, PacedRoom, task_in
 
@@ -191,3 +194,81 @@ def test_after_a_rollback_tasks_of_abandoned_versions_are_withdrawn(opened: Open
     assert entries(room, "version")[-2]["parent"] == room.fed.round_store.version(1).digest
     last = entries(room, "version")[-1]
     assert replay(room.fed.state, last["server_round"])["soup"] == last["soup"]
+
+
+def test_a_contributor_that_claims_most_examples_does_not_stop_the_hub(opened: Open) -> None:
+    soup = {
+        "aggregator": "geometric_median",
+        "weighting": "num_examples",
+        "num_examples_cap": 1000,
+        "num_malicious_nodes": 1,
+    }
+    claiming = Member("claiming", 20, num_examples=1000)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(4)), claiming], soup, deadline_seconds=100)
+    (ended,) = room.run(1, most_seconds=300)
+    assert ended.state == ABORTED
+    assert "hold half" in ended.reason
+
+
+def test_a_round_with_too_few_updates_for_buckets_waits_for_more(opened: Open) -> None:
+    soup = {"aggregator": "byzantine_robust", "pre_aggregators": ["bucketing"], "num_malicious_nodes": 1}
+    members = [Member(f"member{i}", 20 if i < 3 else 60) for i in range(5)]
+    room = opened(members, soup, min_contributors=5)
+    (ended,) = room.run(1, most_seconds=300)
+    assert (ended.state, len(ended.merging)) == (COMMITTED, 5)
+
+
+def test_accounts_whose_tasks_failed_get_another_task_soon(opened: Open) -> None:
+    soup = {"aggregator": "byzantine_robust", "num_malicious_nodes": 2}
+    failing = [Member(f"failing{i}", 20, error="out of memory") for i in range(2)]
+    room = opened([*(Member(f"fast{i}", 20) for i in range(4)), *failing], soup)
+    (ended,) = room.run(1, most_seconds=300)
+    assert (ended.state, "2 contributors failed" in ended.reason) == (ABORTED, True)
+    for member in failing:
+        member.error = ""
+    (ended,) = room.run(1, most_seconds=300)
+    assert ended.state == COMMITTED
+
+
+def test_an_account_that_only_sends_heartbeats_delays_one_round_by_one_deadline(opened: Open) -> None:
+    silent = Member("silent", float("inf"))
+    room = opened([*(Member(f"fast{i}", 20) for i in range(4)), silent], merge_every=8, min_contributors=3)
+    (first,) = room.run(1, most_seconds=1100)
+    assert first.state == COMMITTED
+    assert len(room.run(3, most_seconds=300)) == 3, "its task is older than the deadline"
+    assert silent.lost == 0
+    with room.fed.database.reading() as tx:
+        history = lease_history(tx, 5, 60)
+    assert history.by_contributor[silent.key.contributor].unanswered == 0
+
+
+def test_the_one_answer_to_a_task_that_several_rounds_carried_counts_once(opened: Open) -> None:
+    slow = Member("slow", 100)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow])
+    while not (sent := sent_by(room, slow)) or sent[0].verdict == "admitted":
+        room.step()
+    number = sent[0].server_round
+    assert number > 1
+    with room.fed.database.reading() as tx:
+        record = lease_history(tx, number + 1, 60).by_contributor[slow.key.contributor]
+    assert (record.num_answers, len(record.seconds)) == (1, 1)
+
+
+def test_without_old_versions_an_update_that_came_during_a_merge_is_merged_next(opened: Open) -> None:
+    next_one = Member("next", 300)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), next_one], max_staleness=0)
+    room.step()
+    for member in room.members.values():
+        room._works(member)
+    room.fed.round_store.start_merging(1)
+    room._answer(next_one)
+    next_one.task = None
+    assert room.strategy._finish(room.fed.round_store.require(1)).state == COMMITTED
+    (ended,) = room.run(1, 600)
+    assert (ended.server_round, ended.state) == (2, COMMITTED)
+    assert [row.verdict for row in sent_by(room, next_one)[:1]] == ["merged"]
+
+
+def test_a_small_minimum_of_contributors_is_no_obstacle_at_start() -> None:
+    soup = {"aggregator": "byzantine_robust", "num_malicious_nodes": 4}
+    check_soup(ServerConfig.model_validate({"rounds": {"mode": "continuous"}, "soup": soup}))
