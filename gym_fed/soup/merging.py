@@ -196,7 +196,9 @@ def window_plan(
     clips = tuple(_clip_factor(norm, recipe.max_norm) for norm in norms)
     stacks = stacks_of(everyone, spec, recipe.merge_version)
     gram, clipping = _gram(stacks, everyone, norms, clips, weight, pipeline, spec, None, recipe.merge_version)
-    return window.added(pipeline.plan(gram).after(clipping))
+    combination, admitted = window.added(pipeline.plan(gram), gram.norms())
+    own = clipping.matrix.diagonal()[: len(updates)]
+    return CombinationWeights.single(combination.matrix[0] * own), admitted
 
 
 def write_soup(

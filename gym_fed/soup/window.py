@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gym_fed.core.lazy import torch
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.gram import CombinationWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_SHARES = 2.0
 """Maximum equal shares as which one update counts. A rule that drops honest updates too gives the others more than one;
@@ -43,20 +47,36 @@ class RoundWindow:
     others: Sequence[DeltaFile] = ()
     other_weights: Sequence[float] = ()
 
-    def added(self, plan: CombinationWeights) -> tuple[CombinationWeights, tuple[float, ...]]:
+    def added(
+        self, plan: CombinationWeights, lengths: Tensor
+    ) -> tuple[CombinationWeights, tuple[float, ...]]:
         """Return the combination of the new updates alone, and the admitted weight of each.
 
-        With ``r`` the coefficient of an update times the window's size n, so that 1 is an equal share, and ``w`` its
-        staleness weight, its admitted weight is ``w * min(MOST_SHARES, r)``, and its coefficient ``w * r / d``. ``d``
-        is the sum of the admitted weights, and at least ``min(merge_every, n)``: a round that is merged early makes a
-        smaller step, and one with a rejected majority cannot amplify the others.
+        With ``r`` the coefficient of an update times the window's size n, and ``w`` its staleness weight, its admitted
+        weight is ``w * share`` (``_shares``), and its coefficient ``w * r / d``. ``d`` is the sum of the admitted
+        weights, and at least ``min(merge_every, n)``: a round that is merged early makes a smaller step, and one with a
+        rejected majority cannot amplify the others.
 
         Args:
             plan: ``[1, n]`` coefficients of the new updates followed by ``others``.
+            lengths: ``[n]`` float64 norms of the vectors that the plan combines.
         """
         count, size = len(self.staleness), plan.matrix.shape[1]
         stale = torch.tensor([staleness_weight(age) for age in self.staleness], dtype=torch.float64)
-        relative = plan.matrix[0, :count] * size
-        admitted = tuple((stale * relative.clamp(0.0, MOST_SHARES)).tolist())
+        relative = plan.matrix[0] * size
+        admitted = tuple((stale * _shares(relative, lengths)[:count]).tolist())
         step = max(sum(admitted), float(min(self.merge_every, size)))
-        return CombinationWeights.single(stale * relative / step), admitted
+        return CombinationWeights.single(stale * relative[:count] / step), admitted
+
+
+def _shares(relative: Tensor, lengths: Tensor) -> Tensor:
+    """Return as how many equal shares each update counts: ``[n]`` float64, at most ``MOST_SHARES``.
+
+    The coefficient ``r`` of a rule that equalises lengths depends on the length, and ``r * length / median`` does not;
+    for a mean it is the other way round. In either case one of the two is 1 for an update with an equal share, so the
+    value between 1 and both of them counts. An update of zeros adds nothing, and counts for nothing.
+    """
+    median = lengths.sort().values[(len(lengths) - 1) // 2]
+    added = relative * lengths / median if median > 0.0 else relative
+    shares = torch.stack([relative, added, torch.ones_like(relative)]).median(0).values
+    return torch.where(lengths > 0.0, shares.clamp(0.0, MOST_SHARES), 0.0)

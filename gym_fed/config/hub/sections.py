@@ -48,7 +48,7 @@ class RoundsConfig(StrictModel):
     then have no effect, and a task may take the deadline times ``1 + max_staleness``."""
     merge_every: int = Field(8, ge=1)
     """Continuous rounds: admitted weight at which a round is merged. An update weighs ``1 / sqrt(1 + staleness)`` times
-    its coefficient in the rule, where 1 is an equal share, at most 2."""
+    its share under the rule, where 1 is an equal share, at most 2."""
     max_staleness: int = Field(20, ge=0, le=1000)
     """Continuous rounds: maximum age of an update, in versions. Older updates are refused. The rules weigh the updates
     of the last N merges."""

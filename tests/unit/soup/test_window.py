@@ -13,39 +13,59 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.gram import CombinationWeights
+from gym_fed.soup.gram import CombinationWeights, GramMatrix
 from gym_fed.soup.merging import merge
+from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.window import RoundWindow, staleness_weight
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SHAPES = {"w.weight": (4, 64)}
 
 
-def plan(*coefficients: float) -> CombinationWeights:
-    return CombinationWeights.single(torch.tensor(coefficients, dtype=torch.float64))
+def plan(*coefficients: float) -> tuple[CombinationWeights, torch.Tensor]:
+    """The coefficients of updates of equal length."""
+    found = torch.tensor(coefficients, dtype=torch.float64)
+    return CombinationWeights.single(found), torch.ones_like(found)
 
 
 def test_fresh_updates_of_equal_weight_are_averaged() -> None:
-    combination, admitted = RoundWindow(2, [0, 0]).added(plan(0.5, 0.5))
+    combination, admitted = RoundWindow(2, [0, 0]).added(*plan(0.5, 0.5))
     assert admitted == (1.0, 1.0)
     assert combination.matrix.tolist() == [[0.5, 0.5]]
 
 
 def test_a_stale_update_counts_less_and_is_added_with_less_weight() -> None:
-    combination, admitted = RoundWindow(2, [0, 3]).added(plan(0.5, 0.5))
+    combination, admitted = RoundWindow(2, [0, 3]).added(*plan(0.5, 0.5))
     assert admitted == (1.0, staleness_weight(3)) == (1.0, 0.5)
     assert combination.matrix.tolist() == [[0.5, 0.25]]
 
 
 def test_an_update_of_weight_zero_adds_nothing_and_does_not_count() -> None:
-    combination, admitted = RoundWindow(8, [0, 0]).added(plan(0.0, 0.25, 0.25, 0.5))
+    combination, admitted = RoundWindow(8, [0, 0]).added(*plan(0.0, 0.25, 0.25, 0.5))
     assert admitted == (0.0, 1.0)
     assert combination.matrix.tolist() == [[0.0, 1.0 / 4]]
 
 
 def test_an_early_merge_of_a_rejected_majority_does_not_amplify_the_others() -> None:
-    combination, _ = RoundWindow(8, [0, 0, 0]).added(plan(*[0.01] * 3, *[0.97 / 17] * 17))
+    combination, _ = RoundWindow(8, [0, 0, 0]).added(*plan(*[0.01] * 3, *[0.97 / 17] * 17))
     assert float(combination.matrix.sum()) == pytest.approx(3 * 0.2 / 8)
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "byzantine_robust"])
+@pytest.mark.parametrize("length", [0.0, 0.05, 0.5, 3.8])
+def test_an_update_counts_by_what_it_adds_and_not_by_its_length(aggregator: str, length: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    values = torch.randn(20, 400, generator=generator) + 0.7 * torch.randn(1, 400, generator=generator)
+    values /= values.norm(dim=1, keepdim=True)
+    values[7] *= length
+    gram = GramMatrix.of(values, torch.ones(20))
+    found = Pipeline.of(SoupRecipe(aggregator=aggregator)).plan(gram)
+    combination, admitted = RoundWindow(8, [0] * 8).added(found, gram.norms())
+    assert admitted[7] == pytest.approx(float(length > 0.0), abs=0.05)
+    assert sum(admitted[:7]) == pytest.approx(7, abs=0.05)
+    lengths = combination.matrix[0] * gram.norms()[:8]
+    if aggregator == "byzantine_robust":
+        assert float(lengths[7]) == pytest.approx(float(lengths[0]) if length else 0.0, rel=0.05)
 
 
 def written(folder: Path, name: str, values: torch.Tensor, base: str) -> Path:
