@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,12 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import TaskObjects
 from gym_client.agent.version_sum import VersionSum
 from gym_client.hub.traffic import Traffic
-from gym_client.hub.transfers import ObjectCache
+from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
+from gym_server.rounds.sums import CombinedSoups
 from gym_server.strategy.tasks import new_task
 
 from gym_fed.config.hub.task import TaskSpec
@@ -71,6 +73,7 @@ class Member:
         self.client: HubClient = scene.loopback.client(folder)
         self.model = GlobalModel(str(scene.base))
         self.traffic = Traffic(self.home, scene.tasks[1].server)
+        self.times_busy = 0
 
     def fetch(self, height: int) -> int:
         """Fetch what a version needs; return its bytes."""
@@ -79,8 +82,18 @@ class Member:
         content = to_wire(RecordDict({"soups": ArrayRecord(soups)}), lambda data: None)
         objects = TaskObjects(self.home, self.client, Policy(), self.traffic)
         self.traffic.begin()
-        objects.fetch(pb.Task(content=content), spec, Hooks(), lambda action: action())
+        objects.fetch(pb.Task(content=content), spec, Hooks(), self._retry)
         return self.traffic.task.down
+
+    def _retry(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except GymError as error:
+            if error.code is not ErrorCode.BUSY:
+                raise
+            self.times_busy += 1
+            time.sleep(0.1)
+            return self._retry(action)
 
     def advance(self, height: int) -> Weights:
         spec = self.scene.tasks[height]
@@ -131,6 +144,46 @@ def test_a_member_who_was_away_for_longer_than_the_hub_combines_takes_the_whole_
     assert member.fetch(4) == 0
     assert same(member.advance(4), scene.weights[4])
     assert len(member.files()) == 1
+
+
+def test_a_member_waits_without_a_thread_of_the_hub_while_its_soups_are_combined(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_server.rpc.hub._SOUP_SECONDS", 0.05)
+    make = CombinedSoups._make
+
+    def slowly(*args: Any) -> tuple[str, int]:
+        time.sleep(1.0)
+        return make(*args)
+
+    monkeypatch.setattr(CombinedSoups, "_make", slowly)
+    member = Member(scene, tmp_path / "member")
+    member.fetch(1)
+    member.advance(1)
+    combined = member.fetch(4)
+    assert member.times_busy >= 2
+    assert 0 < combined < sum(soup.size_bytes for soup in scene.tasks[4].soups[1:])
+    assert same(member.advance(4), scene.weights[4])
+
+
+def test_a_member_whose_combined_soup_was_deleted_during_its_download_gets_another_one(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(scene, tmp_path / "member")
+    member.fetch(1)
+    member.advance(1)
+    names: list[str] = []
+
+    def deleted_first(client: HubClient, cache: ObjectCache, sha256: str, *args: Any) -> Path:
+        names.append(sha256)
+        if len(names) == 1:
+            scene.loopback.fed.store.delete(sha256)
+        return download(client, cache, sha256, *args)
+
+    monkeypatch.setattr("gym_client.agent.task_objects.download", deleted_first)
+    member.fetch(4)
+    assert len(names) == 2
+    assert same(member.advance(4), scene.weights[4])
 
 
 def test_a_hub_that_went_back_to_an_earlier_version_gives_its_sum(scene: Scene, tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ class TaskObjects:
         self.policy = policy
         self._fetched = 0  # bytes in this run
 
-    def fetch(self, task: pb.Task, spec: TaskSpec | None, hooks: Hooks, retry: Retry) -> list[Path]:
+    def fetch(
+        self, task: pb.Task, spec: TaskSpec | None, hooks: Hooks, retry: Retry, again: bool = False
+    ) -> list[Path]:
         """Download the objects that a task refers to.
 
         Soups that add up are fetched as one: the newest, those since the last version of this machine combined, or the
@@ -56,6 +58,7 @@ class TaskObjects:
             spec: The task of a round; None for other messages.
             hooks: Progress and stop.
             retry: Retries an action while the hub is away.
+            again: True after a soup was deleted during its download.
 
         Returns:
             Files that are not needed after the task.
@@ -97,7 +100,12 @@ class TaskObjects:
                     self._traffic.count_down,
                 )
 
-            retry(bring)
+            try:
+                retry(bring)
+            except GymError as error:
+                if error.code is not ErrorCode.NOT_FOUND or start == end or again:
+                    raise
+                return self.fetch(task, spec, hooks, retry, again=True)
             before += ref.size_bytes
             self._fetched += ref.size_bytes
         if sums is not None and start != end:

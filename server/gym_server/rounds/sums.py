@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import SoupReference, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
@@ -18,12 +22,20 @@ from gym_server.rounds.soups import Ingredients
 from gym_server.rounds.versions import head_of, newest_to, soups_to, version_at
 from gym_server.state import HubState
 from gym_server.store.database import insert_if_absent
+from gym_server.store.room import shortage
 from gym_server.store.tables import objects, readers
 from gym_server.store.usage import needed
 
+log = logging.getLogger("gym_server")
+
 _RECENT = 64
-"""Combined soups start at one of so many versions before the current one. As many objects are kept: an account cannot
-make the hub write more for each version."""
+"""Combined soups start at one of the last N versions before the current one. At most N of their objects are kept."""
+
+_KEPT_SECONDS = 3600.0
+"""Time for which a combined soup is kept after its last request, for slow downloads."""
+
+_MOST_WAITING = 8
+"""Number of combined soups that may wait to be made; further contributors take the sum of the version instead."""
 
 
 def sum_after(state: HubState, ingredients: Ingredients, soup: Path) -> IntegerSum | None:
@@ -65,52 +77,132 @@ def sum_to(state: HubState, soups: Sequence[SoupReference]) -> IntegerSum:
     return total
 
 
+@dataclass
+class _Job:
+    """The making of one combined soup.
+
+    Attributes:
+        contributor: Account that requested it first.
+        future: Gives sha256 and size of the object.
+        used: The hub's time of the last request.
+        kept: The hub's time from which the object's age counts.
+    """
+
+    contributor: str
+    future: Future[tuple[str, int]]
+    used: float
+    kept: float
+
+    @property
+    def sha256(self) -> str:
+        """Name of the object; empty if it is not made yet, or could not be made."""
+        done = self.future.done() and self.future.exception() is None
+        return self.future.result()[0] if done else ""
+
+
 class CombinedSoups:
-    """Makes combined soups on demand; use one object per hub."""
+    """Makes combined soups on demand, one at a time on its own thread; use one object per hub."""
 
-    def __init__(self, state: HubState) -> None:
-        self._state = state
-        self._known: OrderedDict[tuple[str, str], tuple[str, int]] = OrderedDict()
+    def __init__(self, state: HubState, config: ServerConfig) -> None:
+        self._state, self._config = state, config
+        self._jobs: OrderedDict[tuple[str, str], _Job] = OrderedDict()  # last used last
         self._lock = Lock()
+        self._worker = ThreadPoolExecutor(1, "combined-soups")  # each soup takes the memory of two sums
 
-    def get(self, start: str, end: str) -> tuple[str, int]:
-        """Return sha256 and size of the object that leads from a recent version to the current one.
+    def request(self, contributor: str, start: str, end: str) -> Future[tuple[str, int]]:
+        """Return a future of the sha256 and size of the object that leads from one recent version to another.
 
         Args:
+            contributor: Account that needs it; it has at most one unfinished request.
             start: Digest of the earlier version.
-            end: Digest of the current version.
+            end: Digest of the later version.
 
         Raises:
-            GymError: ``NOT_FOUND`` if they are no such versions, or the soups between them do not add up.
+            GymError: ``NOT_FOUND`` if they are no such versions, the soups between them do not add up, or the hub has
+                too little disk space or too many requests; ``BUSY`` during another request of the account. The future
+                raises ``NOT_FOUND``, too.
         """
-        with self._lock:  # one at a time: each takes the memory of two sums
-            found = self._known.pop((start, end), None)
-            if found is None or not self._state.store.has(found[0]):
-                found = self._make(start, end)
-            self._known[start, end] = found
-            self._keep(*found)
-            while len(self._known) > _RECENT:
-                self._drop(self._known.popitem(last=False)[1][0])
-        return found
+        with self._lock:
+            job = self._ready(start, end)
+        if job is None:
+            before, after = self._checked(start, end)
+            with self._lock:
+                job = self._ready(start, end) or self._begin(contributor, (start, end), before, after)
+        now = job.used = self._state.clock.now()
+        if job.future.done() and job.kept < now - _KEPT_SECONDS / 2:
+            job.kept = now
+            self._keep(*job.future.result())
+        return job.future
 
-    def _make(self, start: str, end: str) -> tuple[str, int]:
+    def _ready(self, start: str, end: str) -> _Job | None:
+        """Return the job of a pair, unless its object was deleted."""
+        job = self._jobs.get((start, end))
+        if job is None or ((sha256 := job.sha256) and not self._state.store.has(sha256)):
+            return None
+        self._jobs.move_to_end((start, end))
+        return job
+
+    def _checked(self, start: str, end: str) -> tuple[list[SoupReference], list[SoupReference]]:
+        """Return the soups that lead to two recent versions, after checking that those between add up."""
         base = self._state.base.digest
         with self._state.database.reading() as tx:
-            head = head_of(tx, base)
-            heights = newest_to(tx, head.height, _RECENT + 1)[1:]
-            if len(heights) < _RECENT:
+            heights = newest_to(tx, head_of(tx, base).height, _RECENT + 1)
+            if len(heights) <= _RECENT:
                 heights.append(0)
-            earlier = {version_at(tx, height, base).digest: height for height in heights}
-            if end != head.digest or start not in earlier or start == end:
+            recent = {version_at(tx, height, base).digest: height for height in heights}  # newest first
+            if start == end or not {start, end} <= recent.keys():
                 raise _not_found(start, end)
-            before, after = soups_to(tx, earlier[start]), soups_to(tx, head.height)
-        if first_summed(after) > len(before):
+            before, after = soups_to(tx, recent[start]), soups_to(tx, recent[end])
+        if len(before) >= len(after) or first_summed(after) > len(before):
             raise _not_found(start, end)
-        total = sum_to(self._state, after)
-        if first_summed(before) < len(before):
-            with DeltaFile.open(self._state.store.local_path(str(before[-1].sum_sha256))) as held:
-                total.add(held, -1)
-        return _stored(self._state, total, start)
+        return before, after
+
+    def _begin(
+        self,
+        contributor: str,
+        pair: tuple[str, str],
+        before: Sequence[SoupReference],
+        after: Sequence[SoupReference],
+    ) -> _Job:
+        waiting = [job for job in self._jobs.values() if not job.future.done()]
+        if any(job.contributor == contributor for job in waiting):
+            raise being_made()
+        self._jobs.pop(pair, None)
+        now, dropped = self._state.clock.now(), ""
+        full = len(self._jobs) >= _RECENT
+        if full:
+            oldest, job = next(iter(self._jobs.items()))
+            full = not job.future.done() or job.used > now - _KEPT_SECONDS
+            if not full:  # nobody is downloading it any more
+                del self._jobs[oldest]
+                dropped = job.sha256
+        if full or len(waiting) >= _MOST_WAITING or shortage(self._state, self._config) is not None:
+            raise _not_found(*pair)
+        future = self._worker.submit(self._make, *pair, before, after, dropped)
+        self._jobs[pair] = _Job(contributor, future, now, now)
+        return self._jobs[pair]
+
+    def _make(
+        self,
+        start: str,
+        end: str,
+        before: Sequence[SoupReference],
+        after: Sequence[SoupReference],
+        dropped: str,
+    ) -> tuple[str, int]:
+        try:
+            if dropped:
+                self._drop(dropped)
+            total = sum_to(self._state, after)
+            if first_summed(before) < len(before):
+                with DeltaFile.open(self._state.store.local_path(str(before[-1].sum_sha256))) as held:
+                    total.add(held, -1)
+            made = _stored(self._state, total, start)
+            self._keep(*made)
+        except Exception as error:
+            log.exception("the soups between versions %s and %s are not combined", start, end)
+            raise _not_found(start, end) from error
+        return made
 
     def _keep(self, sha256: str, size: int) -> None:
         """Let every contributor read the object, and count its age from now."""
@@ -122,13 +214,19 @@ class CombinedSoups:
 
     def _drop(self, sha256: str) -> None:
         """Delete an object, unless it is also that of a version or is made of the same soups as another one."""
-        if any(held[0] == sha256 for held in self._known.values()):
-            return
+        with self._lock:
+            if any(job.sha256 == sha256 for job in self._jobs.values()):
+                return
         with self._state.database.transaction() as tx:
             if sha256 not in needed(tx, self._state.clock.earliest_now()):
                 tx.execute(objects.delete().where(objects.c.sha256 == sha256))
                 tx.execute(readers.delete().where(readers.c.sha256 == sha256))
                 self._state.store.delete(sha256)
+
+
+def being_made() -> GymError:
+    """Create the error for a combined soup that is not ready yet; contributors request it again."""
+    return GymError(ErrorCode.BUSY, "a combined soup is being made for you", "request it again in a moment")
 
 
 def _stored(state: HubState, total: IntegerSum, base: str) -> tuple[str, int]:

@@ -32,7 +32,7 @@ from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import PAUSED, RESUMED
-from gym_server.rounds.sums import CombinedSoups
+from gym_server.rounds.sums import CombinedSoups, being_made
 from gym_server.rpc.auth_interceptor import current_session
 from gym_server.rpc.calls import CallsBesideRounds
 from gym_server.rpc.limits import EnrolmentLimits
@@ -43,6 +43,9 @@ from gym_server.store.rights import require_stored
 from gym_server.store.tables import accounts, credits, messages, updates
 
 log = logging.getLogger("gym_server")
+
+_SOUP_SECONDS = 5.0
+"""Time for which a call waits for a combined soup."""
 
 
 class Hub(CallsBesideRounds):
@@ -75,7 +78,7 @@ class Hub(CallsBesideRounds):
         self._commitments = Commitments(
             federation.database, federation.key, federation.server, federation.clock.now
         )
-        self._combined_soups = CombinedSoups(federation.state)
+        self._combined_soups = CombinedSoups(federation.state, federation.config)
         self.finished = asyncio.Event()
         self._streams = WorkStreams(
             federation.database,
@@ -185,8 +188,15 @@ class Hub(CallsBesideRounds):
             failpoint("download-chunk")
 
     async def GetSoup(self, request: pb.GetSoupRequest, context: Any) -> pb.GetSoupReply:
-        """Return the combined soup between two versions; making it takes as long as a merge's last step."""
-        sha256, size = await heavily(self._combined_soups.get, request.from_version, request.to_version)
+        """Return the combined soup between two versions; ``BUSY`` while it is being made, which may take minutes."""
+        contributor = current_session().contributor
+        pair = request.from_version, request.to_version
+        future = await asyncio.to_thread(self._combined_soups.request, contributor, *pair)
+        try:
+            made = asyncio.shield(asyncio.wrap_future(future))  # it is made even if this call ends
+            sha256, size = await asyncio.wait_for(made, _SOUP_SECONDS)
+        except TimeoutError:
+            raise being_made() from None
         return pb.GetSoupReply(sha256=sha256, size_bytes=size)
 
     # ---- replies ----

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -162,26 +163,31 @@ def test_a_replay_that_gives_other_codes_is_refused(
         replay(hub.state, 1)
 
 
+def made(combined: CombinedSoups, start: str, end: str) -> tuple[str, int]:
+    return combined.request("ann", start, end).result()
+
+
 def test_a_combined_soup_leads_from_any_recent_version_to_the_current_one(
     hub: Federation,
     model: HubModel,  # noqa: F811
 ) -> None:
     for _ in range(4):
         merge_next(hub, model)
-    soups, combined = hub.round_store.soups(), CombinedSoups(hub.state)
+    soups, combined = hub.round_store.soups(), CombinedSoups(hub.state, hub.config)
     digests = [hub.base.digest, *(soup.version_digest for soup in soups)]
     for start in range(4):
-        sha256, size = combined.get(digests[start], digests[4])
-        assert combined.get(digests[start], digests[4]) == (sha256, size)
+        sha256, size = made(combined, digests[start], digests[4])
+        assert made(combined, digests[start], digests[4]) == (sha256, size)
         total = IntegerSum() if start == 0 else sum_to(hub.state, hub.round_store.soups(start))
         with DeltaFile.open(hub.store.local_path(sha256)) as opened:
             assert opened.size_bytes == size
             assert opened.manifest.base_digest == digests[start]
             total.add(opened)
         assert total.digest() == soups[-1].integers
-    for pair in ((digests[1], digests[2]), (digests[4], digests[4]), ("sha256:no", digests[4])):
+    assert made(combined, digests[1], digests[3]) != made(combined, digests[1], digests[4])  # a round is open
+    for pair in ((digests[2], digests[1]), (digests[4], digests[4]), ("sha256:no", digests[4])):
         with pytest.raises(GymError) as caught:
-            combined.get(*pair)
+            made(combined, *pair)
         assert caught.value.code is ErrorCode.NOT_FOUND
 
 
@@ -191,20 +197,55 @@ def test_no_more_combined_soups_are_kept_than_versions_they_may_start_from(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("gym_server.rounds.sums._RECENT", 2)
-    combined, made = CombinedSoups(hub.state), []
+    monkeypatch.setattr("gym_server.rounds.sums._KEPT_SECONDS", 0.0)
+    combined, names = CombinedSoups(hub.state, hub.config), list[str]()
     for _ in range(4):
         merge_next(hub, model)
         *earlier, end = [hub.base.digest, *(soup.version_digest for soup in hub.round_store.soups())]
-        made += [combined.get(start, end)[0] for start in earlier[-2:]]
+        names += [made(combined, start, end)[0] for start in earlier[-2:]]
         if len(earlier) > 2:
             with pytest.raises(GymError, match="no combined soup leads"):
-                combined.get(earlier[-3], end)
+                made(combined, earlier[-3], end)
     with hub.database.reading() as tx:
         of_versions = {held["sum"] for held in sums_of(tx).values()}
     of_versions |= {soup.sha256 for soup in hub.round_store.soups()}
-    kept = [sha256 for sha256 in dict.fromkeys(made) if hub.store.has(sha256)]
-    assert set(kept) == {*made[-2:], *(of_versions & set(made))}
-    assert len(set(made)) > len(kept)
+    kept = [sha256 for sha256 in dict.fromkeys(names) if hub.store.has(sha256)]
+    assert set(kept) == {*names[-2:], *(of_versions & set(names))}
+    assert len(set(names)) > len(kept)
+
+
+def test_combined_soups_are_refused_where_they_would_cost_too_much(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(code: ErrorCode, contributor: str, start: int, end: int) -> None:
+        with pytest.raises(GymError) as caught:
+            combined.request(contributor, digests[start], digests[end])
+        assert caught.value.code is code
+
+    for _ in range(3):
+        merge_next(hub, model)
+    digests = [hub.base.digest, *(soup.version_digest for soup in hub.round_store.soups())]
+    combined, free = CombinedSoups(hub.state, hub.config), Event()
+    combined._worker.submit(free.wait)
+    first = combined.request("ann", digests[0], digests[3])
+    assert combined.request("bob", digests[0], digests[3]) is first
+    refused(ErrorCode.BUSY, "ann", 1, 3)  # it has a request
+    combined.request("bob", digests[1], digests[3])
+    monkeypatch.setattr("gym_server.rounds.sums._MOST_WAITING", 2)
+    refused(ErrorCode.NOT_FOUND, "cat", 0, 2)
+    free.set()
+    sha256, _ = first.result()
+    made(combined, digests[1], digests[3])
+    monkeypatch.setattr(
+        "gym_server.rounds.sums.shortage", lambda state, config: GymError(ErrorCode.DISK_FULL, "")
+    )
+    refused(ErrorCode.NOT_FOUND, "cat", 0, 2)
+    monkeypatch.undo()
+    monkeypatch.setattr("gym_server.rounds.sums._RECENT", 2)
+    refused(ErrorCode.NOT_FOUND, "cat", 2, 3)  # somebody may still download those made in the last hour
+    assert hub.store.has(sha256)
 
 
 def test_six_rounds_combined_are_at_most_twice_one_soup(
@@ -260,10 +301,10 @@ def test_soups_of_another_codec_between_end_the_sum_and_the_next_one_begins_a_ne
     soups = hub.round_store.soups()
     with DeltaFile.open(hub.store.local_path(str(soups[-1].sum_sha256))) as opened:
         assert opened.manifest.base_digest == soups[1].version_digest
-    combined = CombinedSoups(hub.state)
-    combined.get(soups[1].version_digest, soups[2].version_digest)
+    combined = CombinedSoups(hub.state, hub.config)
+    made(combined, soups[1].version_digest, soups[2].version_digest)
     with pytest.raises(GymError, match="no combined soup leads"):
-        combined.get(soups[0].version_digest, soups[2].version_digest)
+        made(combined, soups[0].version_digest, soups[2].version_digest)
     other = fresh(hub)
     other.follow(soups)
     model.follow(soups)
