@@ -115,14 +115,8 @@ class Keys:
 
     def signed_by_revoked(self, rows: Sequence[Any]) -> set[str]:
         """Return the ids of those of the ``updates`` rows whose signing key has been revoked."""
-        found = set()
         with self._database.reading() as tx:
-            for row in rows:
-                signed = UpdateManifest.parse(row.manifest).model_dump(mode="json")
-                signer = signer_of(tx, row.contributor, signed, row.signature)
-                if signer is not None and signer.status == REVOKED:
-                    found.add(str(row.update_id))
-        return found
+            return {str(row.update_id) for row in rows if is_signed_by_revoked(tx, row)}
 
     def require_pace(self, tx: Connection, contributor: str) -> None:
         """Check that an account may change its key or return now; the limit keeps ledger and key history short.
@@ -360,6 +354,13 @@ def signer_of(
             continue
         return row
     return None
+
+
+def is_signed_by_revoked(tx: Connection, row: Any) -> bool:
+    """Return True if the signing key of a row of ``updates`` has been revoked since."""
+    signed = UpdateManifest.parse(row.manifest).model_dump(mode="json")
+    signer = signer_of(tx, row.contributor, signed, row.signature)
+    return signer is not None and signer.status == REVOKED
 
 
 def _account(tx: Connection, contributor: str) -> Any:

@@ -22,6 +22,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.window import RoundWindow
 from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_server.accounts.keys import is_signed_by_revoked
 from gym_server.rounds.queue import LATE
 from gym_server.rounds.round_store import MERGING, latest_round
 from gym_server.rounds.versions import head_of, newest_to, version_at
@@ -37,11 +38,13 @@ class WindowUpdates:
 
     Attributes:
         merge_every: Admitted weight at which a round is merged.
+        max_staleness: Number of latest merges whose updates are in ``others``.
         staleness: Age in versions of each of the round's own updates, in their order.
         others: Latest merged update of each contributor without an update in the round, ordered by id.
     """
 
     merge_every: int
+    max_staleness: int
     staleness: Sequence[int]
     others: Sequence[UpdateManifest]
 
@@ -64,6 +67,7 @@ class WindowUpdates:
         ]
         return {
             "merge_every": self.merge_every,
+            "max_staleness": self.max_staleness,
             "updates": added,
             "others": [one.digest for one in self.others],
         }
@@ -75,6 +79,7 @@ class WindowUpdates:
         """Return the window that a ledger entry records."""
         return cls(
             fields["merge_every"],
+            fields["max_staleness"],
             [one["staleness"] for one in fields["updates"]],
             [manifest_of(update_id) for update_id in fields["others"]],
         )
@@ -161,7 +166,8 @@ def window_of(
         return None
     age_of = _ages_in_round(tx, base_digest, config)
     others = _latest(tx, base_digest, {one.contributor for one in manifests}, config.max_staleness)
-    return WindowUpdates(config.merge_every, [age_of[one.base_digest] for one in manifests], others)
+    staleness = [age_of[one.base_digest] for one in manifests]
+    return WindowUpdates(config.merge_every, config.max_staleness, staleness, others)
 
 
 def round_window(
@@ -178,17 +184,18 @@ def _latest(
     heights = newest_to(tx, head_of(tx, base_digest).height, max_staleness)
     merged_in = [version_at(tx, height, base_digest).server_round for height in heights]
     query = (
-        select(updates.c.contributor, updates.c.manifest)
+        select(updates.c.contributor, updates.c.manifest, updates.c.signature)
         .outerjoin(accounts, accounts.c.contributor == updates.c.contributor)
         .where(updates.c.server_round.in_(merged_in), updates.c.verdict == "merged")
         .where(or_(accounts.c.status.is_(None), accounts.c.status == "active"))
         .order_by(updates.c.server_round.desc(), updates.c.update_id)
     )
-    latest: dict[str, str] = {}
+    latest: dict[str, Any] = {}
     for row in tx.execute(query):
         if row.contributor not in without:
-            latest.setdefault(row.contributor, row.manifest)
-    return sorted((UpdateManifest.parse(text) for text in latest.values()), key=lambda one: one.digest)
+            latest.setdefault(row.contributor, row)
+    rows = [row for row in latest.values() if not is_signed_by_revoked(tx, row)]
+    return sorted((UpdateManifest.parse(row.manifest) for row in rows), key=lambda one: one.digest)
 
 
 def carry_tasks(tx: Connection, server_round: int, base_digest: str, max_staleness: int) -> None:

@@ -7,6 +7,7 @@ ledger has for the previous version.
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -37,6 +38,7 @@ from gym_server.rounds.evidence import LengthVerdicts
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.rounds.sums import sum_after
+from gym_server.rounds.window_check import require_window
 from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import ledger as entries
@@ -195,11 +197,13 @@ def _private(base: BaseSpec, database: Database, recorded: dict[str, Any]) -> Pr
     )
 
 
-def _window(database: Database, recorded: dict[str, Any]) -> WindowUpdates | None:
-    """Return the window of a continuous round; None for other rounds."""
+def _window(state: HubState, recorded: dict[str, Any]) -> WindowUpdates | None:
+    """Return the window of a continuous round, checked against the ledger; None for other rounds."""
     if "window" not in recorded:
         return None
-    return WindowUpdates.recorded(recorded["window"], lambda update_id: _manifest(database, update_id))
+    manifest_of = functools.cache(functools.partial(_manifest, state.database))
+    require_window(state.ledger.entries(), recorded["server_round"], manifest_of)
+    return WindowUpdates.recorded(recorded["window"], manifest_of)
 
 
 def _secure(state: HubState, recorded: dict[str, Any], merged: list[str]) -> SecureSum | None:
@@ -234,7 +238,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
         evidence=None if evidence is None else LengthVerdicts(**evidence),
-        window=_window(state.database, recorded),
+        window=_window(state, recorded),
     )
     others = [] if ingredients.window is None else ingredients.window.others
     for sha256 in [m.delta_sha256 for m in [*ingredients.manifests, *others]] + ([root] if root else []):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gym_server.rewards.split import split
+from gym_server.rounds import merging
+from gym_server.rounds.continuous import WindowUpdates, round_window
 from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import ABORTED, COMMITTED, MERGING
@@ -18,7 +21,8 @@ from sqlalchemy import select
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
 from tests.support.paced_room import Member, PacedRoom, task_in
 
 ROUNDS = {
@@ -87,6 +91,52 @@ def test_a_slow_update_is_added_to_a_later_version_and_every_round_replays(opene
         found = replay(room.fed.state, version["server_round"])
         assert found["replayed"] == found["soup"]
     room.fed.ledger.verify()
+
+
+WRONG_WINDOWS: dict[str, Callable[[WindowUpdates], WindowUpdates]] = {
+    "wrong version or age": lambda real: replace(real, staleness=[age + 9 for age in real.staleness]),
+    "latest updates of all others": lambda real: replace(real, others=real.others[1:]),
+}
+
+
+@pytest.mark.parametrize("problem", WRONG_WINDOWS)
+def test_a_replay_finds_a_window_that_the_hub_made_up(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    def made_up(*arguments: Any) -> WindowUpdates | None:
+        real = round_window(*arguments)
+        return real and WRONG_WINDOWS[problem](real)
+
+    room = opened([Member(f"fast{i}", 20) for i in range(3)], merge_every=2)
+    room.run(1, 200)
+    room.leave(["fast2"])
+    (honest,) = room.run(1, 200)
+    assert replay(room.fed.state, honest.server_round)["updates"] == 2
+    monkeypatch.setattr(merging, "round_window", made_up)
+    (ended,) = room.run(1, 200)
+    with pytest.raises(GymError, match=problem) as caught:
+        replay(room.fed.state, ended.server_round)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_an_update_signed_by_a_key_revoked_since_is_not_in_the_window_of_a_rebound_account(
+    opened: Open,
+) -> None:
+    robbed = Member("robbed", 20)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(2)), robbed])
+    room.run(2, 200)
+    (_, merged) = sent_by(room, robbed)
+    room.leave(["robbed"])
+    window = round_window(room.fed.state, room.fed.config.rounds, [])
+    assert window is not None
+    assert merged.update_id in {one.digest for one in window.others}
+    room.fed.keys.revoke_as_coordinator(robbed.key.contributor, "stolen")
+    room.fed.keys.rebind(robbed.key.contributor, SigningKey.generate().public_key)
+    window = round_window(room.fed.state, room.fed.config.rounds, [])
+    assert window is not None
+    assert len(window.others) == 2
+    (ended,) = room.run(1, 1000)
+    assert replay(room.fed.state, ended.server_round)["updates"] == 2, "the ledger shows why it is left out"
 
 
 def test_a_task_of_a_version_that_is_too_old_is_withdrawn_and_its_update_refused(opened: Open) -> None:
