@@ -28,8 +28,7 @@ from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
 from gym_fed.delta.writer import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
 
-_CHUNK = 1 << 20
-_DROP_FROM = 1 << 18
+_CHUNK, _DROP_FROM = 1 << 20, 1 << 18
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,13 @@ class DeltaLimits:
         max_header_bytes: Maximum bytes of the safetensors header.
         max_tensors: Maximum tensors in the manifest; with a base, also at most the base's number.
         max_file_bytes: Maximum bytes of the file.
+        sums: False refuses codecs that add up (``Codec.adds_up``), whose payloads inflate to many times their bytes.
     """
 
     max_header_bytes: int = 8 << 20
     max_tensors: int = 65_536
     max_file_bytes: int = 1 << 40
+    sums: bool = True
 
 
 class DeltaFile:
@@ -100,7 +101,7 @@ class DeltaFile:
             manifest = Manifest.parse(text, cap)
             if spec is not None:
                 _check_base(manifest, spec, any_version)
-            _check_codecs(manifest)
+            _check_codecs(manifest, limits)
             manifest.require_canonical(text)
             layout = Layout.of(manifest.tensors)
             _check_sections(header, layout, data_bytes=len(view) - 8 - int.from_bytes(view[:8], "little"))
@@ -229,9 +230,7 @@ def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any
     try:
         handle = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
-        raise GymError(
-            ErrorCode.FILE_NOT_FOUND, "no such file", "give the path of a .gymdelta file"
-        ) from None
+        raise GymError(ErrorCode.FILE_NOT_FOUND, "no such file", "give a .gymdelta file") from None
     try:
         status = os.fstat(handle)
         size = status.st_size
@@ -293,7 +292,7 @@ def _check_base(manifest: Manifest, spec: BaseSpec, any_version: bool) -> None:
             raise _invalid(f"tensor {record.name!r}: shape {list(record.shape)} is not the base's {shape}")
 
 
-def _check_codecs(manifest: Manifest) -> None:
+def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
     known = CODECS.names()
     for record in manifest.tensors:
         if record.codec not in known:
@@ -303,10 +302,11 @@ def _check_codecs(manifest: Manifest) -> None:
             )
         CODECS.require_allowed(record.codec)
         with _about(record.name):
-            normal = get_codec(record.codec).normalise(record.params, record.shape)
-            if normal != record.params or {k: type(v) for k, v in normal.items()} != {
-                k: type(v) for k, v in record.params.items()
-            }:
+            codec = get_codec(record.codec)
+            if codec.adds_up and not limits.sums:
+                raise CodecError(f"codec {record.codec!r} is for soups alone")
+            normal = codec.normalise(record.params, record.shape)
+            if repr(sorted(normal.items())) != repr(sorted(record.params.items())):  # 1 is not 1.0
                 raise CodecError(f"parameters {record.params} are not in normal form {normal}")
 
 

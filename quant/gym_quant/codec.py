@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gym_quant.kernels.sign_matrix import SignMatrix
     from gym_quant.resident import Resident
 
+
 Payload = dict[str, Tensor]
 Params = dict[str, int | float | str]
 Shape = tuple[int, ...]

@@ -15,7 +15,7 @@ class Integers:
     """A delta that is ``2**exponent`` times ``codes`` exactly.
 
     Attributes:
-        codes: int64, in the tensor's shape; magnitudes below 2**31.
+        codes: Of any integer dtype, in the shape of the tensor; magnitudes below 2**31.
         exponent: Exponent of the step.
     """
 

@@ -128,8 +128,8 @@ class ServerConfig(ServerSections):
         check_private(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
-        if self.codec.codec == "as-merged":
-            text = "is 'as-merged', which is for soups alone; name the codec of an update"
+        if self.codec.codec == "as-merged" or self.codec.adds_up:
+            text = f"is {self.codec.codec!r}, which is for soups alone; name the codec of an update"
             raise Problems("", [Problem("codec.codec", text)])
         if self.soup.codec.distill_steps:
             text = ": a hub has no contributor's text to distil on; set it to 0"

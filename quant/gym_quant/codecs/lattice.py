@@ -46,7 +46,7 @@ _SAMPLE = 1 << 18
 _LIKELY_BITS = 17 / 64
 """Bytes per weight that a new grid takes at most: a step of 1.1 rms has at most 2.03 bits of entropy."""
 
-Codes = NDArray[np.int64]
+Codes = NDArray[np.signedinteger[Any]]
 
 
 class Lattice(IntegerCodec):
@@ -142,7 +142,9 @@ class Lattice(IntegerCodec):
         step, count = float(payload["scales"][0]), math.prod(shape)
         if step < 0:
             raise CodecError(f"scale is negative: {step}")
-        most = int(np.abs(_read(payload["codes"], count, 0, count)).max())
+        numbers, low, levels, _ = _opened(payload["codes"], count)
+        ends = [0, levels - 1] if levels else [int(numbers.min()), int(numbers.max())]
+        most = max(abs(low + end) for end in ends)
         if most > _MAX_CODE:
             raise CodecError(f"code {most} exceeds {_MAX_CODE}")
         check_finite(torch.tensor([float(most)]) * payload["scales"], "largest value")
@@ -172,8 +174,11 @@ def _write(codes: Codes) -> bytes:
     return bytes([most]) + head + stored
 
 
-def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
-    """Read codes ``start`` to ``stop`` of ``count``.
+def _opened(field: Tensor, count: int) -> tuple[NDArray[Any], int, int, int]:
+    """Inflate ``count`` codes.
+
+    Returns:
+        Packed numbers, the lowest code, and levels and codes per number; 0 levels for codes in numbers of their own.
 
     Raises:
         CodecError: If the field does not hold exactly ``count`` codes. No more than their bytes is inflated.
@@ -191,16 +196,22 @@ def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
     if len(body) != size:
         raise CodecError(f"codes take {len(body)} bytes instead of {size}")
     if wide is not None:
-        low = int.from_bytes(data[1:head], "little", signed=True)
-        return np.frombuffer(body, f"<u{wide}")[start:stop].astype(np.int64) + low
+        return np.frombuffer(body, f"<u{wide}"), int.from_bytes(data[1:head], "little", signed=True), 0, 1
     low, levels = int.from_bytes(data[1:2], "little", signed=True), data[2] + 1
     numbers = np.frombuffer(body, np.uint8)
     if levels**way < 256 and int(numbers.max()) >= levels**way:
         raise CodecError(f"a byte of {way} codes is {int(numbers.max())} with {levels} levels")
+    return numbers, low, levels, way
+
+
+def _read(field: Tensor, count: int, start: int, stop: int) -> Codes:
+    """Read codes ``start`` to ``stop`` of ``count``: int16, or int64 if they are wide."""
+    numbers, low, levels, way = _opened(field, count)
+    if not levels:
+        return numbers[start:stop].astype(np.int64) + low
     first = start // way
-    return (
-        _unpack(numbers[first : -(-stop // way)], levels, way)[start - first * way : stop - first * way] + low
-    )
+    digits = _unpack(numbers[first : -(-stop // way)], levels, way)
+    return digits[start - first * way : stop - first * way] + np.int16(low)
 
 
 def _pack(digits: Codes, levels: int, per_byte: int) -> bytes:
@@ -215,7 +226,7 @@ def _pack(digits: Codes, levels: int, per_byte: int) -> bytes:
 
 def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
     table = np.arange(256)[:, None] // levels ** np.arange(per_byte)[None] % levels
-    found: Codes = table.astype(np.int64)[numbers].reshape(-1)
+    found: Codes = table.astype(np.int16)[numbers].reshape(-1)
     return found
 
 

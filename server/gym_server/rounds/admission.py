@@ -240,7 +240,7 @@ class Admission:
         if self._secure:
             check_upload(self._database, manifest, path, spec)
             return None
-        limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes)
+        limits = DeltaLimits(max_file_bytes=self._config.max_update_bytes, sums=False)
         with self._codecs_of_the_round(manifest), DeltaFile.open(path, spec, limits) as delta:
             norm = delta.norm()
         if self._config.max_norm is not None and norm > self._config.max_norm:

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gym_server.rounds.admission import Receipt, UpdateSubmission
 from gym_server.store.tables import rounds, updates
 from gym_server.strategy.tasks import new_task
 from sqlalchemy import select
 
+from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.encode import encode_source
 from gym_fed.delta.file import DeltaFile
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from tests.support.installed import install
-from tests.support.loopback_hub import LoopbackHub, some_delta
+from tests.support.loopback_hub import SPEC, LoopbackHub, some_delta
 
 TASK = "task-1"
 
@@ -117,6 +120,22 @@ def test_an_update_in_a_plug_ins_codec_that_the_task_does_not_name_is_refused_an
     receipt = collecting.send()
     assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.UPDATE_REFUSED.value), receipt.reason
     assert receipt.reason.endswith("is in a codec that the task of round 1 does not name")
+
+
+def test_an_update_in_a_codec_of_soups_is_refused_before_its_codes_are_inflated(
+    collecting: Collecting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def inflated(data: bytes, size: int) -> bytes:
+        raise AssertionError("a small file may inflate to any size")
+
+    deltas = {name: torch.zeros(shape) + 1e-3 for name, shape in SPEC.shapes.items()}
+    policy = CodecPolicy(codec="lattice", error_feedback=False)
+    collecting.path = tmp_path / "lattice.gymdelta"
+    encode_source(deltas.__getitem__, policy, collecting.path, SPEC)
+    monkeypatch.setattr("gym_quant.codecs.lattice._inflate", inflated)
+    receipt = collecting.send()
+    assert (receipt.verdict, receipt.code) == ("refused", ErrorCode.DELTA_INVALID.value), receipt.reason
+    assert "tensor 'a.weight': codec 'lattice' is for soups alone" in receipt.reason
 
 
 def test_an_update_that_is_for_another_base_throughout_is_refused(
