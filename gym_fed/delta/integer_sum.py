@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -126,22 +126,22 @@ class IntegerSum:
                 yield name, held.codes >> zeros, held.exponent + zeros
 
 
-def apply_sum(model: Tensors, path: Path, spec: BaseSpec, digest: str) -> None:
-    """Add a file's integer sum to the tensors of its base.
+def read_sum(files: Iterable[tuple[Path, BaseSpec]], digest: str) -> IntegerSum:
+    """Add up the deltas in files.
 
     Args:
-        model: The tensors of ``spec``.
-        path: The file.
-        spec: The version since which it sums.
-        digest: ``IntegerSum.digest`` of the sum, from the version.
+        files: Files with the versions that they start from.
+        digest: ``IntegerSum.digest`` of the sum, from the version that it leads to.
 
     Raises:
         GymError: ``DELTA_INVALID``, or ``BASE_MISMATCH`` if it is another sum.
     """
-    with DeltaFile.open(path, spec) as delta:
-        total = IntegerSum.of(delta)
+    total = IntegerSum()
+    for path, spec in files:
+        with DeltaFile.open(path, spec) as delta:
+            total.add(delta)
     require_sum(total, digest)
-    total.apply(model)
+    return total
 
 
 def require_sum(total: IntegerSum, digest: str) -> None:

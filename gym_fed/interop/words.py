@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.aliases import MISSING, Place, Reading, note
@@ -151,7 +154,9 @@ def _newest_version(config: TrainingConfig) -> Any:
         raise _NO_SOUPS.error("trainer.apply_deltasoup()", code=ErrorCode.NOT_FOUND)
     newest = max(with_soups, key=lambda spec: (spec.deadline_seconds, spec.server_round))
     version = GlobalModel(config.model)
-    version.advance(newest, ObjectCache(home.objects).path, VersionSum(home.versions(newest.server)))
+    with tempfile.TemporaryDirectory() as folder:  # a copy: an agent may be changing the home's own
+        shutil.copytree(home.versions(newest.server), folder, dirs_exist_ok=True)
+        version.advance(newest, ObjectCache(home.objects).path, VersionSum(Path(folder)))
     return version.model
 
 

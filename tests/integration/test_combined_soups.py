@@ -212,6 +212,19 @@ def test_combined_soups_that_lead_elsewhere_are_refused_and_fetched_again(
     assert same(member.advance(4), scene.weights[4])
 
 
+def test_a_missing_soup_leaves_the_sum_on_this_machine(scene: Scene, tmp_path: Path) -> None:
+    member = Member(scene, tmp_path / "member")
+    member.fetch(1)
+    member.advance(1)
+    before = member.files()
+    with pytest.raises(GymError) as caught:
+        member.advance(2)  # nothing was fetched
+    assert caught.value.code is ErrorCode.FILE_NOT_FOUND
+    assert member.files() == before
+    member.fetch(2)
+    assert same(member.advance(2), scene.weights[2])
+
+
 @pytest.mark.parametrize(
     "damage", [lambda data: data[: len(data) // 2], lambda data: data[:-9] + bytes(9), lambda data: b""]
 )

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
 
 NANO = "gym-nano"
+_BETWEEN = "between"
+"""Takes the place of a version's digest after an error, so that the base is loaded again."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
 _REMEDY = "give the folder of the federation's base with --base PATH"
 _REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --base PATH"
@@ -99,7 +101,7 @@ class GlobalModel:
     def advance(self, spec: TaskSpec, path_of: Callable[[str], Path], sums: VersionSum) -> None:
         """Update model and tensors to the task's global version.
 
-        Only new soups are applied. A version of soups that add up is the base plus their sum.
+        Only new soups are applied, unless they continue a sum of soups that add up.
 
         Args:
             spec: The task, with the soups from the base to the version.
@@ -111,31 +113,23 @@ class GlobalModel:
                 ``MISSING_DEPENDENCY`` for a soup in a plug-in's codec that the task does not record.
         """
         from gym_fed.delta.base import BaseSpec
-        from gym_fed.delta.file import DeltaFile, apply_delta
-        from gym_fed.delta.integer_sum import apply_sum
+        from gym_fed.delta.versions import apply_soups, is_within_sum, specs_of
 
         self.require_base(spec.base_digest, spec.base_model)
         wanted, summed = [soup.version_digest for soup in spec.soups], first_summed(spec.soups)
         if wanted == self._applied:
             self.restore()
             return
-        if self._applied and (summed < len(wanted) or wanted[: len(self._applied)] != self._applied):
+        at = len(self._applied)
+        if wanted[:at] != self._applied or is_within_sum(spec.soups, at):
             self.reload()
-        parents = [spec.base_digest, *wanted]
-        specs = [BaseSpec(spec.base_model, digest, self.base.shapes) for digest in parents]
+            at = 0
+        specs = specs_of(BaseSpec(spec.base_model, spec.base_digest, self.base.shapes), spec.soups)
         with only_recorded(spec.plugins, "the task"):
-            for at in range(len(self._applied), summed):
-                with DeltaFile.open(path_of(spec.soups[at].sha256), specs[at]) as soup:
-                    apply_delta(self.tensors, soup)
-                self._applied.append(wanted[at])
-            if summed < len(wanted):
-                path = sums.advance(spec.soups, specs, path_of)
-                try:
-                    apply_sum(self.tensors, path, specs[summed], str(spec.soups[-1].integers))
-                except GymError:
-                    path.unlink()  # the sum is fetched again
-                    raise
-                self._applied = wanted
+            total = sums.advance(spec.soups, specs, path_of) if summed < len(wanted) else None
+            self._applied = [_BETWEEN]
+            apply_soups(self.tensors, spec.soups[at:], specs[at], path_of, total)
+        self._applied = wanted
         self.restore()
 
     def restore(self) -> None:
@@ -153,6 +147,7 @@ class GlobalModel:
         from gym_fed.base.models import load_model
         from gym_fed.delta.base import tensors_digest
 
+        self._model = None  # one model in memory at a time
         self._model = load_model(self.source, dtype="float32", device="cpu").model
         digest = tensors_digest(self._model)
         if digest != self.base.digest:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gym_fed.config.hub.task import SoupReference, first_summed
-from gym_fed.core.errors import GymError
+from gym_fed.core.errors import ErrorCode, GymError
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.integer_sum import IntegerSum
 
 _SUFFIX = ".gymdelta"
 
@@ -49,8 +50,8 @@ class VersionSum:
 
     def advance(
         self, soups: Sequence[SoupReference], specs: Sequence[BaseSpec], path_of: Callable[[str], Path]
-    ) -> Path:
-        """Add what is missing to the sum; return its file, which leads to the last version.
+    ) -> IntegerSum:
+        """Add what is missing to the sum; return it.
 
         Args:
             soups: Soups from the base to the version; the last ones add up.
@@ -58,38 +59,35 @@ class VersionSum:
             path_of: Returns the file of a soup by its sha256, for soups that were not fetched as one.
 
         Raises:
-            GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if soups do not lead to the version. The downloaded soups are
-                deleted then.
+            GymError: ``DELTA_INVALID``; ``BASE_MISMATCH`` if soups do not lead to the version. The sum and the
+                downloaded soups are deleted then.
         """
-        from gym_fed.delta.file import DeltaFile
-        from gym_fed.delta.integer_sum import IntegerSum, require_sum
+        from gym_fed.delta.integer_sum import read_sum
 
         summed, held = first_summed(soups), self._held(soups)
         target = self._path(soups[-1].version_digest)
-        if held == len(soups):
-            return target
         at = summed if held is None else held
         combined = {start: self.combined(specs[start].digest, specs[-1].digest) for start in (at, summed)}
-        if (start := next((start for start, path in combined.items() if path.exists()), None)) is not None:
+        if held == len(soups):
+            files = []
+        elif (start := next((start for start, path in combined.items() if path.exists()), None)) is not None:
             at, files = start, [(combined[start], specs[start])]
         else:
             files = [(path_of(soup.sha256), specs[at + i]) for i, soup in enumerate(soups[at:])]
-        total = IntegerSum()
+        if held is not None and at == held:
+            files.insert(0, (self._path(soups[held - 1].version_digest), specs[summed]))
         try:
-            if held is not None and at == held:
-                files.insert(0, (self._path(soups[held - 1].version_digest), specs[summed]))
-            for path, spec in files:
-                with DeltaFile.open(path, spec) as soup:
-                    total.add(soup)
-            require_sum(total, str(soups[-1].integers))
-        except GymError:
-            for path, _ in files:
-                path.unlink(missing_ok=True)
+            total = read_sum(files, str(soups[-1].integers))
+        except GymError as error:
+            if error.code in (ErrorCode.DELTA_INVALID, ErrorCode.BASE_MISMATCH):
+                for path, _ in files:
+                    path.unlink(missing_ok=True)
             raise
-        total.write(target, specs[summed])
+        if held != len(soups):
+            total.write(target, specs[summed])
         for path in {*self._folder.iterdir(), *(path for path, _ in files)} - {target}:
             path.unlink(missing_ok=True)
-        return target
+        return total
 
     def _held(self, soups: Sequence[SoupReference]) -> int | None:
         """Return how many soups lead to the version of the kept sum; None if there is none of these."""

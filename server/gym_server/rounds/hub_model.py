@@ -25,8 +25,9 @@ from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.delta.integer_sum import apply_sum
+from gym_fed.delta.integer_sum import read_sum
 from gym_fed.delta.kept import mapped_base, precise_dtype, share_kept
+from gym_fed.delta.versions import apply_soups, is_within_sum, specs_of
 from gym_fed.evaluation.loss import (
     OnDone,
     RowLosses,
@@ -124,19 +125,22 @@ class HubModel:
     def follow(self, soups: Sequence[SoupReference]) -> None:
         """Advance to the version that ``soups`` lead to; start from the base if other soups were applied before.
 
-        A version of soups that add up is the base plus their sum, so it always starts from the base.
+        After an error the model is at the same version as before, and is rebuilt at its next use.
         """
         known = [soup.version_digest for soup in self._applied]
-        wanted = [soup.version_digest for soup in soups]
+        wanted, at = [soup.version_digest for soup in soups], len(known)
         if wanted == known:
             return
-        if wanted[: len(known)] == known and first_summed(soups) == len(soups):
-            for soup in soups[len(known) :]:
-                self._apply(self._loaded.model, soup)
-        else:
-            self._memory = self._load_base()
-            self._rebuild(self._memory.model, soups)
-        self._applied = list(soups)
+        try:
+            if wanted[:at] != known or is_within_sum(soups, at):
+                at, self._memory = 0, None  # one base in memory at a time
+                self._memory = self._load_base()
+            self._apply(self._loaded.model, soups, at)
+        except BaseException:
+            self._memory = None
+            self._parked.forget()
+            raise
+        self._applied, self.digest = list(soups), wanted[-1] if wanted else self._base.digest
 
     def release(self) -> None:
         """Free the model's memory. Its next use restores it; measured losses are kept."""
@@ -158,12 +162,10 @@ class HubModel:
         """Return the model, loading it into memory if needed."""
         if self._memory is None:
             loaded = self._load_base()
-            if not self._parked.restore(loaded.model):
-                loaded, current = self._load_base(), self.digest
-                try:
-                    self._rebuild(loaded.model, self._applied)
-                finally:  # also if the store is away: the version is the same, and is rebuilt at the next use
-                    self.digest = current
+            if self._applied and not self._parked.restore(loaded.model):
+                del loaded  # one base in memory at a time
+                loaded = self._load_base()
+                self._apply(loaded.model, self._applied)
             self._memory = loaded
         return self._memory
 
@@ -173,22 +175,13 @@ class HubModel:
             raise GymError(ErrorCode.BASE_MISMATCH, f"{self._source} is no longer the federation's base")
         return loaded
 
-    def _apply(self, model: Any, soup: SoupReference) -> None:
-        with DeltaFile.open(self._store.local_path(soup.sha256), self.spec) as delta:
-            apply_delta(model, delta)
-        self.digest = soup.version_digest
-
-    def _rebuild(self, model: Any, soups: Sequence[SoupReference]) -> None:
-        """Take a model of the base to the version that ``soups`` lead to."""
-        self.digest, summed = self._base.digest, first_summed(soups)
-        for soup in soups[:summed]:
-            self._apply(model, soup)
-        if soups[summed:]:
-            last = soups[-1]
-            assert last.sum_sha256 is not None
-            assert last.integers is not None
-            apply_sum(model, self._store.local_path(last.sum_sha256), self.spec, last.integers)
-            self.digest = last.version_digest
+    def _apply(self, model: Any, soups: Sequence[SoupReference], at: int = 0) -> None:
+        """Take a model from the version at an index to the one that all soups lead to."""
+        specs, total = specs_of(self._base, soups), None
+        if soups and (name := soups[-1].sum_sha256) is not None and self._store.has(name):
+            files = [(self._store.local_path(name), specs[first_summed(soups)])]
+            total = read_sum(files, str(soups[-1].integers))
+        apply_soups(model, soups[at:], specs[at], self._store.local_path, total)
 
     def save(self, output: Path, dtype: str | None = None) -> tuple[str, float | None]:
         """Write the current version with its tokenizer to a folder; the model in memory is cast to that dtype too.

@@ -55,6 +55,10 @@ class ParkedTensors:
                 "the next merge rebuilds the model, because its tensors could not be stored: %s", error
             )
 
+    def forget(self) -> None:
+        """Do not restore the file any more: it has the tensors of another version."""
+        self._digest = ""
+
     def restore(self, model: Any) -> bool:
         """Copy the tensors into a model of the same base.
 

@@ -16,7 +16,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.delta.integer_sum import IntegerSum, apply_sum
+from gym_fed.delta.integer_sum import IntegerSum, read_sum
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 SPEC = BaseSpec("tiny", "sha256:" + "ab" * 32, {"a.weight": (6, 10), "b.norm": (5,)})
@@ -158,10 +158,10 @@ def test_a_sum_of_another_version_or_model_is_refused_before_anything_changes(tm
     sum_of(paths).write(tmp_path / "sum", SPEC)
     model = deltas(99, 1.0)
     with pytest.raises(GymError, match="has digest"):
-        apply_sum(model, tmp_path / "sum", SPEC, sum_of(paths[:1]).digest())
+        read_sum([(tmp_path / "sum", SPEC)], sum_of(paths[:1]).digest())
     other, digest = BaseSpec("tiny", "sha256:" + "cd" * 32, SPEC.shapes), sum_of(paths).digest()
     with pytest.raises(GymError, match="was made for base"):
-        apply_sum(model, tmp_path / "sum", other, digest)
+        read_sum([(tmp_path / "sum", other)], digest)
     with pytest.raises(GymError, match=r"'b\.norm'"):
         sum_of(paths).apply({"a.weight": model["a.weight"]})
     assert all(torch.equal(model[name], tensor) for name, tensor in deltas(99, 1.0).items())

@@ -16,6 +16,7 @@ from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.sums import CombinedSoups, sum_to
 from gym_server.rounds.versions import sums_of
+from gym_server.store.away import StoreAway
 from gym_server.strategy.tasks import new_task
 
 from gym_fed.config.hub.task import bytes_to_join, check_lineage
@@ -292,25 +293,55 @@ def test_soups_of_another_codec_between_end_the_sum_and_the_next_one_begins_a_ne
     hub: Federation,
     model: HubModel,  # noqa: F811
 ) -> None:
-    merge_next(hub, model)
+    for _ in range(3):
+        merge_next(hub, model)
     with_codec(hub, "dense")
     merge_next(hub, model)
-    assert hub.round_store.soups()[-1].integers is None
+    dense = hub.round_store.soups()
+    assert dense[-1].integers is None
+    at_once, late = fresh(hub), fresh(hub)
+    at_once.follow(dense)
+    late.follow(hub.round_store.soups(1))
+    late.follow(dense)
+    model.follow(dense)
+    assert tensors_digest(at_once.model) == tensors_digest(model.model) == tensors_digest(late.model)
     with_codec(hub, "lattice")
     merge_next(hub, model)
     soups = hub.round_store.soups()
     with DeltaFile.open(hub.store.local_path(str(soups[-1].sum_sha256))) as opened:
-        assert opened.manifest.base_digest == soups[1].version_digest
+        assert opened.manifest.base_digest == soups[3].version_digest
     combined = CombinedSoups(hub.state, hub.config)
-    made(combined, soups[1].version_digest, soups[2].version_digest)
+    made(combined, soups[3].version_digest, soups[4].version_digest)
     with pytest.raises(GymError, match="no combined soup leads"):
-        made(combined, soups[0].version_digest, soups[2].version_digest)
-    other = fresh(hub)
-    other.follow(soups)
+        made(combined, soups[2].version_digest, soups[4].version_digest)
+    at_once = fresh(hub)
+    at_once.follow(soups)
     model.follow(soups)
-    assert tensors_digest(other.model) == tensors_digest(model.model)
-    for server_round in (1, 2, 3):
+    assert tensors_digest(at_once.model) == tensors_digest(model.model)
+    for server_round in (1, 4, 5):
         assert replay(hub.state, server_round)["version"] == server_round
+
+
+def test_a_model_that_could_not_follow_stays_at_its_version(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def away(store: Any, sha256: str) -> Path:
+        raise StoreAway(GymError(ErrorCode.UNAVAILABLE, "the store does not answer"))
+
+    for _ in range(2):
+        merge_next(hub, model)
+    follower, second, third = fresh(hub), hub.round_store.soups(1), hub.round_store.soups(2)
+    follower.follow(second)
+    expected, digest = tensors_digest(follower.model), follower.digest
+    follower.release()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(hub.store), "local_path", away)
+        with pytest.raises(StoreAway):
+            follower.follow(third)
+    follower.follow(second)
+    assert (tensors_digest(follower.model), follower.digest) == (expected, digest)
 
 
 def test_a_sum_that_is_not_the_ledger_s_is_refused(

@@ -77,7 +77,7 @@ def test_the_tensors_come_from_the_file_and_no_soup_is_applied_again(
 
     held = tensors_digest(model.model)
     model.release()
-    monkeypatch.setattr(model, "_rebuild", never)
+    monkeypatch.setattr(model, "_apply", never)
     assert tensors_digest(model.model) == held
 
 
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_made_again_keeps_its_version(
         raise OSError("the store is away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model, "_rebuild", away)
+        patch.setattr(model, "_apply", away)
         with pytest.raises(OSError, match="away"):
             _ = model.model
     assert model.spec.digest == room.fed.round_store.head().digest
