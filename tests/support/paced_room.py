@@ -47,6 +47,8 @@ class Member:
     direction: float | None = None
     """Share of one common direction in the updates; None: updates without a common part."""
     num_examples: int = 3
+    seed: int | None = None
+    """Seed of its updates, so that two members may do the same work; None: each its own."""
     error: str = ""
     """Error that it replies with instead of an update."""
     key: SigningKey = field(default_factory=SigningKey.generate)
@@ -179,7 +181,9 @@ class PacedRoom:
             self._hub._submit(member.key.contributor, member.node, failed)
             return
         task = task_in(member.task)
-        generator = torch.Generator().manual_seed(1000 * task.server_round + member.node)
+        generator = torch.Generator().manual_seed(
+            1000 * task.server_round + (member.node if member.seed is None else member.seed)
+        )
         tuned = {
             name: tensor + 1e-3 * torch.randn(tensor.shape, generator=generator)
             for name, tensor in self._base.items()

@@ -70,6 +70,7 @@ class _Earlier:
     soup: bool
     sha256: str
     base_digest: str
+    public_since: float  # when its version was made, Unix seconds
 
 
 @dataclass(frozen=True)
@@ -257,8 +258,18 @@ def _stale(
                     )
                     if similarity > chance or similarity >= _IDENTICAL:
                         reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-                        found[row.update_id] = FreeRiderFinding(reason, cheating=not own, blameless=own)
+                        honest = own or _is_independent(row, old)
+                        found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
     return found
+
+
+def _is_independent(row: Any, old: _Earlier) -> bool:
+    """Return True if honest work can be like an earlier round's; it is rejected, since that was paid for already.
+
+    In continuous rounds two contributors with the same rows train from one version and are merged in different rounds.
+    """
+    is_earlier = (row.committed_at or row.received_at) < old.public_since
+    return bool(is_earlier or (not old.soup and old.base_digest == _base(row)))
 
 
 def _repeated_work(
@@ -295,10 +306,16 @@ def _earlier(
     found: dict[int, list[_Earlier]] = {}
     with database.reading() as tx:
         where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
-        kept = select(updates).where(where, updates.c.verdict == "merged").order_by(updates.c.update_id)
+        kept = (
+            select(updates, versions.c.committed_at.label("public_since"))
+            .join(versions, versions.c.server_round == updates.c.server_round)
+            .where(where, updates.c.verdict == "merged")
+            .order_by(updates.c.update_id)
+        )
         for row in tx.execute(kept):
             what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
-            old = _Earlier(what, frozenset({row.contributor}), False, row.delta_sha256, _base(row))
+            who = frozenset({row.contributor})
+            old = _Earlier(what, who, False, row.delta_sha256, _base(row), row.public_since)
             found.setdefault(row.server_round, []).append(old)
         where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
         for row in tx.execute(select(versions).where(where)).all():
@@ -306,7 +323,9 @@ def _earlier(
             what = f"the soup of round {row.server_round}"
             who = frozenset[str]().union(*(one.contributors for one in found.get(row.server_round, [])))
             base = parent or round_store.base_digest
-            found.setdefault(row.server_round, []).append(_Earlier(what, who, True, row.soup_sha256, base))
+            found.setdefault(row.server_round, []).append(
+                _Earlier(what, who, True, row.soup_sha256, base, row.committed_at)
+            )
     return found
 
 

@@ -31,7 +31,7 @@ from gym_server.rounds.continuous import require_fresh, round_to_join
 from gym_server.rounds.round_store import COLLECTING
 from gym_server.store.database import Database, rerun
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import rounds, updates
+from gym_server.store.tables import rounds, updates, versions
 
 
 @dataclass(frozen=True)
@@ -312,24 +312,22 @@ class Admission:
             )
 
     def _check_copies(self, tx: Connection, manifest: UpdateManifest, server_round: int) -> None:
-        same_round = updates.c.server_round == server_round
-        counted = updates.c.verdict != "refused"
-        own = tx.scalar(
-            select(updates.c.update_id).where(
-                same_round, counted, updates.c.contributor == manifest.contributor
-            )
-        )
+        mine = updates.c.contributor == manifest.contributor
+        same_round = (updates.c.server_round == server_round) & (updates.c.verdict != "refused")
+        own = tx.scalar(select(updates.c.update_id).where(mine, same_round))
         if own is not None:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
                 f"{manifest.contributor} already has update {own[:12]} in round {server_round}",
             )
-        # Two people with the same rows may send the same bytes in one round, but nobody does a version later.
-        merged_before = (updates.c.server_round < server_round) & (updates.c.verdict == "merged")
+        # Two people with the same rows may send the same bytes, but nobody declares them after the first were merged.
+        sha256 = manifest.delta_sha256
+        declared_at = committed_at(tx, manifest.contributor, sha256) or self._clock()
         copied = tx.scalar(
-            select(updates.c.contributor).where(
-                updates.c.delta_sha256 == manifest.delta_sha256, merged_before
-            )
+            select(updates.c.contributor)
+            .join(versions, versions.c.server_round == updates.c.server_round)
+            .where(updates.c.delta_sha256 == sha256, updates.c.verdict == "merged")
+            .where(versions.c.committed_at <= declared_at)
         )
         if copied is not None and copied != manifest.contributor and not self._private:
             raise GymError(

@@ -200,17 +200,13 @@ class MessageQueue:
             tx.execute(update(messages).where(waiting, ~(picked_up_later & alive)).values(state="lost"))
 
     def close_group(self, group_id: str) -> int:
-        """Withdraw the open tasks of a round that continues without them; return their number."""
-        return self._close(messages.c.group_id == group_id)
+        """Withdraw the open tasks of a round, carried ones included; return their number."""
+        return self._close(_of_group(group_id))
 
     @staticmethod
     def close_group_in(tx: Connection, group_id: str) -> None:
         """Like ``close_group``, inside the caller's transaction."""
-        of_round = messages.c.group_id == group_id
-        if group_id.isdecimal():  # also tasks that a continuous round carries from earlier ones
-            carried = round_tasks.c.server_round == int(group_id)
-            of_round |= messages.c.message_id.in_(select(round_tasks.c.message_id).where(carried))
-        tx.execute(update(messages).where(of_round, _OPEN).values(state=LATE))
+        tx.execute(update(messages).where(_of_group(group_id), _OPEN).values(state=LATE))
 
     def close(self, message_ids: Iterable[str]) -> int:
         """Withdraw those of the messages that are still open; return their number."""
@@ -287,6 +283,15 @@ def record_reply(tx: Connection, message_id: str, reply: bytes, receipt: str, no
         .where(messages.c.message_id == message_id)
         .values(state="replied", reply=reply, receipt=receipt, replied_at=now)
     )
+
+
+def _of_group(group_id: str) -> ColumnElement[bool]:
+    """Select a round's messages, including those that a continuous round carries from earlier ones."""
+    of_round = messages.c.group_id == group_id
+    if group_id.isdecimal():
+        carried = round_tasks.c.server_round == int(group_id)
+        of_round |= messages.c.message_id.in_(select(round_tasks.c.message_id).where(carried))
+    return of_round
 
 
 def _nodes_with(which: ColumnElement[bool]) -> Select[tuple[int]]:

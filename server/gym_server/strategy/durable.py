@@ -174,9 +174,11 @@ class DurableDeltaSoup(Strategy):
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
         """Run one round, and wait after a failed one; return False if there is nothing left to do."""
-        if self._rounds.num_committed() >= wanted:
-            return False
         current = self._rounds.current()
+        if self._rounds.num_committed() >= wanted:
+            if current is not None and current.is_over:  # no round follows to carry the open tasks into
+                self._queue.close_group(str(current.server_round))
+            return False
         if privacy.is_spent(self._config, self._state.database):
             if current is not None and not current.is_over:
                 self._rounds.abort(current.server_round, privacy.SPENT)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_server.rewards.free_riders import free_riders
 from gym_server.rewards.split import split
 from gym_server.rounds import merging
 from gym_server.rounds.continuous import WindowUpdates, round_window
@@ -16,6 +17,7 @@ from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import ABORTED, COMMITTED, MERGING
 from gym_server.store.tables import round_tasks, updates
+from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.lease_history import lease_history
 from sqlalchemy import select
 
@@ -137,6 +139,46 @@ def test_an_update_signed_by_a_key_revoked_since_is_not_in_the_window_of_a_rebou
     assert len(window.others) == 2
     (ended,) = room.run(1, 1000)
     assert replay(room.fed.state, ended.server_round)["updates"] == 2, "the ledger shows why it is left out"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_the_same_work_as_an_update_that_was_merged_a_round_earlier_is_not_cheating(
+    opened: Open, declared: bool
+) -> None:
+    twins = [Member("fast", 20, seed=77), Member("slow", 300, seed=77)]
+    room = opened([*(Member(f"other{i}", 20) for i in range(2)), *twins])
+    room.step()
+    for member in room.members.values():
+        room._works(member)
+    room.fed.round_store.start_merging(1)
+    (first,) = sent_by(room, twins[0])
+    if declared:
+        room._hub._commitments.commit(twins[1].key.contributor, first.delta_sha256)
+    else:
+        room._answer(twins[1])
+        twins[1].task = None
+    room.seconds += 20
+    assert room.strategy._finish(room.fed.round_store.require(1)).state == COMMITTED
+    if declared:
+        room._answer(twins[1])
+        twins[1].task = None
+    twins[0].seed, twins[1].seconds = None, 10_000
+    room.run(1, 600)
+    (second,) = sent_by(room, twins[1])
+    assert second.delta_sha256 == first.delta_sha256
+    assert (second.verdict, second.reason[:5]) == ("rejected", "stale"), "it was paid for already"
+    found = free_riders(room.fed.state, room.fed.config, [second], second.server_round)[second.update_id]
+    assert (found.cheating, found.blameless) == (False, True)
+
+
+def test_after_the_last_round_open_tasks_are_withdrawn(opened: Open) -> None:
+    slow = Member("slow", 500)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow], num_rounds=2)
+    room.run(2, 400)
+    backoff = RoundBackoff(room.fed.state, room.fed.live_config, room.fed.queue, room.grid, lambda: False)
+    assert not room.strategy._advance(room.grid, 2, backoff)
+    room._works(slow)
+    assert slow.lost == 1, "its answer would wait for a round that never opens"
 
 
 def test_a_task_of_a_version_that_is_too_old_is_withdrawn_and_its_update_refused(opened: Open) -> None:
