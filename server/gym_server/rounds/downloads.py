@@ -108,7 +108,7 @@ class Downloads:
         if newest:
             return total, newest
         form = self.form
-        contributors = max(self._live_config.current.rounds.min_contributors, num_connected)
+        contributors = max(self._live_config.current.rounds.quorum(0), num_connected)
         if contributors not in self._estimates:
             size = soup_bytes(self._live_config.current, self._base, contributors, form)
             self._estimates[contributors] = size
@@ -116,7 +116,7 @@ class Downloads:
 
     def line(self) -> str:
         """Return the line that the coordinator sees when the hub starts."""
-        form, quorum = self.form, self._live_config.current.rounds.min_contributors
+        form, quorum = self.form, self._live_config.current.rounds.quorum(0)
         size = soup_bytes(self._live_config.current, self._base, quorum, form)
         grows = form.form == "factors" and not form.one_a
         among = f" with {counted(quorum, 'contributor')}" if grows else ""

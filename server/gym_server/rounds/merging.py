@@ -184,14 +184,17 @@ def _enough_for_the_rule(state: HubState, config: ServerConfig, screened: Screen
     """Return the round with enough votes for the rule: duplicates get one each if they are needed."""
     if not screened.kept:
         raise _RoundAborted("no update passed the checks, each for its own reason")
-    window = round_window(state, config.rounds, [update.manifest for update in screened.kept])
-    others = 0 if window is None else len(window.others)
+
+    def check(kept: Sequence[ScreenedUpdate]) -> None:
+        window = round_window(state, config.rounds, [update.manifest for update in kept])
+        config.soup.check_feasible(len(kept) + (0 if window is None else len(window.others)))
+
     try:
-        config.soup.check_feasible(len(screened.kept) + others)
+        check(screened.kept)
     except GymError:
         screened = screened.with_duplicates()
     try:
-        config.soup.check_feasible(len(screened.kept) + others)
+        check(screened.kept)
     except GymError as error:
         raise _RoundAborted(
             f"{counted(len(screened.kept), 'update')} passed the screens: {error.message}"

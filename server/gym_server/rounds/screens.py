@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from gym_quant.registry import get_codec
 from sqlalchemy import select
 
 from gym_fed.config.hub.server import ServerConfig
@@ -23,6 +21,7 @@ from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
 from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.continuous import known_versions, round_window
+from gym_server.rounds.factor_checks import foreign_a, not_low_rank
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merge_progress import MergeProgress
 from gym_server.rounds.round_store import Round
@@ -30,7 +29,7 @@ from gym_server.rounds.soup_record import Judgement
 from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import updates
+from gym_server.store.tables import rounds, updates
 
 MIN_FOR_NORM_SCREEN = 3
 
@@ -118,7 +117,7 @@ def screens_of(
     hidden = config.secure_aggregation is not None
     screens: list[Screen] = [RevokedKeys(keys), Stale(state, config)]
     if spec is not None and spec.recipe.sends_factors:
-        screens.append(FactorRank(spec))
+        screens.append(FactorRank(spec, state.database))
         if spec.recipe.lora.freeze_a:
             screens.append(FrozenA(spec, model.spec))
     if spec is not None and config.privacy is not None and not hidden:
@@ -128,7 +127,7 @@ def screens_of(
     if ratio is not None:
         screens.append(LargeNorms(ratio, state, config))
     if gate.screen_updates and model.has_gate:
-        screens.append(HeldOutLoss(config, model))
+        screens.append(HeldOutLoss(state, config, model))
     if not hidden:
         screens.append(Duplicates(state, config, current.server_round))
     return screens
@@ -189,7 +188,14 @@ class Stale(Screen):
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         reason = "the version that it starts from was rolled back, or is too old"
-        return screened.each(lambda u: u if u.manifest.base_digest in self._known else u.rejected(reason))
+        finding = FreeRiderFinding(reason, cheating=False, blameless=True)
+        stale = {
+            update.row.update_id: finding
+            for update in screened.updates
+            if update.manifest.base_digest not in self._known
+        }
+        found = screened.each(lambda u: u.rejected(reason) if u.row.update_id in stale else u)
+        return replace(found, findings={**screened.findings, **stale})
 
 
 class FileScreen(Screen):
@@ -200,7 +206,7 @@ class FileScreen(Screen):
     """True if only cheating explains such a file."""
 
     @abstractmethod
-    def flaw(self, delta: DeltaFile) -> str | None:
+    def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
         """Return why an update is rejected, or None if it passes."""
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
@@ -208,18 +214,27 @@ class FileScreen(Screen):
 
     def _judged(self, update: ScreenedUpdate) -> ScreenedUpdate:
         with DeltaFile.open(update.path, self.base) as delta:
-            reason = self.flaw(delta)
+            reason = self.flaw(delta, update)
         return update if reason is None else update.rejected(reason, self.cheating)
 
 
 class FactorRank(FileScreen):
-    """Reject updates that are not LoRA factors of at most the round's rank."""
+    """Reject updates that are not LoRA factors of at most the rank of their own task.
 
-    def __init__(self, spec: TaskSpec) -> None:
-        self._spec = spec
+    The task of an update in a continuous round may be older than the recipe of the round that merges it.
+    """
 
-    def flaw(self, delta: DeltaFile) -> str | None:
-        return not_low_rank(delta, self._spec)
+    def __init__(self, spec: TaskSpec, database: Database) -> None:
+        self._specs, self._database = {spec.server_round: spec}, database
+
+    def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
+        number = update.manifest.server_round
+        if number not in self._specs:
+            with self._database.reading() as tx:
+                text = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == number))
+            self._specs[number] = TaskSpec.model_validate_json(str(text))
+        spec = self._specs[number]
+        return not_low_rank(delta, spec) if spec.recipe.sends_factors else None
 
 
 class FrozenA(FileScreen):
@@ -230,7 +245,7 @@ class FrozenA(FileScreen):
     def __init__(self, spec: TaskSpec, base: BaseSpec) -> None:
         self._spec, self.base = spec, base
 
-    def flaw(self, delta: DeltaFile) -> str | None:
+    def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
         name = foreign_a(delta, self._spec)
         what = "its A is not the one that the round's seed gives (lora.freeze_a)"
         return None if name is None else f"tensor {name!r}: {what}"
@@ -242,7 +257,7 @@ class TrainedTensors(FileScreen):
     def __init__(self, spec: TaskSpec, base: BaseSpec) -> None:
         self._trained = set(private_merge.trained_tensors(spec.recipe, base))
 
-    def flaw(self, delta: DeltaFile) -> str | None:
+    def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
         others = (name for name in delta.names if name not in self._trained)
         return next((f"tensor {name!r} is not one that the task trains" for name in others), None)
 
@@ -262,7 +277,7 @@ class FreeRiders(Screen):
             finding = findings.get(update.row.update_id)
             return update if finding is None else update.rejected(finding.reason, finding.cheating)
 
-        return replace(screened.each(judged), findings=findings)
+        return replace(screened.each(judged), findings={**screened.findings, **findings})
 
 
 class Duplicates(Screen):
@@ -320,7 +335,8 @@ class HeldOutLoss(Screen):
     At its share of the soup, only a step in a wrong direction does.
     """
 
-    def __init__(self, config: ServerConfig, model: HubModel) -> None:
+    def __init__(self, state: HubState, config: ServerConfig, model: HubModel) -> None:
+        self._state, self._config = state, config
         self.on_update: Callable[[], object] = lambda: None
         """Called after each checked update."""
         self._model = model
@@ -329,8 +345,14 @@ class HeldOutLoss(Screen):
 
     def apply(self, screened: ScreenedRound) -> ScreenedRound:
         before = self._model.loss()
-        share = self._learning_rate / max(1, len(screened.kept))
+        share = self._learning_rate / self._num_weighed(screened.kept)
         return screened.each(lambda update: self._judged(update, before, share) if update.kept else update)
+
+    def _num_weighed(self, kept: Sequence[ScreenedUpdate]) -> int:
+        """Return the divisor of the soup; that of a continuous round is as in ``RoundWindow.added``."""
+        window = round_window(self._state, self._config.rounds, [update.manifest for update in kept])
+        least = 1 if window is None else min(window.merge_every, len(kept) + len(window.others))
+        return max(1, len(kept), least)
 
     def _judged(self, update: ScreenedUpdate, before: float, share: float) -> ScreenedUpdate:
         after = self._model.loss_with(update.path, share)
@@ -349,44 +371,3 @@ class HeldOutLoss(Screen):
 def is_no_worse(before: float, after: float, allowed: float) -> bool:
     """Return True if a loss rose by at most ``allowed``. NaN and infinity fail: large finite weights lead to both."""
     return math.isfinite(before) and math.isfinite(after) and after - before <= allowed
-
-
-def not_low_rank(delta: DeltaFile, spec: TaskSpec) -> str | None:
-    """Return why a delta is not a LoRA update of the round's rank, or None.
-
-    The soup stacks the contributors' factors and is sent to all of them. One update with a different codec or a larger
-    rank would make everybody's download larger.
-    """
-    most = spec.recipe.lora.r
-    for name in delta.names:
-        record = delta.record(name)
-        rank = get_codec(record.codec).rank(record.params)
-        if rank is None:
-            return f"tensor {name!r} is of codec {record.codec}, and the round takes LoRA factors"
-        if rank > most:
-            return f"tensor {name!r} has rank {rank}, and the round's is {most}"
-    return None
-
-
-def foreign_a(delta: DeltaFile, spec: TaskSpec) -> str | None:
-    """Return the first tensor whose A differs from the one that the round's seed generates; None if there is none.
-
-    A must have the recipe's rank and the format of the task's codec: a part of it, or the same numbers in another
-    format, count as different. With one A for all, rules on coordinates work on B and are exact. A different A would
-    force decoded merging of the whole tensor, and its sender is not doing the round's task.
-    """
-    from gym_fed.training.tuning.lora import frozen_factor
-
-    seed = spec.recipe.seed + spec.server_round
-    for name in delta.names:
-        record = delta.record(name)
-        factors = get_codec(record.codec).factors(delta.payload(name), record.shape, record.params)
-        if factors is None:
-            return name
-        a = factors[0]
-        if a.shape[0] != spec.recipe.lora.r or a.dtype != getattr(torch, spec.codec.factors):
-            return name
-        wanted = frozen_factor(seed, name.removesuffix(".weight"), *a.shape)
-        if not torch.equal(a, wanted.to(a.dtype)):
-            return name
-    return None

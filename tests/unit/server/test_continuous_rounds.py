@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from gym_server.rewards.free_riders import free_riders
 from gym_server.rewards.split import split
 from gym_server.rounds import merging
@@ -16,6 +17,8 @@ from gym_server.rounds.continuous import WindowUpdates, round_window
 from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
 from gym_server.rounds.round_store import ABORTED, COMMITTED, MERGING
+from gym_server.rounds.screens import HeldOutLoss, ScreenedRound, ScreenedUpdate, Stale
+from gym_server.rounds.soup_record import Judgement
 from gym_server.store.tables import round_tasks, updates
 from gym_server.strategy.backoff import RoundBackoff
 from gym_server.strategy.lease_history import lease_history
@@ -24,6 +27,8 @@ from sqlalchemy import select
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.soup.gram import CombinationWeights
+from gym_fed.soup.window import RoundWindow
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.paced_room import Member, PacedRoom, task_in
 
@@ -55,6 +60,11 @@ def opened(tmp_path: Path, tiny_base: Path) -> Iterator[Open]:
 
 def entries(room: PacedRoom, kind: str) -> list[dict[str, Any]]:
     return [entry.body for entry in room.fed.ledger.entries() if entry.kind == kind]
+
+
+def equal(count: int) -> tuple[CombinationWeights, torch.Tensor]:
+    shares = torch.full((count,), 1 / count, dtype=torch.float64)
+    return CombinationWeights.single(shares), torch.ones_like(shares)
 
 
 def sent_by(room: PacedRoom, member: Member) -> list[Any]:
@@ -169,6 +179,37 @@ def test_the_same_work_as_an_update_that_was_merged_a_round_earlier_is_not_cheat
     assert (second.verdict, second.reason[:5]) == ("rejected", "stale"), "it was paid for already"
     found = free_riders(room.fed.state, room.fed.config, [second], second.server_round)[second.update_id]
     assert (found.cheating, found.blameless) == (False, True)
+
+
+def test_the_gate_applies_an_update_at_its_share_of_a_round_merged_early(opened: Open) -> None:
+    room = opened([Member(f"member{i}", 20) for i in range(4)], merge_every=3)
+    room.run(1, 200)
+    room.leave(["member1", "member2", "member3"])
+    room.step()
+    room._works(room.members["member0"])
+    room.seconds += 20
+    room._works(room.members["member0"])
+    update = sent_by(room, room.members["member0"])[-1]
+    judgement = Judgement(update.update_id, update.contributor, "merged", "")
+    kept = [ScreenedUpdate(update, Path(), judgement)]
+    screen = HeldOutLoss(room.fed.state, room.fed.config, room.strategy._hub_model())
+    assert screen._num_weighed(kept) == 3, "K, which is below the window's 4 updates"
+    assert RoundWindow(3, [0]).added(*equal(4))[0].matrix.item() == pytest.approx(1 / 3)
+
+
+def test_updates_that_wait_while_the_mode_is_changed_are_rejected_without_blame(opened: Open) -> None:
+    slow = Member("slow", 300)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow])
+    room.run(1, 200)
+    room.step()
+    room._answer(slow)
+    (update,) = sent_by(room, slow)
+    rounds = room.fed.config.rounds.model_copy(update={"mode": "synchronous"})
+    screen = Stale(room.fed.state, room.fed.config.model_copy(update={"rounds": rounds}))
+    judgement = Judgement(update.update_id, update.contributor, "merged", "")
+    found = screen.apply(ScreenedRound([ScreenedUpdate(update, Path(), judgement)]))
+    assert [one.verdict for one in found.rejections] == ["rejected"]
+    assert found.findings[update.update_id].blameless
 
 
 def test_after_the_last_round_open_tasks_are_withdrawn(opened: Open) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gym_server.rounds.screens import foreign_a
+from gym_server.rounds.factor_checks import foreign_a
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.task import LoraRecipe, TaskSpec, TrainingRecipe

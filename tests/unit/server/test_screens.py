@@ -5,15 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 from gym_server.rounds.round_store import MERGING, Round
-from gym_server.rounds.screens import FileScreen, ScreenedRound, ScreenedUpdate, screens_of
+from gym_server.rounds.screens import FactorRank, FileScreen, ScreenedRound, ScreenedUpdate, screens_of
 from gym_server.rounds.soup_record import Judgement
+from gym_server.store.tables import rounds
 
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from tests.support.judged_rounds import Judged
 
@@ -30,10 +35,10 @@ def hub(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Iterator[J
     here.close()
 
 
-def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
-    spec = TaskSpec(
+def task(hub: Judged, recipe: dict[str, Any] | None = None, server_round: int = 1) -> TaskSpec:
+    return TaskSpec(
         server=hub.fed.server,
-        server_round=1,
+        server_round=server_round,
         base_model="tiny",
         base_digest=hub.fed.base.digest,
         version_digest=hub.fed.base.digest,
@@ -41,6 +46,10 @@ def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
         max_update_bytes=1 << 20,
         deadline_seconds=time.time() + 60,
     )
+
+
+def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
+    spec = task(hub, recipe)
     return [
         type(s).__name__
         for s in screens_of(
@@ -52,11 +61,11 @@ def names(hub: Judged, recipe: dict[str, Any] | None = None) -> list[str]:
 @pytest.mark.parametrize(
     ("config", "recipe", "expected"),
     [
-        ({}, {}, ["RevokedKeys", "FreeRiders", "Duplicates"]),
-        ({}, LORA, ["RevokedKeys", "FactorRank", "FreeRiders", "Duplicates"]),
-        ({}, FROZEN, ["RevokedKeys", "FactorRank", "FrozenA", "FreeRiders", "Duplicates"]),
-        ({"privacy": PRIVATE}, {}, ["RevokedKeys", "TrainedTensors", "FreeRiders", "Duplicates"]),
-        ({"privacy": PRIVATE, "secure_aggregation": SECURE}, {}, ["RevokedKeys"]),
+        ({}, {}, ["RevokedKeys", "Stale", "FreeRiders", "Duplicates"]),
+        ({}, LORA, ["RevokedKeys", "Stale", "FactorRank", "FreeRiders", "Duplicates"]),
+        ({}, FROZEN, ["RevokedKeys", "Stale", "FactorRank", "FrozenA", "FreeRiders", "Duplicates"]),
+        ({"privacy": PRIVATE}, {}, ["RevokedKeys", "Stale", "TrainedTensors", "FreeRiders", "Duplicates"]),
+        ({"privacy": PRIVATE, "secure_aggregation": SECURE}, {}, ["RevokedKeys", "Stale"]),
     ],
 )
 def test_a_round_has_the_screens_of_its_config_and_task(
@@ -73,9 +82,33 @@ def test_norms_and_the_gate_come_before_duplicates_are_set_aside(hub: Judged) ->
     with pytest.MonkeyPatch.context() as patched:
         changed = hub.fed.config.model_copy(update={"admission": admission, "gate": gate})
         patched.setattr(hub.fed, "config", changed)
-        assert names(hub) == ["RevokedKeys", "FreeRiders", "LargeNorms", "Duplicates"]
+        assert names(hub) == ["RevokedKeys", "Stale", "FreeRiders", "LargeNorms", "Duplicates"]
         patched.setattr(type(hub.model), "has_gate", True)
         assert names(hub)[-3:] == ["LargeNorms", "HeldOutLoss", "Duplicates"]
+
+
+def test_the_rank_of_an_update_is_compared_with_its_own_task(hub: Judged, tmp_path: Path) -> None:
+    spec = BaseSpec("small", hub.fed.base.digest, {"q.weight": (16, 16)})
+    factors = {"q.weight": (torch.ones(4, 16), torch.ones(16, 4), 1.0)}
+    lora_delta(factors, tmp_path / "update", spec)
+    with hub.fed.database.transaction() as tx:
+        values = {"state": MERGING, "base_height": 0, "opened_at": 0.0}
+        for number, recipe in enumerate((LORA, {**LORA, "lora": {"r": 2}}, {}), start=1):
+            text = task(hub, recipe, number).model_dump_json()
+            tx.execute(rounds.insert().values(server_round=number, spec=text, **values))
+    screen = FactorRank(task(hub, {**LORA, "lora": {"r": 3}}, 4), hub.fed.database)
+
+    def of_round(number: int) -> ScreenedUpdate:
+        manifest = SimpleNamespace(server_round=number)
+        return cast(ScreenedUpdate, SimpleNamespace(manifest=manifest))
+
+    with DeltaFile.open(tmp_path / "update", spec) as delta:
+        found = [screen.flaw(delta, of_round(number)) for number in (1, 2, 3, 4)]
+    assert (found[0], found[2]) == (None, None)
+    assert [str(flaw)[-20:] for flaw in (found[1], found[3])] == [
+        "and the round's is 2",
+        "and the round's is 3",
+    ]
 
 
 def test_a_flaw_of_a_file_is_the_reason_whatever_an_earlier_screen_found(
@@ -84,7 +117,7 @@ def test_a_flaw_of_a_file_is_the_reason_whatever_an_earlier_screen_found(
     class Forbidden(FileScreen):
         cheating = True
 
-        def flaw(self, delta: DeltaFile) -> str | None:
+        def flaw(self, delta: DeltaFile, update: ScreenedUpdate) -> str | None:
             return "forbidden"
 
     monkeypatch.setattr(DeltaFile, "open", classmethod(lambda cls, *arguments: _Closing()))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gym_server.rounds.downloads import SoupForm, soup_bytes
-from gym_server.rounds.screens import not_low_rank
+from gym_server.rounds.factor_checks import not_low_rank
 from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
