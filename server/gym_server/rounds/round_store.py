@@ -25,7 +25,15 @@ from gym_server.ledger.columns import round_of
 from gym_server.ledger.pace import summarise_refusals
 from gym_server.rounds.round_history import history_of
 from gym_server.rounds.soup_record import Judgement, SoupRecord
-from gym_server.rounds.versions import Version, VersionDepths, head_of, newest_height, soups_to, version_at
+from gym_server.rounds.versions import (
+    Version,
+    VersionDepths,
+    VersionSums,
+    head_of,
+    newest_height,
+    soups_to,
+    version_at,
+)
 from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
 
@@ -77,7 +85,7 @@ class RoundStore:
         self._clock = clock
         self._ledger = ledger
         self.base_digest = base_digest
-        self.depths = VersionDepths()
+        self.depths, self.sums = VersionDepths(), VersionSums()
         self.at_open: list[Callable[[Connection, int], object]] = []
         self.at_commit: list[Callable[[Connection], object]] = []
         """Called at the end of a commit; ``at_open`` with the number of a round that opens."""
@@ -122,7 +130,8 @@ class RoundStore:
     def soups(self, height: int | None = None) -> list[SoupReference]:
         """Return the soups that lead from the base to a version (default: the current one), in order."""
         with self._database.reading() as tx:
-            return soups_to(tx, head_of(tx, self.base_digest).height if height is None else height)
+            at = head_of(tx, self.base_digest).height if height is None else height
+            return soups_to(tx, at, self.sums.read(tx))
 
     def newest_height(self) -> int:
         """Return the height of the most recent version, whether current or abandoned."""

@@ -152,7 +152,8 @@ class CombinedSoups:
             recent = {version_at(tx, height, base).digest: height for height in heights}  # newest first
             if start == end or not {start, end} <= recent.keys():
                 raise _not_found(start, end)
-            before, after = soups_to(tx, recent[start]), soups_to(tx, recent[end])
+            sums = self._state.round_store.sums.read(tx)
+            before, after = soups_to(tx, recent[start], sums), soups_to(tx, recent[end], sums)
         if len(before) >= len(after) or first_summed(after) > len(before):
             raise _not_found(start, end)
         return before, after

@@ -7,6 +7,7 @@ in between are abandoned, but stay readable. Only the ledger records which versi
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,23 +111,39 @@ class VersionDepths:
         return self._known[height]
 
 
-def soups_to(tx: Connection, height: int) -> list[SoupReference]:
+Sums = Mapping[int, Mapping[str, Any]]
+"""``digest``, ``sum`` and ``sum_bytes`` of the integer sum of a version, by height, for versions that have one."""
+
+
+class VersionSums:
+    """A cache of the integer sums in the ledger. Entries never change, so each is read once per process."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Mapping[str, Any]] = {}
+        self._sequence = 0
+
+    def read(self, tx: Connection) -> Sums:
+        """Return the sums of all versions, after reading the entries since the last call."""
+        newer = (ledger.c.kind == VERSION) & (ledger.c.sequence > self._sequence)
+        columns = select(ledger.c.sequence, ledger.c.body).where(newer).order_by(ledger.c.sequence)
+        for row in tx.execute(columns).all():
+            body = json.loads(row.body)
+            if "integers" in body:
+                self._known[body["height"]] = body["integers"]
+            self._sequence = max(self._sequence, int(row.sequence))
+        return self._known
+
+
+def soups_to(tx: Connection, height: int, sums: Sums) -> list[SoupReference]:
     """Return the soups that lead from the base to a version, in order."""
-    wanted, sums = heights_to(tx, height), sums_of(tx)
+    wanted = heights_to(tx, height)
     rows = tx.execute(select(versions).where(versions.c.height <= height).order_by(versions.c.height))
     return [
         _reference(row, sums.get(row.height), row.height == height) for row in rows if row.height in wanted
     ]
 
 
-def sums_of(tx: Connection) -> dict[int, dict[str, Any]]:
-    """Return ``digest``, ``sum`` and ``sum_bytes`` of each version that has an integer sum, from the ledger."""
-    with_sum = select(ledger.c.body).where(ledger.c.kind == VERSION, ledger.c.body.contains('"integers":'))
-    bodies = [json.loads(text) for text in tx.scalars(with_sum)]
-    return {body["height"]: body["integers"] for body in bodies if "integers" in body}
-
-
-def _reference(row: Any, integers: dict[str, Any] | None, is_last: bool) -> SoupReference:
+def _reference(row: Any, integers: Mapping[str, Any] | None, is_last: bool) -> SoupReference:
     held = integers or {}
     return SoupReference(
         sha256=row.soup_sha256,

@@ -18,7 +18,7 @@ from gym_fed.web.access import Visitor
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.model_server import stream_answer
 from gym_server.evaluations.groups import saved_sentence
-from gym_server.rounds.versions import base_loss, head_of, soups_to, sums_of
+from gym_server.rounds.versions import base_loss, head_of, soups_to
 from gym_server.store.tables import ledger, updates, versions
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
@@ -56,7 +56,8 @@ def routes(view: HubView) -> APIRouter:
             rows = tx.execute(newest.offset(offset).limit(limit)).all()
             of_rounds = [row.server_round for row in rows]
             current = head_of(tx, view.state.base.digest)
-            soups, sums = soups_to(tx, current.height), sums_of(tx)
+            sums = view.state.round_store.sums.read(tx)
+            soups = soups_to(tx, current.height, sums)
             parents = _digests(tx, [row.parent for row in rows])
             groups = saved_sentence(tx)
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)

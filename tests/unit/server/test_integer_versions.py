@@ -15,7 +15,7 @@ from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.replay import replay
 from gym_server.rounds.sums import CombinedSoups, sum_to
-from gym_server.rounds.versions import sums_of
+from gym_server.rounds.versions import VersionSums
 from gym_server.store.away import StoreAway
 from gym_server.strategy.tasks import new_task
 
@@ -208,7 +208,7 @@ def test_no_more_combined_soups_are_kept_than_versions_they_may_start_from(
             with pytest.raises(GymError, match="no combined soup leads"):
                 made(combined, earlier[-3], end)
     with hub.database.reading() as tx:
-        of_versions = {held["sum"] for held in sums_of(tx).values()}
+        of_versions = {held["sum"] for held in VersionSums().read(tx).values()}
     of_versions |= {soup.sha256 for soup in hub.round_store.soups()}
     kept = [sha256 for sha256 in dict.fromkeys(names) if hub.store.has(sha256)]
     assert set(kept) == {*names[-2:], *(of_versions & set(names))}
@@ -374,6 +374,24 @@ def test_a_version_s_digest_covers_its_sum_in_tasks_and_in_the_ledger(
         LineageCheck().add(entry, body)
 
 
+def test_the_ledger_s_sums_are_parsed_once(
+    hub: Federation,
+    model: HubModel,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(text: str) -> Any:
+        raise AssertionError("an entry was parsed again")
+
+    merge_next(hub, model)
+    first = hub.round_store.soups(1)
+    merge_next(hub, model)
+    second = hub.round_store.soups(2)
+    assert second[0].integers == first[0].integers != second[1].integers
+    with monkeypatch.context() as patch:
+        patch.setattr("gym_server.rounds.versions.json.loads", never)
+        assert hub.round_store.soups(2) == second
+
+
 def test_the_sum_of_every_version_is_kept_and_read_by_everyone(
     hub: Federation,
     model: HubModel,  # noqa: F811
@@ -383,6 +401,6 @@ def test_the_sum_of_every_version_is_kept_and_read_by_everyone(
 
     merge_next(hub, model)
     with hub.database.reading() as tx:
-        (held,) = sums_of(tx).values()
+        (held,) = VersionSums().read(tx).values()
         assert held["sum"] in needed(tx, 0.0)
         assert may_read(tx, "anyone", held["sum"])
