@@ -1,7 +1,8 @@
 """Versions as a base plus an integer sum: soups whose codec adds up (``Codec.adds_up``) are added as integers.
 
-A version is its base plus ``2**exponent`` times the sum of all codes since then, rounded once. So it does not depend on
-the path: soups one by one, several of them combined, and one sum of all give the same tensors and the same digest.
+A version is its base plus ``2**exponent`` times the sum of all codes since then, rounded once to float32. So it does
+not depend on the path: soups one by one, several of them combined, and one sum of all give the same tensors and the
+same digest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 
 _MAX = (1 << 31) - 1
+_LARGEST = 100
+"""Largest exponent that is written."""
 _DTYPES = (torch.int8, torch.int16, torch.int32)
 
 
@@ -76,7 +79,7 @@ class IntegerSum:
 
         Hashed are, for every tensor that is not zero and in order of name: the canonical JSON of
         ``[name, shape, exponent]``, its length before it as eight little-endian bytes, and the codes as little-endian
-        int32, with the largest exponent at which they are whole numbers.
+        int32, with the largest exponent up to 100 at which they are whole numbers.
         """
         digest = hashlib.sha256()
         for name, codes, exponent in self._reduced():
@@ -122,7 +125,7 @@ class IntegerSum:
         for name, held in sorted(self._sums.items()):
             bits = int(np.bitwise_or.reduce(np.abs(held.codes.numpy().astype(np.int64)), axis=None))
             if bits:
-                zeros = (bits & -bits).bit_length() - 1
+                zeros = min((bits & -bits).bit_length() - 1, max(0, _LARGEST - held.exponent))
                 yield name, held.codes >> zeros, held.exponent + zeros
 
 

@@ -114,6 +114,8 @@ class Codec(ABC):
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         """Check parameters for a tensor of ``shape``, and drop those equal to the default.
 
+        The name ``bytes`` is reserved for a payload size that depends on the values: a positive whole number.
+
         Raises:
             CodecError: For unknown names, and values out of range.
         """

@@ -122,7 +122,10 @@ class Downloads:
         among = f" with {counted(quorum, 'contributor')}" if grows else ""
         if form.form == "values":
             return f"soups travel as full matrices, {readable_bytes(size)} down per contributor and round: {form.why}"
-        return f"soups travel as {form.why}: at most {readable_bytes(size)} down per contributor and round{among}"
+        most = "about" if form.form == "full" and self._live_config.current.soup.codec.adds_up else "at most"
+        return (
+            f"soups travel as {form.why}: {most} {readable_bytes(size)} down per contributor and round{among}"
+        )
 
 
 def soup_bytes(config: ServerConfig, base: BaseSpec, contributors: int, form: SoupForm | None = None) -> int:

@@ -138,7 +138,9 @@ def test_a_delta_of_another_codec_does_not_add_up(tmp_path: Path) -> None:
     assert caught.value.code is ErrorCode.DELTA_INVALID
 
 
-def test_sums_beyond_31_bits_and_grids_too_far_apart_are_refused(tmp_path: Path) -> None:
+def test_large_steps_are_written_and_sums_beyond_31_bits_and_grids_too_far_apart_refused(
+    tmp_path: Path,
+) -> None:
     from gym_quant.codecs.lattice import Lattice
 
     def written(name: str, code: int, exponent: int) -> Path:
@@ -147,6 +149,9 @@ def test_sums_beyond_31_bits_and_grids_too_far_apart_are_refused(tmp_path: Path)
         write_delta(tmp_path / name, [entry], SPEC)
         return tmp_path / name
 
+    even = sum_of([written("even", 64, 98)])
+    even.write(tmp_path / "sum", SPEC)
+    assert sum_of([tmp_path / "sum"]).digest() == even.digest() == sum_of([written("one", 16, 100)]).digest()
     largest, fine = written("largest", 2**31 - 1, 0), written("fine", 1, -40)
     for pair in ([largest, largest], [largest, fine]):
         with pytest.raises(GymError, match=r"'b\.norm' makes a sum of more than 31 bits"):

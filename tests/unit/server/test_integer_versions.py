@@ -273,7 +273,7 @@ def test_the_hub_announces_one_sum_to_join_and_the_newest_soup_for_a_round(
     soups = hub.round_store.soups()
     assert downloads.announced(2, 8) == (soups[-1].sum_bytes, soups[-1].size_bytes)
     assert soups[0].size_bytes <= most
-    assert "codec lattice" in downloads.line()
+    assert "codec lattice: about " in downloads.line()
 
 
 def test_a_round_whose_sum_has_more_than_31_bits_is_aborted_before_it_is_scored(
