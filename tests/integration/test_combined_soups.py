@@ -16,6 +16,8 @@ from gym_client.agent.hooks import Hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import TaskObjects
 from gym_client.agent.version_sum import VersionSum
+from gym_client.audits.check import fetched_sum
+from gym_client.cli.audit import fetch_version
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
@@ -210,6 +212,17 @@ def test_combined_soups_that_lead_elsewhere_are_refused_and_fetched_again(
     assert caught.value.code is ErrorCode.BASE_MISMATCH
     member.fetch(4)
     assert same(member.advance(4), scene.weights[4])
+
+
+def test_an_auditor_fetches_one_sum_and_keeps_it(scene: Scene, tmp_path: Path) -> None:
+    auditor, spec = Member(scene, tmp_path / "auditor"), scene.tasks[4]
+    cache = ObjectCache(auditor.home.objects)
+    fetch_version(auditor.client, cache, Policy(), spec)
+    (path,) = auditor.home.objects.iterdir()
+    assert path.stat().st_size == spec.soups[-1].sum_bytes
+    auditor.model.advance(spec, cache.path, fetched_sum(spec, cache.path, tmp_path / "versions"))
+    assert same(auditor.model.tensors, scene.weights[4])
+    assert path.exists()
 
 
 def test_a_missing_soup_leaves_the_sum_on_this_machine(scene: Scene, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,7 +13,7 @@ from gym_client.agent.version_sum import VersionSum
 from gym_client.audits.answer import AuditAnswer, invalid
 from gym_client.audits.draws import Draw
 from gym_fed.config.hub.round_training import round_training
-from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import TaskSpec, first_summed
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.text import counted
@@ -39,7 +40,7 @@ def repeat_steps(
         answer: The contributor's answer.
         draw: The draw that it answers.
         model: The federation's base.
-        soup_path: Returns the file of a soup by its sha256.
+        soup_path: Returns the file of a soup, or of the sum of soups that add up, by its sha256.
         public_rows: The auditor's own copy of the public rows; None if the rows are disclosed.
         device: Device of the training.
 
@@ -61,9 +62,7 @@ def repeat_steps(
     spec = answer.document.task
     replay = StepReplay(draw.steps, answer.batches(), answer.state, draw.terms.tolerance)
     with tempfile.TemporaryDirectory() as folder:
-        sums = Path(folder) / "versions"
-        sums.mkdir()
-        model.advance(spec, soup_path, VersionSum(sums))
+        model.advance(spec, soup_path, fetched_sum(spec, soup_path, Path(folder) / "versions"))
         config = round_training(spec.recipe, spec.server_round, Path(folder) / "run", device)
         trainer = Trainer(
             config.model_copy(update={"save_steps": draw.num_steps + 1}),
@@ -110,6 +109,16 @@ def _is_encoded(answer: AuditAnswer, spec: TaskSpec, model: GlobalModel, tuned: 
     except GymError as error:
         raise invalid(answer.path, f"its delta: {error.message}") from error
     return True
+
+
+def fetched_sum(spec: TaskSpec, soup_path: Callable[[str], Path], folder: Path) -> VersionSum:
+    """Return a sum in a new folder, which holds a copy of the downloaded sum of the task's soups if they add up."""
+    folder.mkdir()
+    sums = VersionSum(folder)
+    if spec.soups and (name := spec.soups[-1].sum_sha256) is not None:
+        parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
+        shutil.copy(soup_path(name), sums.combined(parents[first_summed(spec.soups)], parents[-1]))
+    return sums
 
 
 def signed_verdict(

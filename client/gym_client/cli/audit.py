@@ -15,9 +15,12 @@ from gym_fed.core.help import DEVICE, App, ColumnsOption
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
+    from gym_client.agent.policy import Policy
     from gym_client.audits.draws import Draw
+    from gym_client.hub.transfers import ObjectCache
     from gym_client.hub.transport import HubClient
     from gym_client.identity.home import Home
+    from gym_fed.config.hub.task import TaskSpec
     from gym_fed.trust.ledger.audits import SignedVerdict
 
 audit_app = App(
@@ -197,16 +200,13 @@ def _repeated(
     from gym_client.agent.work import parse_task, use_threads
     from gym_client.audits.check import repeat_steps
     from gym_client.base.store import BaseStore
-    from gym_client.hub.transfers import ObjectCache, download
+    from gym_client.hub.transfers import ObjectCache
 
     spec = parse_task(opened.document.task.model_dump_json())
     policy.check(spec)
     use_threads(policy.threads)
     cache = ObjectCache(home.objects)
-    policy.check_download(sum(soup.size_bytes for soup in spec.soups))
-    for soup in spec.soups:
-        if not cache.has(soup.sha256, soup.size_bytes):
-            download(client, cache, soup.sha256, soup.size_bytes)
+    fetch_version(client, cache, policy, spec)
     rows = None
     if data is not None:
         rows = load_data(str(data), columns=columns, contaminated_rows="keep").rows
@@ -214,6 +214,20 @@ def _repeated(
     limit = TimeLimit(policy, current_hooks())
     with limit.bounding_templates(), limit.bounding_steps():
         return repeat_steps(opened, draw, model, cache.path, rows, device)
+
+
+def fetch_version(client: HubClient, cache: ObjectCache, policy: Policy, spec: TaskSpec) -> None:
+    """Download what leads from the base to a task's version: soups, and the sum of the last ones if they add up."""
+    from gym_client.hub.transfers import download
+    from gym_fed.config.hub.task import bytes_to_join, first_summed
+
+    policy.check_download(bytes_to_join(spec.soups))
+    needed = [(soup.sha256, soup.size_bytes) for soup in spec.soups[: first_summed(spec.soups)]]
+    if spec.soups and (last := spec.soups[-1]).sum_sha256 is not None and last.sum_bytes is not None:
+        needed.append((last.sum_sha256, last.sum_bytes))
+    for sha256, size in needed:
+        if not cache.has(sha256, size):
+            download(client, cache, sha256, size)
 
 
 def _write(signed: SignedVerdict, out: Path | None, as_json: bool) -> None:

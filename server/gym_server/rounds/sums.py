@@ -78,7 +78,7 @@ def sum_to(state: HubState, soups: Sequence[SoupReference]) -> IntegerSum:
 
 
 @dataclass
-class _CombinedJob:
+class _Combined:
     """The making of one combined soup.
 
     Attributes:
@@ -105,7 +105,7 @@ class CombinedSoups:
 
     def __init__(self, state: HubState, config: ServerConfig) -> None:
         self._state, self._config = state, config
-        self._jobs: OrderedDict[tuple[str, str], _CombinedJob] = OrderedDict()  # last used last
+        self._jobs: OrderedDict[tuple[str, str], _Combined] = OrderedDict()  # last used last
         self._lock = Lock()
         self._worker = ThreadPoolExecutor(1, "combined-soups")  # each soup takes the memory of two sums
 
@@ -134,7 +134,7 @@ class CombinedSoups:
             self._keep(*job.future.result())
         return job.future
 
-    def _ready(self, start: str, end: str) -> _CombinedJob | None:
+    def _ready(self, start: str, end: str) -> _Combined | None:
         """Return the job of a pair, unless its object was deleted."""
         job = self._jobs.get((start, end))
         if job is None or ((sha256 := job.sha256) and not self._state.store.has(sha256)):
@@ -164,7 +164,7 @@ class CombinedSoups:
         pair: tuple[str, str],
         before: Sequence[SoupReference],
         after: Sequence[SoupReference],
-    ) -> _CombinedJob:
+    ) -> _Combined:
         waiting = [job for job in self._jobs.values() if not job.future.done()]
         if any(job.contributor == contributor for job in waiting):
             raise being_made()
@@ -180,7 +180,7 @@ class CombinedSoups:
         if full or len(waiting) >= _MOST_WAITING or shortage(self._state, self._config) is not None:
             raise _not_found(*pair)
         future = self._worker.submit(self._make, *pair, before, after, dropped)
-        self._jobs[pair] = _CombinedJob(contributor, future, now, now)
+        self._jobs[pair] = _Combined(contributor, future, now, now)
         return self._jobs[pair]
 
     def _make(
