@@ -253,6 +253,7 @@ class _Server:
         with spinner("closing connections"):
             await server.stop(_GRACE_SECONDS)
             limiter.stop()
+            hub.combined_soups.close()
         with spinner("stopping the rounds"):
             await asyncio.to_thread(thread.join, 60)
         done_waiter.cancel()

@@ -134,6 +134,10 @@ class CombinedSoups:
             self._keep(*job.future.result())
         return job.future
 
+    def close(self) -> None:
+        """Drop what is not begun yet, so that the hub's process need not wait for it."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
     def _ready(self, start: str, end: str) -> _Combined | None:
         """Return the job of a pair, unless its object was deleted."""
         job = self._jobs.get((start, end))

@@ -78,7 +78,7 @@ class Hub(CallsBesideRounds):
         self._commitments = Commitments(
             federation.database, federation.key, federation.server, federation.clock.now
         )
-        self._combined_soups = CombinedSoups(federation.state, federation.config)
+        self.combined_soups = CombinedSoups(federation.state, federation.config)
         self.finished = asyncio.Event()
         self._streams = WorkStreams(
             federation.database,
@@ -191,7 +191,7 @@ class Hub(CallsBesideRounds):
         """Return the combined soup between two versions; ``BUSY`` while it is being made, which may take minutes."""
         contributor = current_session().contributor
         pair = request.from_version, request.to_version
-        future = await asyncio.to_thread(self._combined_soups.request, contributor, *pair)
+        future = await asyncio.to_thread(self.combined_soups.request, contributor, *pair)
         try:
             made = asyncio.shield(asyncio.wrap_future(future))  # it is made even if this call ends
             sha256, size = await asyncio.wait_for(made, _SOUP_SECONDS)

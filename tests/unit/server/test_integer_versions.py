@@ -247,6 +247,13 @@ def test_combined_soups_are_refused_where_they_would_cost_too_much(
     monkeypatch.setattr("gym_server.rounds.sums._RECENT", 2)
     refused(ErrorCode.NOT_FOUND, "cat", 2, 3)  # somebody may still download those made in the last hour
     assert hub.store.has(sha256)
+    monkeypatch.undo()
+    free.clear()
+    combined._worker.submit(free.wait)
+    waiting = combined.request("ann", digests[1], digests[2])
+    combined.close()
+    assert waiting.cancelled()
+    free.set()
 
 
 def test_six_rounds_combined_are_at_most_twice_one_soup(
