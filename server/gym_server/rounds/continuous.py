@@ -25,7 +25,7 @@ from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import is_signed_by_revoked
 from gym_server.rounds.queue import LATE
 from gym_server.rounds.round_store import MERGING, latest_round
-from gym_server.rounds.versions import head_of, newest_to, version_at
+from gym_server.rounds.versions import head_of, versions_to
 from gym_server.state import HubState
 from gym_server.store.tables import accounts, messages, round_tasks, rounds, updates
 
@@ -87,9 +87,8 @@ class WindowUpdates:
 
 def ages(tx: Connection, base_digest: str, max_staleness: int) -> dict[str, int]:
     """Return the age in versions of each version that an update may start from, by digest; the current one is 0."""
-    head = head_of(tx, base_digest)
-    heights = newest_to(tx, head.height, max_staleness + 1)
-    found = [version_at(tx, height, base_digest).digest for height in heights]
+    newest = versions_to(tx, head_of(tx, base_digest).height, max_staleness + 1)
+    found = [version.digest for version in newest]
     if len(found) <= max_staleness:
         found.append(base_digest)
     return {digest: age for age, digest in enumerate(found)}
@@ -181,8 +180,8 @@ def round_window(
 def _latest(
     tx: Connection, base_digest: str, without: Collection[str], max_staleness: int
 ) -> list[UpdateManifest]:
-    heights = newest_to(tx, head_of(tx, base_digest).height, max_staleness)
-    merged_in = [version_at(tx, height, base_digest).server_round for height in heights]
+    newest = versions_to(tx, head_of(tx, base_digest).height, max_staleness)
+    merged_in = [version.server_round for version in newest]
     query = (
         select(updates.c.contributor, updates.c.manifest, updates.c.signature)
         .outerjoin(accounts, accounts.c.contributor == updates.c.contributor)

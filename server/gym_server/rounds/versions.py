@@ -61,6 +61,10 @@ def version_at(tx: Connection, height: int, base_digest: str) -> Version:
     row = tx.execute(select(versions).where(versions.c.height == height)).first() if fits else None
     if row is None:
         raise GymError(ErrorCode.NOT_FOUND, f"there is no version {height}", f"versions 0 to {newest} exist")
+    return _version(row)
+
+
+def _version(row: Any) -> Version:
     return Version(row.height, row.digest, row.residual, row.server_round, row.parent)
 
 
@@ -78,10 +82,25 @@ def heights_to(tx: Connection, height: int) -> set[int]:
 def newest_to(tx: Connection, height: int, most: int) -> list[int]:
     """Return the last ``most`` heights that lead from the base to one, highest first."""
     found: list[int] = []
+    parents: dict[int, int] = {}
     while height and len(found) < most:
+        if height not in parents:  # a block at a time: heights are consecutive except after a rollback
+            block = (versions.c.height <= height) & (versions.c.height > height - most)
+            parents.update(
+                tx.execute(select(versions.c.height, versions.c.parent).where(block)).tuples().all()
+            )
         found.append(height)
-        height = int(tx.scalar(select(versions.c.parent).where(versions.c.height == height)) or 0)
+        height = parents.get(height, 0)
     return found
+
+
+def versions_to(tx: Connection, height: int, most: int) -> list[Version]:
+    """Return the last ``most`` versions that lead from the base to one, newest first, without the base."""
+    heights = newest_to(tx, height, most)
+    rows = tx.execute(
+        select(versions).where(versions.c.height.in_(heights)).order_by(versions.c.height.desc())
+    )
+    return [_version(row) for row in rows]
 
 
 def base_loss(tx: Connection) -> float | None:

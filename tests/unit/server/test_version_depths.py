@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_server.rounds.versions import VersionDepths, heights_to, newest_to
+from gym_server.rounds.versions import VersionDepths, heights_to, newest_to, versions_to
 from gym_server.store.database import Database
 from gym_server.store.tables import versions
 from sqlalchemy import Connection, event
@@ -76,4 +76,5 @@ def test_the_newest_of_a_lineage_are_found_without_the_others(database: Database
         assert newest_to(tx, 6, 3) == [6, 5, 4]
         assert newest_to(tx, 6, 9) == [6, 5, 4, 1]
         assert newest_to(tx, 0, 3) == []
-        assert len(rows_read(tx, lambda: newest_to(tx, 6, 2))[1]) == 2
+        assert len(rows_read(tx, lambda: newest_to(tx, 6, 2))[1]) == 1
+        assert [version.height for version in versions_to(tx, 6, 9)] == [6, 5, 4, 1]
