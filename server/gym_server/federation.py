@@ -134,6 +134,8 @@ class Federation:
         if max_staleness is not None:
             oldest = max_staleness
             self.round_store.at_open.append(lambda tx, number: carry_tasks(tx, number, base.digest, oldest))
+        else:  # tasks may be left over from continuous rounds before this start
+            self.round_store.at_open.append(lambda tx, number: self.queue.close_group_in(tx, str(number - 1)))
         self.keys = Keys(
             database,
             self.ledger,

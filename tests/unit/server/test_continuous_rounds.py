@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from gym_server.rewards.free_riders import free_riders
 from gym_server.rewards.split import split
 from gym_server.rounds import merging
@@ -210,6 +211,22 @@ def test_updates_that_wait_while_the_mode_is_changed_are_rejected_without_blame(
     found = screen.apply(ScreenedRound([ScreenedUpdate(update, Path(), judgement)]))
     assert [one.verdict for one in found.rejections] == ["rejected"]
     assert found.findings[update.update_id].blameless
+
+
+def test_after_a_change_to_synchronous_rounds_old_tasks_are_withdrawn(opened: Open) -> None:
+    slow = Member("slow", 300)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow], merge_every=3)
+    room.run(1, 200)
+    path = room.fed.folder / "gym-server.yaml"
+    values = yaml.safe_load(path.read_text())
+    del values["rounds"]["mode"], values["rounds"]["merge_every"]
+    path.write_text(yaml.safe_dump(values))
+    room.restart()
+    room.step()
+    room.step()
+    assert slow.lost == 1
+    (ended,) = room.run(1, 2000)
+    assert (ended.state, len(ended.merging)) == (COMMITTED, 4)
 
 
 def test_after_the_last_round_open_tasks_are_withdrawn(opened: Open) -> None:
