@@ -361,11 +361,11 @@ def _added_to_evaluations(
         if should_stop():
             raise ScoringStopped
         with tempfile.TemporaryDirectory(dir=state.folder / "staging", prefix="rescore-") as folder:
-            soup = make_soup(state, ingredients.without(number), Path(folder) / "soup.gymdelta")
             try:
+                soup = make_soup(state, ingredients.without(number), Path(folder) / "soup.gymdelta")
                 value = evaluation.value_with(soup)
-            except GymError as error:  # updates that cancel each other must not abort their whole round
-                if error.code is not ErrorCode.MODEL_INVALID:
+            except GymError as error:  # no reason to abort the round, and even less to stop the hub
+                if error.code not in (ErrorCode.MODEL_INVALID, ErrorCode.CONFIG_INVALID):
                     raise
                 log.warning(
                     "round %d: no credits by evaluations: %s", ingredients.server_round, error.message

@@ -313,3 +313,23 @@ def test_updates_that_cancel_each_other_leave_a_round_whose_credits_are_not_spli
         assert [one["outcome"] for one in hub.entries("evaluated")] == ["committed"]
     finally:
         hub.close()
+
+
+def test_a_round_of_as_many_updates_as_the_buckets_need_is_not_split_by_evaluations(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    hub = Judged(
+        tmp_path / "hub",
+        tiny_base,
+        rounds={"min_contributors": 5},
+        soup={"aggregator": "caf", "num_malicious_nodes": 1, "pre_aggregators": ["bucketing"]},
+        gate={"evals": [{"suite": "tiny_cloze", "limit": 8, "max_drop": 1.0}], "screen_updates": False},
+        rewards={"score_on": "evals", "together_threshold": None},
+    )
+    try:
+        base = model_tensors(hub.model.model).items()
+        hub.round({name: {k: 1e-4 * torch.randn_like(v) for k, v in base} for name in "abcde"})
+        (entry,) = hub.entries("contribution")
+        assert entry["evals"]["scores"] == {}, "four updates make too few buckets"
+    finally:
+        hub.close()
