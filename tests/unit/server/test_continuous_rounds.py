@@ -213,6 +213,18 @@ def test_updates_that_wait_while_the_mode_is_changed_are_rejected_without_blame(
     assert found.findings[update.update_id].blameless
 
 
+def test_a_skipped_round_withdraws_the_tasks_that_it_carries(opened: Open) -> None:
+    slow = Member("slow", 10_000)
+    room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow])
+    room.run(1, 200)
+    room.step()
+    room.fed.steering.skip("a bad recipe")
+    (ended,) = room.run(1, 200)
+    assert ended.state == COMMITTED
+    assert slow.lost == 1
+    assert replay(room.fed.state, ended.server_round)["updates"] == 3
+
+
 def test_after_a_change_to_synchronous_rounds_old_tasks_are_withdrawn(opened: Open) -> None:
     slow = Member("slow", 300)
     room = opened([*(Member(f"fast{i}", 20) for i in range(3)), slow], merge_every=3)
