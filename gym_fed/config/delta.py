@@ -134,8 +134,8 @@ class CodecPolicy(StrictModel):
 
     @property
     def adds_up(self) -> bool:
-        """True if soups of this policy add up as integers; imports the codec."""
-        return self.codec in CODECS and CODECS.type_of(self.codec).adds_up
+        """True if soups of this policy add up as integers; imports the codec, unless it is the default."""
+        return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).adds_up
 
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""

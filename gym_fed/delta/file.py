@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from gym_quant import CodecError, Payload, get_codec
-from gym_quant.integers import Integers
+from gym_quant.grid import Integers
 from gym_quant.registry import CODECS
 from torch import Tensor, nn
 

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from gym_quant.codec import CodecError
-from gym_quant.integers import IntegerCodec, Integers
+from gym_quant.grid import Integers
+from gym_quant.integers import IntegerCodec
 from gym_quant.registry import CODECS, get_codec
 from torch import Tensor
 

@@ -295,7 +295,7 @@ class Trainer(ExpectedElsewhere):
         tokenizer: Any,
         rows: RunRows,
         folder: RunFolder,
-        checkpoint: str | None,
+        checkpoint: Path | None,
         hooks: RunHooks,
     ) -> tuple[Any, int | None]:
         """Build the algorithm's trainer and run its loop; return the trainer, and the step whose weights were
@@ -341,9 +341,7 @@ class Trainer(ExpectedElsewhere):
             resumable(trainer)
             processes.require_all(trainer.accelerator.num_processes)
             rollbacks = None if spikes is None or not spikes.rollback else Rollbacks(spikes, folder.path)
-            run_to_end(
-                trainer, Path(checkpoint) if checkpoint else None, hooks, folder, rollbacks, early_stop
-            )
+            run_to_end(trainer, checkpoint, hooks, folder, rollbacks, early_stop)
             best_step = early_stop.restore(trainer.state) if early_stop and not hooks.stopped else None
         return trainer, best_step
 
@@ -394,9 +392,9 @@ def _prepare_model(
 
 def _open_folder(
     folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool
-) -> str | None:
+) -> Path | None:
     """Open the run folder; return the checkpoint to resume from, if there is one."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])
-    return None if checkpoint is None else str(checkpoint)
+    return checkpoint

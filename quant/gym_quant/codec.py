@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gym_quant.errors import CodecError as CodecError
+from gym_quant.grid import Integers
 
 if TYPE_CHECKING:
-    from gym_quant.integers import Integers
     from gym_quant.kernels.sign_matrix import SignMatrix
     from gym_quant.resident import Resident
 

@@ -3,24 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from gym_quant.codec import Codec, Encoded, Params, Payload, Shape
-
-
-@dataclass(frozen=True)
-class Integers:
-    """A delta that is ``2**exponent`` times ``codes`` exactly.
-
-    Attributes:
-        codes: Of any integer dtype, in the shape of the tensor; magnitudes below 2**31.
-        exponent: Exponent of the step.
-    """
-
-    codes: Tensor
-    exponent: int
+from gym_quant.grid import Integers
 
 
 class IntegerCodec(Codec):

@@ -32,7 +32,11 @@ Update = Annotated[str, typer.Argument(help="Id of the update, or its first char
 VerdictFile = Annotated[
     Path | None,
     typer.Option(
-        "--out", metavar="FILE", help="A new file for the signed verdict.", show_default="UPDATE.verdict.json"
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="A new file for the signed verdict.",
+        show_default="UPDATE.verdict.json",
     ),
 ]
 
@@ -71,7 +75,7 @@ def answer(
     update: Update,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="A new file.", show_default="UPDATE.gymaudit"),
+        typer.Option("--output", "-o", metavar="FILE", help="A new file.", show_default="UPDATE.gymaudit"),
     ] = None,
     server: Server = None,
     home: HomeFolder = None,
@@ -236,7 +240,7 @@ def _write(signed: SignedVerdict, out: Path | None, as_json: bool) -> None:
     verdict = signed.verdict
     path = out or Path(f"{verdict.update[:12]}.verdict.json")
     if path.exists():
-        raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name with --out")
+        raise GymError(ErrorCode.FILE_EXISTS, f"{path} exists", "choose another name with --output")
     document = signed.model_dump(mode="json")
     write_atomically(path, json.dumps(document, indent=1).encode())
     figures = ", ".join(f"step {step}: {value:.1e}" for step, value in verdict.distances.items())

@@ -48,7 +48,7 @@ class _ClientCommands(CommandGroup):
         "Check": {
             "privacy": "the epsilon that each of your data sets has spent",
             "ledger": "check that the hub's record agrees with itself",
-            "audit": "prove or check that an update was trained as its task says",
+            "audit": "check how updates were trained",
         },
         "Account": {
             "id": "your id, for a coordinator's allow-list",

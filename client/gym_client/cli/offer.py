@@ -197,9 +197,9 @@ class Offer:
         if self.costs is not None:
             lines.append(self.costs.time_line(self.rounds))
         if self.continuous is not None:
-            oldest = self.continuous.get("max_staleness", 0)
+            oldest = counted(self.continuous.get("max_staleness", 0), "version")
             lines.append(
-                f"continuous rounds: none waits for you, and an update counts until it is {oldest} versions old"
+                f"continuous rounds: none waits for you, and an update counts until it is {oldest} old"
             )
         return [("time" if not number else "", line) for number, line in enumerate(lines)]
 

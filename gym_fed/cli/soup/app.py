@@ -130,7 +130,13 @@ def _method(rule: Any) -> dict[str, Any]:
 
 def _described(rule: Any, kind: str) -> dict[str, Any]:
     """Return the columns shared by all kinds; ``needs`` names the data of complete updates that a rule reads."""
-    needs = {"nothing": "nothing", "norms": "norms", "products": "inner products", "root": "root update"}
+    needs = {
+        "nothing": "nothing",
+        "norms": "norms",
+        "products": "inner products",
+        "evidence": "clean rows",
+        "root": "root update",
+    }
     fields = rule.Config.model_fields
     return {
         "name": rule.name,

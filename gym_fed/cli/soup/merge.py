@@ -169,7 +169,7 @@ def _run(
     """Open, merge, encode and evaluate, then replace ``output``; return the values to print."""
     from gym_fed.delta.file import DeltaFile
     from gym_fed.soup.compact import compared
-    from gym_fed.soup.merging import parts
+    from gym_fed.soup.parts import parts
 
     loaded, spec = base_of(names, base)
     output.parent.mkdir(parents=True, exist_ok=True)

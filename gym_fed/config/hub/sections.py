@@ -20,6 +20,7 @@ from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.train.data_source import DataFormat
+from gym_fed.core.text import counted
 
 _REGISTRY = Path(__file__).parents[2] / "assets" / "suites" / "registry.yaml"
 
@@ -89,7 +90,8 @@ class RoundsConfig(StrictModel):
     def in_words(self) -> str:
         """Return the mode in words."""
         if self.mode == "continuous":
-            return f"continuous: merged at weight {self.merge_every}, updates up to {self.max_staleness} versions old"
+            oldest = counted(self.max_staleness, "version")
+            return f"continuous: merged at weight {self.merge_every}, updates up to {oldest} old"
         return "synchronous"
 
     @model_validator(mode="after")

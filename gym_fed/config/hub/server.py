@@ -89,7 +89,10 @@ class ServerConfig(ServerSections):
         """Set the soup's codec unless it is given: LoRA factors as merged, and a lattice for full fine-tuning."""
         if "codec" not in self.soup.model_fields_set:
             codec = "as-merged" if self.recipe.sends_factors else "lattice"
-            soup = self.soup.model_copy(update={"codec": CodecPolicy(codec=codec)})
+            policy = CodecPolicy.model_construct(
+                codec=codec
+            )  # validating it would import the codec, and torch
+            soup = self.soup.model_copy(update={"codec": policy})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
         return self
 

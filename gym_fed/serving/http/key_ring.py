@@ -16,6 +16,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock, lockable_folder
 from gym_fed.core.files import write_atomically
 from gym_fed.core.portable import own_user
+from gym_fed.core.text import counted
 
 MAX_KEYS = 10_000
 """Maximum number of keys in a file, since every request is compared with all of them."""
@@ -128,7 +129,9 @@ class KeyRing(Generic[KeyT]):
     def _write(self, keys: tuple[KeyT, ...]) -> None:
         data = f"{self._document(keys=keys).model_dump_json(indent=2)}\n".encode()
         if len(data) > MAX_FILE_BYTES:
-            raise self._too_large(f"would have {len(data):,} bytes, the maximum is {MAX_FILE_BYTES:,}")
+            raise self._too_large(
+                f"would have {counted(len(data), 'byte')}, the maximum is {MAX_FILE_BYTES:,}"
+            )
         write_atomically(self.path, data, mode=0o600)
 
     def _too_large(self, problem: str) -> GymError:

@@ -33,7 +33,8 @@ from gym_quant.codec import (
     to_matrix,
     whole_number,
 )
-from gym_quant.integers import IntegerCodec, Integers
+from gym_quant.grid import Integers
+from gym_quant.integers import IntegerCodec
 
 STEP_IN_RMS = 1.6
 """Step in root mean squares of the tensor, before it is rounded to a power of two."""

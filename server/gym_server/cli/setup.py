@@ -62,6 +62,10 @@ rounds:
   backoff_seconds: 5            # wait after an aborted round; doubles with each further one in a row
   backoff_max_seconds: 300      # the longest wait
   learning_rate_decay: 1.0      # multiplies the recipe's learning rate after every committed round
+  # mode: continuous            # wait for nobody (docs/coordinate.md): a round is merged at this weight of updates,
+  # merge_every: 8              # which may be this many versions old
+  # max_staleness: 20
+  # audit: {{rows: public, auditors: [ID]}}   # repeat drawn training steps of LoRA updates (docs/audits.md)
 
 # How every contributor trains, with the key names of `gym train`.
 recipe:

@@ -11,16 +11,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, Integer, cast, or_, select, update
 
 from gym_fed.config.hub.sections import RoundsConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.window import RoundWindow
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import is_signed_by_revoked
 from gym_server.rounds.queue import LATE
@@ -28,6 +27,9 @@ from gym_server.rounds.round_store import MERGING, latest_round
 from gym_server.rounds.versions import head_of, versions_to
 from gym_server.state import HubState
 from gym_server.store.tables import accounts, messages, round_tasks, rounds, updates
+
+if TYPE_CHECKING:
+    from gym_fed.soup.window import RoundWindow
 
 _AT_WORK = ("queued", "leased")
 
@@ -52,6 +54,9 @@ class WindowUpdates:
         self, stack: ExitStack, path_of: Callable[[str], Path], spec: BaseSpec, recipe: SoupRecipe
     ) -> RoundWindow:
         """Open the files of the other updates on ``stack``."""
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.soup.window import RoundWindow
+
         files = [
             stack.enter_context(DeltaFile.open(path_of(one.delta_sha256), spec, any_version=True))
             for one in self.others
@@ -145,7 +150,7 @@ def require_fresh(
         raise GymError(
             ErrorCode.STALE,
             f"the update starts from the version of round {task_round}, which is more than "
-            f"{max_staleness} versions old (rounds.max_staleness) or was rolled back",
+            f"{counted(max_staleness, 'version')} old (rounds.max_staleness) or was rolled back",
             "the next task starts from the newest version",
         )
 

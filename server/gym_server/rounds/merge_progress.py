@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from sqlalchemy import Connection, select
 
@@ -75,3 +76,14 @@ def merge_text(state: MergeState) -> str:
     if not state["total"]:
         return str(state["phase"])
     return f"{state['phase']}, {state['done']} of {state['total']}"
+
+
+def num_tensors(updates: Iterable[Path]) -> int:
+    """Return the number of tensors in the union of unmasked updates."""
+    from gym_fed.delta.file import DeltaFile
+
+    names: set[str] = set()
+    for path in updates:
+        with DeltaFile.open(path) as delta:
+            names.update(delta.names)
+    return len(names)

@@ -24,7 +24,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.portable import memory_given_back
 from gym_fed.core.text import counted
-from gym_fed.delta.file import DeltaFile
 from gym_fed.evaluation.loss import RowLosses
 from gym_server.accounts.keys import Keys
 from gym_server.evaluations.gate import RoundEvaluation, evaluation_of
@@ -38,7 +37,7 @@ from gym_server.rewards.scores import DIGITS, ScoringStopped
 from gym_server.rounds.continuous import round_window
 from gym_server.rounds.evidence import find_evidence
 from gym_server.rounds.hub_model import HubModel
-from gym_server.rounds.merge_progress import MergeProgress
+from gym_server.rounds.merge_progress import MergeProgress, num_tensors
 from gym_server.rounds.root import root_update
 from gym_server.rounds.round_store import Round
 from gym_server.rounds.screens import ScreenedRound, ScreenedUpdate, is_no_worse, screen_updates
@@ -220,7 +219,7 @@ def _merge(
             progress.begin("training on the root data")
         ingredients = _ingredients(state, config, model, current, kept, progress)
         masked = config.secure_aggregation is not None
-        progress.begin("merging tensors", 0 if masked else _num_tensors(kept))
+        progress.begin("merging tensors", 0 if masked else num_tensors(update.path for update in kept))
         soup = make_soup(state, ingredients, soup_path(state.folder, current.server_round), progress.step)
         integers = stored_sum(state, ingredients, soup.path)
         progress.begin("writing the server's state")
@@ -231,15 +230,6 @@ def _merge(
             raise OSError(errno.ENOSPC, error.message) from error
         why = error.code.value if config.privacy else error.message  # a message may quote submitted values
         raise _RoundAborted(f"the merge failed: {why}") from error
-
-
-def _num_tensors(kept: Sequence[ScreenedUpdate]) -> int:
-    """Return the number of tensors in the union of unmasked updates."""
-    names: set[str] = set()
-    for update in kept:
-        with DeltaFile.open(update.path) as delta:
-            names.update(delta.names)
-    return len(names)
 
 
 def _ingredients(

@@ -109,7 +109,9 @@ def test_a_stopped_run_of_drawn_answers_goes_on_and_ends_as_one_that_was_not(
 
 def test_adapters_answer_on_their_base(tmp_path: Path, rows: Path) -> None:
     model = load_model("gym-nano").model
-    adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False))
+    adapted = get_peft_model(
+        model, LoraConfig(r=4, lora_alpha=64, target_modules="all-linear", init_lora_weights=False)
+    )
     adapted.save_pretrained(str(tmp_path / "adapter"))
     predict(config(tmp_path, rows, adapter=str(tmp_path / "adapter"), output_dir=tmp_path / "adapted"))
     predict(config(tmp_path, rows))

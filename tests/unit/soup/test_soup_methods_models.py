@@ -29,9 +29,10 @@ from gym_fed.evaluation.merge_statistics import (
     save_statistics,
 )
 from gym_fed.soup.building import build
-from gym_fed.soup.merging import merge, parts
+from gym_fed.soup.merging import merge
 from gym_fed.soup.method import MergeMethod, TensorTask
 from gym_fed.soup.model_merging import merge_models
+from gym_fed.soup.parts import parts
 
 SHAPES = {"embed": (4, 8, 5), "layers.0.down": (16, 20), "norm": (16,), "scale": ()}
 SPEC = BaseSpec.of({name: torch.zeros(shape) for name, shape in SHAPES.items()}, "tiny")

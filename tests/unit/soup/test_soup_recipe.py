@@ -19,7 +19,7 @@ from gym_fed.soup.building import build_aggregator
     [
         (
             "aggregator: krumm",
-            "unknown aggregator 'krumm'; did you mean 'krum'? (known: bulyan, byzantine_robust",
+            "unknown aggregator 'krumm'; did you mean 'krum'? (known: bulyan, byzantine_evidence, byzantine_robust",
         ),
         ("weighting: num_examples", "num_examples_cap is required for weighting: num_examples"),
         (
