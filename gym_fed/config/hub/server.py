@@ -88,10 +88,10 @@ class ServerConfig(ServerSections):
     def _default_soup_codec(self) -> ServerConfig:
         """Set the soup's codec unless it is given: LoRA factors as merged, and a lattice for full fine-tuning."""
         if "codec" not in self.soup.model_fields_set:
-            codec = "as-merged" if self.recipe.sends_factors else "lattice"
-            policy = CodecPolicy.model_construct(
-                codec=codec
-            )  # validating it would import the codec, and torch
+            if self.recipe.sends_factors:
+                policy = CodecPolicy(codec="as-merged")
+            else:
+                policy = CodecPolicy.model_construct(codec="lattice")  # validation would import torch
             soup = self.soup.model_copy(update={"codec": policy})
             object.__setattr__(self, "soup", soup)  # the model is frozen for everybody else
         return self

@@ -97,7 +97,6 @@ class Hub(CallsBesideRounds):
         leased it and sent it to nobody.
         """
         session = current_session()
-        sent = ""
         async with self._streams.opened(session) as stream:
             stream.woken.set()
             while True:
@@ -115,8 +114,8 @@ class Hub(CallsBesideRounds):
                     notice = pb.Notice(kind=PAUSED if said else RESUMED, message=said or "the pause is over")
                     yield pb.WorkEvent(notice=notice)
                 task = await asyncio.to_thread(self._held_or_next, session.node_id)
-                if task is not None and task.message_id != sent:
-                    sent = task.message_id
+                if task is not None and task.message_id != stream.task:
+                    stream.task = task.message_id
                     yield self._task(task)
                 if self.finished.is_set() and not await asyncio.to_thread(self._queue.held, session.node_id):
                     why = await asyncio.to_thread(

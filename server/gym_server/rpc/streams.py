@@ -87,6 +87,8 @@ class OpenStream:
     ended: GymError | None = None
     notice: str = ""
     """The last pause notice that was sent."""
+    task: str = ""
+    """Id of the last task that was sent."""
 
 
 class WorkStreams:
@@ -201,6 +203,9 @@ class WorkStreams:
             queued = set(
                 tx.scalars(select(messages.c.node_id).where(messages.c.state == "queued").distinct())
             )
+            # An earlier stream of the node may have leased a task after it ended, and sent it to nobody.
+            leased = select(messages.c.node_id, messages.c.message_id).where(messages.c.state == "leased")
+            held = {row.node_id: row.message_id for row in tx.execute(leased)}
             for some in _chunks({stream.session.contributor for stream in streams}):
                 row = select(accounts.c.contributor, accounts.c.public_key)
                 active = row.where(accounts.c.contributor.in_(some), accounts.c.status == "active")
@@ -209,6 +214,7 @@ class WorkStreams:
             stream
             for stream in streams
             if stream.session.node_id in queued
+            or held.get(stream.session.node_id, stream.task) != stream.task
             or keys.get(stream.session.contributor) != stream.session.public_key
             or stream.notice != pause
         }

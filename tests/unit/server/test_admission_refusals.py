@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from gym_server.rounds.admission import Receipt, UpdateSubmission
-from gym_server.store.tables import rounds, updates
+from gym_server.store.tables import rounds, updates, versions
 from gym_server.strategy.tasks import new_task
 from sqlalchemy import select
 
@@ -173,6 +173,18 @@ def test_a_contributor_has_one_update_in_a_round_and_sends_no_copy_of_merged_wor
     with collecting.fed.database.transaction() as tx:
         known = updates.c.update_id == sent.update
         tx.execute(updates.update().where(known).values(server_round=0, verdict="merged"))
+        tx.execute(
+            versions.insert().values(
+                height=1,
+                digest=collecting.fed.base.digest,  # so that the task's version stays the current one
+                server_round=0,
+                soup_sha256="0" * 64,
+                soup_bytes=1,
+                parent=0,
+                num_updates=1,
+                committed_at=0.0,
+            )
+        )
     copy = collecting.send()
     assert (copy.verdict, f"a copy of one by {first}" in copy.reason) == ("refused", True)
     collecting.path = some_delta(tmp_path, seed=2)
