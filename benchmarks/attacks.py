@@ -74,9 +74,9 @@ def main() -> None:
     else:
         seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, arguments.rounds)
         for images in arguments.images:
-            setting = arguments.first_seed, arguments.malicious, arguments.split, not arguments.float
+            choices = arguments.first_seed, arguments.malicious, arguments.split, not arguments.float
             grid = product(arguments.rules, arguments.attacks)
-            cells = [measured(Cell(*one, seeds, rounds, images, *setting), arguments.cells) for one in grid]
+            cells = [measured(Cell(*one, seeds, rounds, images, *choices), arguments.cells) for one in grid]
             setting = f"{images}, {arguments.split}, {arguments.malicious} of {CONTRIBUTORS} malicious, " + (
                 "float" if arguments.float else "packed"
             )
