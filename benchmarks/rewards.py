@@ -50,7 +50,7 @@ from gym_fed.soup.screening import compare, leaders, torn_apart
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 OTHERS, KEYS, STEPS = 3, (1, 2, 4), 20
-WAYS = ("noise 0.6", "noise 1.0", "pieces", "trained anew")
+WAYS = ("noise 0.6", "noise 1.0", "pieces", "retrained")
 Together = float | None
 
 
@@ -102,7 +102,7 @@ def _trained_round(
 def _keys(way: str, own: list[Delta], keys: int, seed: int) -> list[Delta]:
     if keys == 1:
         return own[:1]
-    if way == "trained anew":
+    if way == "retrained":
         return own[:keys]
     generator = torch.Generator().manual_seed(seed)
     first = own[0]

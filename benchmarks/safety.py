@@ -2,7 +2,7 @@
 
     python benchmarks/safety.py --model FOLDER --data FOLDER --out FOLDER [--seeds N] [--json]
 
-BitDelta is elsewhere said to make fine-tunes 60% safer. The aim here: attacks succeed 60% less often than against the
+Others report that BitDelta makes fine-tunes 60% safer. The aim here: attacks succeed 60% less often than against the
 same fine-tune in float32, at a loss on its task that is at most 2% higher. What follows was fixed before any figure of
 a fine-tune was seen.
 

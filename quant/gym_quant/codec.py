@@ -223,7 +223,7 @@ class Codec(ABC):
         return None
 
     def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
-        """The delta as integers times a power of two if it is exactly that; else None."""
+        """Return the delta as integers times a power of two, or None if it is not exactly that."""
         del payload, shape, params
         return None
 

@@ -18,7 +18,7 @@ class IntegerCodec(Codec):
 
     @abstractmethod
     def integers(self, payload: Payload, shape: Shape, params: Params) -> Integers | None:
-        """The delta as integers; None if its step is no power of two."""
+        """Return the delta as integers, or None if its step is not a power of two."""
 
     @abstractmethod
     def encode_integers(self, codes: Tensor, exponent: int) -> Encoded:

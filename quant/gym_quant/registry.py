@@ -97,8 +97,8 @@ class Registry(Generic[T]):
         """Return the class called ``name``.
 
         Raises:
-            MemberError: If there is none; for another package's member that two packages have, that is no subclass of
-                the kind's base or lacks what that requires, or whose import fails.
+            MemberError: If there is none. For a member of another package: if two packages have it, if it is not a
+                subclass of the kind's base or lacks what that requires, or if its import fails.
             Exception: An error of the check set by ``checked_by``.
         """
         self.require_allowed(name)
