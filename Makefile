@@ -98,7 +98,7 @@ imports: $(STAMP) ## The import contract of pyproject.toml, and no circles.
 	$(BIN)/python -m pytest -q -p no:cacheprovider tests/unit/repository/test_import_circles.py
 
 # Installed here only: atheris has wheels for few platforms, and the quick suite does not need it.
-fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seconds each (docs/fuzzing.md).
+fuzz: $(STAMP) ## Fuzz every reader of foreign data, guided by coverage, 60 seconds each (docs/testing.md).
 	$(PIP_INSTALL) atheris==3.0.0
 	for target in $$($(BIN)/python -m tests.fuzz.run --list); do \
 		$(BIN)/python -m tests.fuzz.run $$target --seconds $(FUZZ_SECONDS); done

@@ -51,9 +51,8 @@ def test_a_key_is_shown_with_its_type_limits_and_default() -> None:
 
 
 def test_every_error_code_has_its_remedy() -> None:
-    rows = re.findall(
-        r"^\| `([a-z-]+)` \| ([^|]+) \| ([^|]+) \|$", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE
-    )
+    row = r"^\| `([a-z-]+)` \| \d+ \| `\w+` \| \d+ \| ([^|]+) \| ([^|]+) \|$"
+    rows = re.findall(row, (DOCS / "errors.md").read_text(), re.MULTILINE)
     assert {code: words for code, words, _ in rows} == {code.value: code.help for code in ErrorCode}
     assert [code for code, _, remedy in rows if len(remedy.split()) < 4] == []
 
