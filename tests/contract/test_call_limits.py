@@ -40,18 +40,6 @@ def hub(tmp_path: Path) -> Iterator[LoopbackHub]:
     found.close()
 
 
-@pytest.fixture
-def ann(hub: LoopbackHub, tmp_path: Path) -> Iterator[HubClient]:
-    with hub.client(tmp_path / "ann") as client:
-        yield client
-
-
-@pytest.fixture
-def bob(hub: LoopbackHub, tmp_path: Path) -> Iterator[HubClient]:
-    with hub.client(tmp_path / "bob") as client:
-        yield client
-
-
 def code_of(call: Callable[[], Any]) -> ErrorCode | None:
     try:
         call()

@@ -41,18 +41,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 
 
 @pytest.fixture
-def ann(hub: LoopbackHub, tmp_path: Path) -> Iterator[HubClient]:
-    with hub.client(tmp_path / "ann") as client:
-        yield client
-
-
-@pytest.fixture
-def bob(hub: LoopbackHub, tmp_path: Path) -> Iterator[HubClient]:
-    with hub.client(tmp_path / "bob") as client:
-        yield client
-
-
-@pytest.fixture
 def delta(tmp_path: Path) -> Path:
     """A delta that no other test has."""
     return some_delta(tmp_path, seed=int.from_bytes(str(tmp_path).encode(), "little") % 2**40)

@@ -16,6 +16,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.support.api_server import TEMPLATE_WITH_TOOLS
 from tests.support.wait import SECONDS
 from tests.support.warm import WarmProcess
 
@@ -25,17 +26,6 @@ GYM = Path(sys.executable).parent / "gym"
 OPEN_WEBUI = json.loads((Path(__file__).parent / "open_webui.json").read_text())["requests"]
 BLANKS: dict[str, float] = dict.fromkeys(("9", "10", "32"), -100)
 """So small a model fills its context with blanks, where a schema allows them."""
-TEMPLATE = """\
-{%- if tools %}<tool_call>{"name": ..., "arguments": ...}</tool_call>
-{% for tool in tools %}{{ tool.function.name }} {% endfor %}
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""gym-nano's own has no tools."""
 
 
 class Booking(BaseModel):
@@ -48,7 +38,7 @@ class Booking(BaseModel):
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("clients")
-    (folder / "template.jinja").write_text(TEMPLATE)
+    (folder / "template.jinja").write_text(TEMPLATE_WITH_TOOLS)
     words = [GYM, "api", "--port", "0", "--json", "--set", "variants=null"]
     with (folder / "said").open("w") as said:
         process = WarmProcess(

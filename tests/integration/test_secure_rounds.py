@@ -10,6 +10,7 @@ import pytest
 
 from gym_fed.privacy.secure_aggregation.votes import MAGIC
 from tests.support.federation import Federation
+from tests.support.private_configs import NOTHING_COMPARED
 from tests.support.wait import SECONDS
 
 pytestmark = pytest.mark.slow
@@ -18,14 +19,7 @@ pytestmark = pytest.mark.slow
 SECURE: dict[str, Any] = {
     "rounds": {"num_rounds": 1, "min_contributors": 3, "deadline_seconds": 240, "lease_seconds": 6},
     "secure_aggregation": {"threshold": 3, "begin_with": 4, "stage_seconds": 120, "step_norm": 1.0},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "min_norm_ratio": 0,
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-    },
+    **NOTHING_COMPARED,
 }
 NAMES = ["ann", "bob", "cyd"]
 

@@ -18,6 +18,18 @@ from gym_fed.serving.http.keys import Authenticator, KeyFile
 from gym_fed.serving.setup import Serving
 from tests.support.wait import SECONDS
 
+TEMPLATE_WITH_TOOLS = """\
+{%- if tools %}<tool_call>{"name": ..., "arguments": ...}</tool_call>
+{% for tool in tools %}{{ tool.function.name }} {% endfor %}
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A chat template for gym-nano, whose own has no tools."""
+
 
 @contextmanager
 def api_server(serving: Serving, keys: KeyFile | None) -> Iterator[Any]:

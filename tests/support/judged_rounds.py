@@ -30,6 +30,52 @@ SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)
 Delta = dict[str, Tensor]
 
 
+def put_admitted(
+    fed: Federation,
+    model: HubModel,
+    path: Path,
+    contributor: str,
+    server_round: int,
+    norm: float | None = 1.0,
+    received_at: float | None = None,
+    **facts: Any,
+) -> str:
+    """Put a file where admission leaves an update that nobody signed; returns its id."""
+    issued, expires = lifetime(time.time())
+    manifest = UpdateManifest(
+        contributor=contributor,
+        server=fed.server,
+        task=f"task-{server_round}-{contributor}",
+        server_round=server_round,
+        base_digest=model.digest,
+        delta_sha256=fed.store.put_file(path),
+        delta_bytes=path.stat().st_size,
+        nonce=new_nonce(),
+        issued_at_seconds=issued,
+        expires_at_seconds=expires,
+        **{"num_examples": 1, **facts},
+    )
+    with fed.database.transaction() as tx:
+        tx.execute(
+            updates.insert().values(
+                update_id=manifest.digest,
+                contributor=contributor,
+                server_round=server_round,
+                message_id=manifest.task,
+                manifest=manifest.model_dump_json(),
+                signature=b"",
+                nonce=manifest.nonce,
+                delta_sha256=manifest.delta_sha256,
+                delta_bytes=manifest.delta_bytes,
+                norm=norm,
+                verdict="admitted",
+                ledger_sequence=1,
+                received_at=time.time() if received_at is None else received_at,
+            )
+        )
+    return manifest.digest
+
+
 class Judged:
     """A hub in ``folder`` that merges what it is given."""
 
@@ -57,40 +103,10 @@ class Judged:
         publish_name: bool = False,
     ) -> str:
         """A file as an admitted update; returns its id."""
-        issued, expires = lifetime(time.time())
-        manifest = UpdateManifest(
-            contributor=contributor,
-            server=self.fed.server,
-            task=f"task-{server_round}-{contributor}",
-            server_round=server_round,
-            base_digest=self.model.digest,
-            delta_sha256=self.fed.store.put_file(path),
-            delta_bytes=path.stat().st_size,
-            nonce=new_nonce(),
-            issued_at_seconds=issued,
-            expires_at_seconds=expires,
-            num_examples=examples,
-            publish_name=publish_name,
+        facts = {"num_examples": examples, "publish_name": publish_name}
+        return put_admitted(
+            self.fed, self.model, path, contributor, server_round, received_at=received_at, **facts
         )
-        with self.fed.database.transaction() as tx:
-            tx.execute(
-                updates.insert().values(
-                    update_id=manifest.digest,
-                    contributor=contributor,
-                    server_round=server_round,
-                    message_id=manifest.task,
-                    manifest=manifest.model_dump_json(),
-                    signature=b"",
-                    nonce=manifest.nonce,
-                    delta_sha256=manifest.delta_sha256,
-                    delta_bytes=manifest.delta_bytes,
-                    norm=1.0,
-                    verdict="admitted",
-                    ledger_sequence=1,
-                    received_at=received_at,
-                )
-            )
-        return manifest.digest
 
     def encode(self, delta: Delta, codec: CodecPolicy) -> Path:
         before = model_tensors(self.model.model)

@@ -19,6 +19,7 @@ from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from tests.support.private_configs import NOTHING_COMPARED
 
 PRIVATE: dict[str, Any] = {
     "rounds": {"num_rounds": 5, "min_contributors": 3},
@@ -28,14 +29,7 @@ PRIVATE: dict[str, Any] = {
         "codec": {"codec": "dense", "error_feedback": False},
     },
     "codec": {"codec": "dense", "error_feedback": False},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-        "min_norm_ratio": 0,
-    },
+    **NOTHING_COMPARED,
     "enrolment": {"policy": "open"},
     "privacy": {"noise_multiplier": 1.0, "clipping_norm": 0.5, "epsilon": 30.0},
 }

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
+from tests.support.fine_tunes import save_noisy_copy
 
 FEW = ("--set", "distill_steps=3", "--set", "distill_batch=1", "--set", "max_length=32")
 
@@ -30,13 +31,7 @@ def gym(*words: object) -> Result:
 def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     """A fine-tune of the tiny base, with a text beside it."""
     path = tmp_path_factory.mktemp("encode")
-    model = load_model(str(tiny_base))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in model_tensors(model.model).values():
-            tensor.add_(1e-2 * torch.randn(tensor.shape, generator=generator))
-    model.model.save_pretrained(path)
-    model.tokenizer.save_pretrained(path)
+    save_noisy_copy(tiny_base, path)
     (path / "text.jsonl").write_text('{"text": "to be or not to be, that is the question"}\n' * 8)
     return path
 

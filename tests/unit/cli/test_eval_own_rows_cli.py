@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -14,11 +13,12 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.core import progress
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode
 from gym_fed.data import generate
 from gym_fed.evaluation.loss import row_losses
 from gym_fed.evaluation.own_set import Rendering, read_own_rows, render
 from tests.support.adapters import run as train_adapter
+from tests.support.eval_command import evaluated, refused, run
 from tests.support.nano_store import nano_store
 
 WORDS = [
@@ -81,22 +81,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def run(*words: str) -> Any:
-    done = CliRunner().invoke(app, ["eval", *words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def evaluated(*words: str) -> Any:
-    return json.loads(run(*words, "--json").stdout)
-
-
-def refused(*words: str) -> GymError:
-    done = CliRunner().invoke(app, ["eval", *words])
-    assert isinstance(done.exception, GymError), done.output
-    return done.exception
 
 
 def test_a_run_is_compared_with_its_base_on_the_users_rows(trained: Path) -> None:

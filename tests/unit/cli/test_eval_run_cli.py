@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from gym_fed.base.models import nano_path
-from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.records.document import record_id, samples_path
 from gym_fed.evaluation.running import RunningFile
 from gym_fed.evaluation.scoring.scorer import Loglikelihood
 from tests.support.adapters import run as train
 from tests.support.adapters import sibling
+from tests.support.eval_command import evaluated, refused, run
 from tests.support.nano_store import nano_store
 
 NAMES = ("France", "Norway", "Canada", "Brazil", "Mexico", "Poland")
@@ -42,22 +41,6 @@ WORDS = ("--tasks", "tiny_capital,tiny_choice", "--limit", "6")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
-
-
-def run(*words: str) -> Any:
-    done = CliRunner().invoke(app, ["eval", *words], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done
-
-
-def evaluated(*words: str) -> Any:
-    return json.loads(run(*words, "--json").stdout)
-
-
-def refused(*words: str) -> GymError:
-    done = CliRunner().invoke(app, ["eval", *words])
-    assert isinstance(done.exception, GymError), done.output
-    return done.exception
 
 
 def test_a_model_is_evaluated_and_the_same_command_reads_the_record() -> None:

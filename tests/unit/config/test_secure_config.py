@@ -10,18 +10,12 @@ import yaml
 from pydantic import ValidationError
 
 from gym_fed.config.hub.server import ServerConfig
+from tests.support.private_configs import NOTHING_COMPARED
 
 GOOD: dict[str, Any] = {
     "secure_aggregation": {"threshold": 3, "begin_with": 4, "step_norm": 1.0},
     "soup": {"aggregator": "mean"},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "min_norm_ratio": 0,
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-    },
+    **NOTHING_COMPARED,
 }
 PRIVATE = {"mechanism": "discrete_gaussian", "epsilon": 100.0}
 NO_STEP = {"threshold": 3, "begin_with": 4}

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
+from tests.support.fine_tunes import save_noisy_copy
 
 WHOLE, SIGNS = "whole.gymdelta", "signs.gymdelta"
 
@@ -28,14 +28,7 @@ def gym(*words: object) -> Result:
 def folder(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     """A base, a fine-tune, two deltas of it, and a text."""
     path = tmp_path_factory.mktemp("compare")
-    tuned = load_model(str(tiny_base))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, tensor in model_tensors(tuned.model).items():
-            if "norm" not in name:
-                tensor.add_(1e-2 * torch.randn(tensor.shape, generator=generator))
-    tuned.model.save_pretrained(path / "tuned")
-    tuned.tokenizer.save_pretrained(path / "tuned")
+    save_noisy_copy(tiny_base, path / "tuned", unchanged="norm")
     (path / "text.jsonl").write_text('{"text": "to be or not to be"}\n{"text": "that is the question"}\n')
     for name, codec in ((WHOLE, "dense"), (SIGNS, "bitdelta")):
         done = gym("encode", tiny_base, path / "tuned", "-o", path / name, "--codec", codec)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model, model_name
 from gym_fed.cli.main import app
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.policy import parts_of
@@ -32,6 +32,7 @@ from gym_fed.quantization import (
     Quantizer,
     QuantMethod,
 )
+from tests.support.fine_tunes import save_noisy_copy
 from tests.support.installed import install
 
 MODELS = Path(__file__).resolve().parents[3].parent / "shared" / "models"
@@ -64,13 +65,7 @@ class Halves(Codec):
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
     path = tmp_path_factory.mktemp("one-encoder")
-    model = load_model(str(tiny_base))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for tensor in model_tensors(model.model).values():
-            tensor.add_(1e-2 * torch.randn(tensor.shape, generator=generator))
-    model.model.save_pretrained(path)
-    model.tokenizer.save_pretrained(path)
+    save_noisy_copy(tiny_base, path)
     return path
 
 

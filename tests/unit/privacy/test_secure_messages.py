@@ -40,6 +40,7 @@ from gym_fed.privacy.secure_aggregation.messages import RECORD, UNMASK, Advert, 
 from gym_fed.privacy.secure_aggregation.votes import MAGIC, signs
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.local_grid import Killed, LocalGrid
+from tests.support.private_configs import NOTHING_COMPARED
 from tests.support.quick import quick
 
 NAMES = ["ann", "bob", "cyd", "dan"]
@@ -53,14 +54,7 @@ CONFIG: dict[str, Any] = {
         "codec": {"codec": "dense", "dense_dtype": "float32", "error_feedback": False},
     },
     "codec": {"error_feedback": False},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "min_norm_ratio": 0,
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-    },
+    **NOTHING_COMPARED,
 }
 
 

@@ -70,9 +70,7 @@ def test_a_file_name_that_is_gone_is_found() -> None:
     assert missing("`gym_fed/soup/gone.py` and `gym_fed/soup/rule.py`") == ["gym_fed/soup/gone.py"]
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", "docs/architecture.md", "docs/decisions/README.md"]
-)
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/decisions/README.md"])
 def test_a_page_counts_the_members_of_a_kind_as_the_registry_does(page: str) -> None:
     members = {kind.kind.replace("optimizer", "optimiser"): len(kind.own()) for kind in ALL}
     text = (ROOT / page).read_text(encoding="utf-8")

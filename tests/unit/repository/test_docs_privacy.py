@@ -11,20 +11,14 @@ import yaml
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.privacy.accountant import NoiseEvent, epsilon
+from tests.support.private_configs import NOTHING_COMPARED
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "privacy.md").read_text()
 
 OPEN: dict[str, Any] = {
     "rounds": {"min_contributors": 5},
     "soup": {"aggregator": "mean"},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-        "min_norm_ratio": 0,
-    },
+    **NOTHING_COMPARED,
 }
 VOTES = {"mechanism": "discrete_gaussian", "epsilon": 5.0}
 COLUMNS: dict[str, dict[str, Any]] = {

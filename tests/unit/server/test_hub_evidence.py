@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gym_server.ledger.columns import ColumnChecks
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
@@ -22,15 +21,13 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
+from tests.support.private_configs import NOTHING_COMPARED
 
 EVIDENCE = {"aggregator": "byzantine_evidence", "num_malicious_nodes": 1}
 ROOT = {"data": "root.jsonl"}
 
 
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 @pytest.fixture
@@ -152,17 +149,7 @@ def test_rows_select_the_rule_unless_one_is_named() -> None:
 
 
 def test_the_rule_is_refused_with_privacy_and_secure_aggregation_and_with_pre_aggregators() -> None:
-    private = {
-        "admission": {"norm_ratio": None},
-        "gate": {"screen_updates": False},
-        "rewards": {
-            "similarity_threshold": None,
-            "together_threshold": None,
-            "stale_threshold": None,
-            "min_norm_ratio": 0.0,
-        },
-        "soup": {"aggregator": "byzantine_evidence"},
-    }
+    private = {**NOTHING_COMPARED, "soup": {"aggregator": "byzantine_evidence"}}
     privacy = {"privacy": {"noise_multiplier": 1.0, "clipping_norm": 1.0, "epsilon": 8.0}}
     with pytest.raises(ValidationError, match=r"byzantine_evidence.*root_gate") as refused:
         ServerConfig.model_validate({**private, **privacy, "root": ROOT})

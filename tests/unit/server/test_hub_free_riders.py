@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from gym_server.cli.show import rewards_shown
-from gym_server.ledger.columns import ColumnChecks
 from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.running_scores import RUN, running_scores_on
 from gym_server.rounds.replay import rescore
@@ -29,10 +28,7 @@ POOL = 1000
 PEOPLE = ("ann", "bob", "cat")
 
 
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 def scaled(delta: Delta) -> Delta:

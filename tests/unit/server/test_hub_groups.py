@@ -14,7 +14,6 @@ from gym_server.cli.main import app
 from gym_server.evaluations.grouping import find_groups, split
 from gym_server.evaluations.groups import saved_sentence
 from gym_server.federation import Federation
-from gym_server.ledger.columns import ColumnChecks
 from typer.testing import CliRunner
 
 from gym_fed.config.hub.privacy import PrivacyConfig
@@ -23,11 +22,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.file import DeltaFile
 from tests.support.judged_rounds import Judged
 
-
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 ALPHABETS = {"ada": "ab", "ben": "ab", "cleo": "xyz", "dan": "xyz"}

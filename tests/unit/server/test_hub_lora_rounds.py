@@ -12,7 +12,6 @@ import torch
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
-from gym_server.ledger.columns import ColumnChecks
 from gym_server.privacy.merge import trained_tensors
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.hub_model import HubModel
@@ -26,15 +25,12 @@ from gym_fed.config.hub.task import TaskSpec
 from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
-from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from tests.support.judged_rounds import put_admitted
 
 RANK = 2
 
 
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 @pytest.fixture
@@ -79,42 +75,11 @@ def send(hub: Federation, model: HubModel, number: int, who: str, kind: str) -> 
     else:
         rank = RANK + (kind == "large")
         lora_delta(factors(hub, rank, number * 10 + ord(who[0])), path, model.spec)
-    issued, expires = lifetime(time.time())
-    manifest = UpdateManifest(
-        contributor=who,
-        server=hub.server,
-        task=f"task-{who}-{number}",
-        server_round=number,
-        base_digest=model.digest,
-        delta_sha256=hub.store.put_file(path),
-        delta_bytes=path.stat().st_size,
-        nonce=new_nonce(),
-        issued_at_seconds=issued,
-        expires_at_seconds=expires,
-        num_examples=1,
-    )
     with DeltaFile.open(path, model.spec) as delta:
         norm = delta.norm()
+    update_id = put_admitted(hub, model, path, who, number, norm)
     path.unlink()
-    with hub.database.transaction() as tx:
-        tx.execute(
-            updates.insert().values(
-                update_id=manifest.digest,
-                contributor=who,
-                server_round=number,
-                message_id=manifest.task,
-                manifest=manifest.model_dump_json(),
-                signature=b"",
-                nonce=manifest.nonce,
-                delta_sha256=manifest.delta_sha256,
-                delta_bytes=manifest.delta_bytes,
-                norm=norm,
-                verdict="admitted",
-                ledger_sequence=1,
-                received_at=time.time(),
-            )
-        )
-    return manifest.digest
+    return update_id
 
 
 def merge_next(hub: Federation, model: HubModel, kinds: dict[str, str]) -> int:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from gym_server.ledger.columns import ColumnChecks
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rewards.scores import ScoringStopped
 from gym_server.rewards.split import split
@@ -31,12 +30,9 @@ from gym_fed.soup.credit import Outcome, Reputation, after, before
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.judged_rounds import DENSE, Delta, Judged
 from tests.support.measured import measured_round
+from tests.support.private_configs import NOTHING_COMPARED
 
-
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 @pytest.fixture
@@ -257,12 +253,7 @@ def test_nothing_looks_into_updates_that_are_promised_to_be_hidden(section: str)
     assert re.search(said, " ".join(map(str, RewardsConfig().looks_into_updates(section))))
     first = next(RewardsConfig(score="estimate").looks_into_updates(section))
     assert f"looks into single updates, which {section} hides" in str(first)
-    off: dict[str, Any] = {
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-        "min_norm_ratio": 0,
-    }
+    off: dict[str, Any] = NOTHING_COMPARED["rewards"]
     assert not list(RewardsConfig(**off).looks_into_updates(section))
     config = {"privacy": {"epsilon": 4.0}} if section == "privacy" else {section: {}}
     with pytest.raises(ValueError, match=r"rewards: {stale_threshold: null}"):

@@ -26,11 +26,12 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.integer_sum import IntegerSum
 from gym_fed.trust.ledger.lineage import LineageCheck
 from tests.unit.server.test_server_state import (
-    _updates_without_admission,  # noqa: F401 (used by every test here)
     merge_next,
     model,  # noqa: F401
     version_entries,
 )
+
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 @pytest.fixture

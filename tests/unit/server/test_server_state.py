@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 import yaml
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
-from gym_server.ledger.columns import ColumnChecks
 from gym_server.rounds.hub_model import HubModel, write_version
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.replay import replay
@@ -29,15 +27,12 @@ from gym_fed.core.files import file_sha256
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_delta
 from gym_fed.evaluation.loss import RowLosses
-from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
+from tests.support.judged_rounds import put_admitted
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 
 
-@pytest.fixture(autouse=True)
-def _updates_without_admission(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Updates are put where admission leaves them, by contributors who have no keys and signed nothing."""
-    monkeypatch.setattr(ColumnChecks, "_updates", lambda self, tx, history: None)
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 @pytest.fixture
@@ -73,39 +68,9 @@ def merge_next(hub: Federation, model: HubModel, size: float = 1e-2) -> int:
     tuned = {name: tensor + size * torch.randn_like(tensor) for name, tensor in before.items()}
     path = hub.folder / "staging" / "update"
     encode_delta(tuned, before, EXACT, path, model.spec)
-    issued, expires = lifetime(time.time())
-    manifest = UpdateManifest(
-        contributor="ann",
-        server=hub.server,
-        task=f"task-{number}",
-        server_round=number,
-        base_digest=model.digest,
-        delta_sha256=hub.store.put_file(path),
-        delta_bytes=path.stat().st_size,
-        nonce=new_nonce(),
-        issued_at_seconds=issued,
-        expires_at_seconds=expires,
-        num_examples=1,
-    )
+    ids = [put_admitted(hub, model, path, "ann", number, norm=None)]
     path.unlink()
-    ids = [manifest.digest]
     with hub.database.transaction() as tx:
-        tx.execute(
-            updates.insert().values(
-                update_id=manifest.digest,
-                contributor="ann",
-                server_round=number,
-                message_id=manifest.task,
-                manifest=manifest.model_dump_json(),
-                signature=b"",
-                nonce=manifest.nonce,
-                delta_sha256=manifest.delta_sha256,
-                delta_bytes=manifest.delta_bytes,
-                verdict="admitted",
-                ledger_sequence=1,
-                received_at=time.time(),
-            )
-        )
         row = update(rounds).where(rounds.c.server_round == number)
         tx.execute(row.values(state=MERGING, merging=json.dumps(ids)))
     merge_round(

@@ -21,6 +21,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.web.access import Access, Role, Visitor
 from tests.support.large_hub import fill
 from tests.support.loopback_hub import LoopbackHub
+from tests.support.private_configs import NOTHING_COMPARED
 
 NASTY = "<img src=x onerror=alert(1)>\x1b[2J"
 ROUNDS, PEOPLE = 12, 210
@@ -28,14 +29,7 @@ PRIVATE = {
     "privacy": {"noise_multiplier": 1.0, "clipping_norm": 1.0, "epsilon": 50.0, "end_when_spent": True},
     "rounds": {"num_rounds": 1},
     "soup": {"aggregator": "mean", "num_malicious_nodes": 0},
-    "admission": {"norm_ratio": None},
-    "gate": {"screen_updates": False},
-    "rewards": {
-        "similarity_threshold": None,
-        "together_threshold": None,
-        "stale_threshold": None,
-        "min_norm_ratio": 0,
-    },
+    **NOTHING_COMPARED,
 }
 
 

@@ -15,20 +15,9 @@ from pydantic import BaseModel
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http.keys import KeyFile
 from gym_fed.serving.setup import open_serving
-from tests.support.api_server import api_server
+from tests.support.api_server import TEMPLATE_WITH_TOOLS, api_server
 from tests.support.wait import SECONDS
 
-TEMPLATE = """\
-{%- if tools %}<tool_call>{"name": ..., "arguments": ...}</tool_call>
-{% for tool in tools %}{{ tool.function.name }} {% endfor %}
-{% endif %}
-{%- for message in messages %}<|im_start|>{{ message.role }}
-{{ message.content }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }}</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-"""gym-nano's own has no tools."""
 ASK = "Reverse: abc"
 GREEDY: dict[str, Any] = {"model": "gym-nano", "temperature": 0}
 NO_BLANKS = {"logit_bias": dict.fromkeys(("9", "10", "32"), -100)}
@@ -47,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("responses")
     keys = KeyFile(folder / "keys.json")
     texts = {name: keys.add(name) for name in ("ann", "bob")}
-    config = ServingConfig(chat_template=TEMPLATE, usage_log=folder / "usage.jsonl", device="cpu")
+    config = ServingConfig(chat_template=TEMPLATE_WITH_TOOLS, usage_log=folder / "usage.jsonl", device="cpu")
     with open_serving(config) as serving, api_server(serving, keys) as running:
         yield SimpleNamespace(**vars(running), keys=texts, usage=folder / "usage.jsonl")
 
