@@ -59,7 +59,7 @@ def task(base: float, merged: float, error: float, taught_by: str | None = None)
 
 
 def test_the_demo_names_the_old_tasks_that_fell_by_more_than_two_errors_and_says_why() -> None:
-    from demo.kept import kept_lines
+    from demo.report import kept_lines
 
     tasks = {
         "shout": task(0.0, 0.9, 0.03, "ada"),
@@ -75,14 +75,14 @@ def test_the_demo_names_the_old_tasks_that_fell_by_more_than_two_errors_and_says
 
 
 def test_the_demo_says_so_where_no_old_task_fell() -> None:
-    from demo.kept import kept_lines
+    from demo.report import kept_lines
 
     lines = kept_lines({"copy": task(0.93, 0.9, 0.03), "sort": task(0.9, 0.95, 0.03)}, 10)
     assert lines[1:] == ["lost: none fell by more than 2 standard errors"]
 
 
 def test_the_error_of_a_change_is_that_of_pairs() -> None:
-    from demo.kept import paired_error
+    from demo.report import paired_error
 
     base, merged = [True] * 9 + [False], [True] * 6 + [False] * 3 + [True]
     changes = [after - before for before, after in zip(base, merged, strict=True)]
