@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -30,10 +29,6 @@ class Outcome:
     accuracies: tuple[float, ...]
     backdoor: float
 
-    @property
-    def accuracy(self) -> float:
-        return fmean(self.accuracies)
-
 
 @dataclass(frozen=True)
 class Shares:
@@ -47,7 +42,6 @@ class Shares:
         worst_by_coefficient: ``by_coefficient`` of the contributor who has least of it.
         worst_by_length: Likewise.
         label_accuracy: On test images of the last label.
-        accuracy: On all.
     """
 
     by_coefficient: float
@@ -55,7 +49,6 @@ class Shares:
     worst_by_coefficient: float
     worst_by_length: float | None
     label_accuracy: float
-    accuracy: float
 
 
 def play(
@@ -161,7 +154,6 @@ def minority(
         float(by_coefficient.amin(1).mean()),
         None if by_length is None else float(by_length.amin(1).mean()),
         float((right & last).sum() / last.sum()),
-        float(right.float().mean()),
     )
 
 

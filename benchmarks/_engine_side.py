@@ -8,8 +8,6 @@ that the layers of small steps were one native call.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -126,14 +124,7 @@ def count_recorded() -> None:
     layers.run = counted
 
 
-def main() -> None:
-    """A turn for every line that arrives."""
-    settings = json.loads(Path(sys.argv[1]).read_text())
+if __name__ == "__main__":
     count_recorded()
     with ExitStack() as stack:
-        side = EngineTurns(settings, stack)
-        answer_turns(side.turn, settings["new"])
-
-
-if __name__ == "__main__":
-    main()
+        answer_turns(lambda settings: EngineTurns(settings, stack).turn)

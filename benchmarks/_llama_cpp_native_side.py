@@ -11,8 +11,6 @@ has an adapter they are computed one after the other, since a batch has one adap
 from __future__ import annotations
 
 import ctypes
-import json
-import sys
 import time
 from functools import partial
 from typing import Any
@@ -106,13 +104,5 @@ def turn(context: Context, settings: dict[str, Any], new: int) -> dict[str, Any]
     }
 
 
-def main() -> None:
-    """A turn for every line that arrives."""
-    with open(sys.argv[1], encoding="utf-8") as file:
-        settings = json.load(file)
-    context = Context(settings)
-    answer_turns(partial(turn, context, settings), settings["new"])
-
-
 if __name__ == "__main__":
-    main()
+    answer_turns(lambda settings: partial(turn, Context(settings), settings))

@@ -8,8 +8,6 @@ and seconds to each first token. One line is read from standard input before eac
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from functools import partial
@@ -94,13 +92,5 @@ def turn(server: Any, settings: dict[str, Any], new: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """A turn for every line that arrives."""
-    with open(sys.argv[1], encoding="utf-8") as file:
-        settings = json.load(file)
-    server = serve(settings)
-    answer_turns(partial(turn, server, settings), settings["new"])
-
-
 if __name__ == "__main__":
-    main()
+    answer_turns(lambda settings: partial(turn, serve(settings), settings))

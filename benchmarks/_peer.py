@@ -87,12 +87,18 @@ class WaitingPeer(Peer):
         return line
 
 
-def answer_turns(turn: Callable[[int], Any], new: int) -> None:
-    """The other end of a ``WaitingPeer``: a turn of two tokens that is not counted, then one of ``new`` a line."""
+def answer_turns(start: Callable[[dict[str, Any]], Callable[[int], Any]]) -> None:
+    """The other end of a ``WaitingPeer``: an uncounted turn of two tokens, then one of ``settings["new"]`` per line.
+
+    Args:
+        start: Starts the side from the settings, and returns the function of a turn.
+    """
+    settings = json.loads(Path(sys.argv[1]).read_text())
+    turn = start(settings)
     turn(2)
     print("ready", flush=True)
     for _ in sys.stdin:
-        print(json.dumps(turn(new)), flush=True)
+        print(json.dumps(turn(settings["new"])), flush=True)
 
 
 def in_turns(
