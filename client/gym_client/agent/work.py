@@ -169,7 +169,7 @@ def _trained_update(
     model.advance(spec, path_in_time, VersionSum(home.versions(spec.server)))
     record = None
     if spec.audit is not None:
-        record = begin_record(home, spec, folder, data, policy.max_audit_bytes)
+        record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
     result = _train(spec, model, data, folder, time_limit, setup, record)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +64,9 @@ class Evidence:
         shutil.rmtree(self.folder)
 
 
-def begin_record(home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max_bytes: int) -> StepRecorder:
+def begin_record(
+    home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max_bytes: int, now: float
+) -> StepRecorder:
     """Return the recorder of a task's training, after deleting evidence whose time is over.
 
     Args:
@@ -74,11 +75,12 @@ def begin_record(home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max
         folder: The task's folder.
         data: The contributor's rows.
         max_bytes: Maximum bytes of all evidence of this home.
+        now: The hub's time, in Unix seconds.
     """
     from gym_fed.training.audits.recorder import StepRecorder
 
     assert spec.audit is not None
-    drop_expired(home)
+    drop_expired(home, now)
     record = folder.audit
     make_folder(record)
     if not (record / _TASK).exists():
@@ -110,11 +112,11 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
             yield Evidence(path)
 
 
-def drop_expired(home: Home) -> None:
-    """Delete evidence whose time to answer is over, counted from the admission by this machine's clock."""
+def drop_expired(home: Home, now: float) -> None:
+    """Delete evidence whose time to answer is over at ``now``, the hub's time in Unix seconds."""
     for evidence in list(kept_evidence(home)):
         audit = evidence.task.audit
-        age = time.time() - (evidence.folder / _MANIFEST).stat().st_mtime
-        # The draw follows the admission by at most the round's time.
+        age = now - evidence.manifest.issued_at_seconds
+        # The draw follows the signature by at most the round's time.
         if audit is None or age > audit.answer_seconds + 86400:
             evidence.drop()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -311,10 +309,13 @@ def test_evidence_is_deleted_when_it_was_not_drawn_has_a_verdict_or_is_too_old(
     draws.drawn = {"drawn": drawn(honest, 1), "judged": replace(drawn(honest, 1), verdict="audited")}
     drop_unneeded(home, draws)
     assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "old", "unknown"]
-    week_and_two_days = 9 * 86400
-    then = time.time() - week_and_two_days
-    os.utime(home.audits / "old" / "manifest.json", (then, then))
-    drop_expired(home)
+    signed, day = honest.manifest.issued_at_seconds, 86400
+    later = honest.manifest.model_copy(update={"issued_at_seconds": signed + 2 * day})
+    for update in ("drawn", "unknown"):
+        (home.audits / update / "manifest.json").write_text(later.model_dump_json())
+    drop_expired(home, signed + 8 * day)
+    assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "old", "unknown"]
+    drop_expired(home, signed + 9 * day)
     assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "unknown"]
 
 
@@ -323,8 +324,8 @@ def test_evidence_counts_towards_the_policys_bytes(model: GlobalModel, honest: E
     folder = TaskFolder(home.task_folder("task"))
     data = Data(ROWS, "rows", "digest")
     size = Evidence(honest.folder).size_bytes()
-    assert begin_record(home, task(model), folder, data, size + 7).max_bytes == 7
-    assert begin_record(home, task(model), folder, data, size - 7).max_bytes == 0
+    assert begin_record(home, task(model), folder, data, size + 7, 0.0).max_bytes == 7
+    assert begin_record(home, task(model), folder, data, size - 7, 0.0).max_bytes == 0
 
 
 @pytest.fixture
