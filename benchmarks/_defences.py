@@ -13,12 +13,12 @@ from torch import Tensor
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
-from gym_fed.soup.aggregators.byzantine_evidence import MAX_LENGTH, ByzantineEvidence
+from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS, MAX_LENGTH, ByzantineEvidence
 from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobust
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
-from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, Evidence, GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = ByzantineEvidence.name
@@ -124,7 +124,7 @@ class Defence:
     def _judged(
         self, gram: GramMatrix, updates: Tensor, losses: Losses | None, rule: Aggregator | None = None
     ) -> GramMatrix:
-        """Add the verdicts on long updates, for the rule that needs them."""
+        """Add the evidence on lengths, for the rule that needs it."""
         assert self.pipeline is not None
         last = rule or self.pipeline.aggregator
         if not isinstance(last, ByzantineEvidence) or losses is None or self.rule == BUDGET_ONLY:
@@ -136,11 +136,13 @@ class Defence:
         found = losses(soup + torch.cat([torch.zeros_like(soup)[None], further]))
         verdicts = torch.zeros(len(updates), dtype=torch.bool)
         verdicts[long] = found[1:] < found[0]
-        if verdicts.sum() > 1:
-            together = (claimed[verdicts, None].float() * updates[verdicts]).sum(0)
-            if not losses((soup + together)[None])[0] < found[0]:
-                verdicts[:] = False
-        return replace(gram, verdicts=verdicts)
+        together = (claimed[verdicts, None].float() * updates[verdicts]).sum(0)
+        if verdicts.sum() > 1 and not losses((soup + together)[None])[0] < found[0]:
+            verdicts[:] = False
+        if verdicts.any():
+            soup = soup + together
+        lengths = losses(torch.tensor(LENGTHS)[:, None] * soup)
+        return replace(gram, evidence=Evidence(verdicts.tolist(), LENGTHS[int(lengths.argmin())]))
 
     def _gram_matrix(self, updates: Tensor, root: Tensor, losses: Losses | None) -> GramMatrix:
         assert self.pipeline is not None

@@ -11,6 +11,7 @@ rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,6 +39,19 @@ class Needs(IntEnum):
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What the coordinator's clean rows say about the updates of a round.
+
+    Attributes:
+        verdicts: For each update, whether its length lowers the loss.
+        length: Length of the soup at which the loss is lowest, as a share of its full length.
+    """
+
+    verdicts: Sequence[bool]
+    length: float = 1.0
+
+
+@dataclass(frozen=True)
 class GramMatrix:
     """Inner products and weights of the n updates of a round.
 
@@ -46,14 +60,13 @@ class GramMatrix:
         weights: ``[n]`` float64, positive; only their ratios matter.
         root: ``[n + 1]`` float64, inner products of the coordinator's own update with each of the n and, last, with
             itself; None if the coordinator has none.
-        verdicts: ``[n]`` bool, whether the length of each update lowers the loss on the coordinator's clean rows; None
-            without such rows.
+        evidence: What the coordinator's clean rows say about the updates; None without such rows.
     """
 
     products: Tensor
     weights: Tensor
     root: Tensor | None = None
-    verdicts: Tensor | None = None
+    evidence: Evidence | None = None
 
     @classmethod
     def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:
@@ -86,7 +99,7 @@ class GramMatrix:
         root = None
         if self.root is not None:
             root = torch.cat([_combined(matrix, self.root[:-1, None])[:, 0], self.root[-1:]])
-        return GramMatrix((products + products.T) / 2, combination.weights, root, self.verdicts)
+        return GramMatrix((products + products.T) / 2, combination.weights, root, self.evidence)
 
 
 @dataclass(frozen=True)

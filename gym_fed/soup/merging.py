@@ -29,7 +29,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, Evidence, GramMatrix, Needs
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks
@@ -82,7 +82,7 @@ def merge(
     residual_path: Path | None = None,
     on_tensor: Callable[[str], None] = lambda _: None,
     private: PrivateMerge | None = None,
-    verdicts: Sequence[bool] | None = None,
+    evidence: Evidence | None = None,
     window: RoundWindow | None = None,
 ) -> SoupReport:
     """Merge updates: clip, pre-aggregate, aggregate, take the server's step, encode. Updates may use different codecs.
@@ -105,7 +105,7 @@ def merge(
         on_tensor: Called with the name of each merged tensor.
         private: Settings of a merge with differential privacy (``gym_fed.soup.private``); the mechanism must support
             the recipe.
-        verdicts: For rules with ``Needs.EVIDENCE``: the outcome of ``claims`` for each update; None without clean rows.
+        evidence: For rules with ``Needs.EVIDENCE``: the outcome of ``claims``; None without clean rows.
         window: The other updates that the rules weigh, in a continuous round.
 
     Raises:
@@ -144,11 +144,9 @@ def merge(
             gram, clipping = _gram(
                 stacks, updates, norms, clips, weight, pipeline, spec, root, recipe.merge_version
             )
-            if verdicts is not None:
-                pipeline.check_evidence()
-                if len(verdicts) != len(updates):
-                    raise GymError(ErrorCode.USAGE, f"{len(updates)} updates but {len(verdicts)} verdicts")
-                gram = replace(gram, verdicts=torch.tensor(list(verdicts), dtype=torch.bool))
+            if evidence is not None:
+                pipeline.check_evidence(evidence, len(updates))
+                gram = replace(gram, evidence=evidence)
             plan = pipeline.plan(gram).after(clipping)
         else:
             plan, admitted = window_plan(updates, weights, recipe, spec, window)

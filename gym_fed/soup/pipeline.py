@@ -11,7 +11,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
-from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, Evidence, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 
@@ -74,11 +74,11 @@ class Pipeline:
             )
         self.aggregator.check(torch.ones(rows))
 
-    def check_evidence(self) -> None:
-        """Refuse verdicts on the updates for rules that do not use them.
+    def check_evidence(self, evidence: Evidence | None = None, count: int = 0) -> None:
+        """Refuse evidence for rules that do not use it, and evidence that is not about ``count`` updates.
 
         Raises:
-            GymError: ``CONFIG_INVALID``.
+            GymError: ``CONFIG_INVALID`` or ``USAGE``.
         """
         if self.needs is not Needs.EVIDENCE:
             raise GymError(
@@ -92,6 +92,12 @@ class Pipeline:
                 f"pre_aggregators {', '.join(step.name for step in self.pre_aggregators)} change the updates that "
                 f"aggregator {self.aggregator.name!r} has verdicts on",
                 "remove soup.pre_aggregators, or root",
+            )
+        if evidence is not None and len(evidence.verdicts) != count:
+            raise GymError(ErrorCode.USAGE, f"{count} updates but {len(evidence.verdicts)} verdicts")
+        if evidence is not None and not 0.0 < evidence.length <= 1.0:
+            raise GymError(
+                ErrorCode.USAGE, f"the soup's length {evidence.length:g} is not a share of its full length"
             )
 
     def plan(self, gram: GramMatrix) -> CombinationWeights:

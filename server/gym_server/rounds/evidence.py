@@ -1,6 +1,6 @@
-"""Verdicts on long updates: whether the excess of their length lowers the loss on the coordinator's clean rows.
+"""Evidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
 
-They are measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads them there.
+It is measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads it there.
 """
 
 from __future__ import annotations
@@ -9,15 +9,20 @@ import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.registries import AGGREGATORS
 from gym_fed.data.rows import as_kind
+from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.gram import Needs
+from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
+from gym_fed.soup.gram import Evidence, Needs
 from gym_fed.soup.merging import claims
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.merge_progress import MergeProgress
@@ -26,16 +31,22 @@ from gym_server.state import HubState
 
 
 @dataclass(frozen=True)
-class LengthVerdicts:
-    """The verdicts of one round.
+class LengthEvidence:
+    """The evidence of one round.
 
     Attributes:
         rows: Digest of the clean rows.
         verdicts: For each update, whether it keeps its length; False for updates that are not long.
+        length: Length of the soup, as a share of its full length.
     """
 
     rows: str
     verdicts: Mapping[str, bool]
+    length: float
+
+    def of(self, updates: Sequence[str]) -> Evidence:
+        """Return what a merge of these updates, by id, needs."""
+        return Evidence([self.verdicts[update] for update in updates], self.length)
 
     def entry_fields(self) -> dict[str, Any]:
         """Return the fields of the version's ledger entry."""
@@ -56,10 +67,11 @@ def find_evidence(
     weights: Sequence[float],
     root_update: str | None,
     progress: MergeProgress,
-) -> LengthVerdicts | None:
-    """Measure what the length of each long update does to the loss: one pass over the rows each, and two for the sum.
+) -> LengthEvidence | None:
+    """Measure what lengths do to the loss: a pass over the rows for each long update, two for all, five for the soup.
 
-    If all lengths that are useful alone do not lower the loss together, none is kept.
+    If all lengths that are useful alone do not lower the loss together, none is kept. The soup gets the length of
+    ``LENGTHS`` at which its loss is lowest, the longer one of equals.
 
     Args:
         state: The hub's state.
@@ -72,7 +84,7 @@ def find_evidence(
         progress: Progress of the merge.
 
     Returns:
-        The verdicts; None if the rule needs none or there are no rows.
+        The evidence; None if the rule needs none or there are no rows.
 
     Raises:
         GymError: Errors of the data and of ``gym_fed.soup.merging``.
@@ -93,7 +105,7 @@ def find_evidence(
     rate = recipe.server_learning_rate
     parts = [(update.path, rate * share) for update, share in zip(kept, base, strict=True) if share]
     excesses = [(update, rate * claim) for update, claim in zip(kept, claimed, strict=True) if claim]
-    progress.begin("weighing long updates", 1 + len(excesses))
+    progress.begin("weighing long updates", 2 + len(excesses))
     verdicts = dict.fromkeys((update.row.update_id for update in kept), False)
     with model.applied_sum(parts):
         before = model.loss_on(rows)
@@ -110,6 +122,27 @@ def find_evidence(
                 useful.append(excess)
             progress.step()
         # Excesses that are useful alone may overshoot together, as those of a coalition with one direction do.
-        if len(useful) < 2 or lowers(useful):
-            verdicts.update((update.row.update_id, True) for update, _ in useful)
-    return LengthVerdicts(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts)
+        if len(useful) > 1 and not lowers(useful):
+            useful = []
+    verdicts.update((update.row.update_id, True) for update, _ in useful)
+    soup = [*parts, *((update.path, excess) for update, excess in useful)]
+    length = _best_length(model, soup, rows)
+    progress.step()
+    return LengthEvidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts, length)
+
+
+def _best_length(
+    model: HubModel, soup: Sequence[tuple[Path, float]], rows: Sequence[dict[str, Any]]
+) -> float:
+    """Return the length of ``LENGTHS`` with which a sum of deltas, with their factors, has the lowest loss on rows."""
+    best, lowest, last = LENGTHS[0], math.inf, 1.0
+    with model.applied_sum(soup) as before:
+        tensors = model_tensors(model.model)
+        for length in LENGTHS:
+            with torch.no_grad():
+                for name, tensor in before.items():
+                    tensors[name].copy_(torch.lerp(tensor, tensors[name], length / last))
+            loss, last = model.loss_on(rows), length
+            if loss < lowest:
+                best, lowest = length, loss
+    return best

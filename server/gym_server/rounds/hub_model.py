@@ -251,22 +251,23 @@ class HubModel:
         with self.applied(delta):
             return self._measure(self._rows)
 
-    def applied(self, delta: Path, scale: float = 1.0) -> AbstractContextManager[None]:
+    def applied(self, delta: Path, scale: float = 1.0) -> AbstractContextManager[dict[str, Any]]:
         """Apply ``delta`` to the model for the block; restore the model afterwards."""
         return self.applied_sum([(delta, scale)])
 
     @contextmanager
-    def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[None]:
-        """Apply deltas, each times its factor, to the model for the block; restore the model afterwards."""
+    def applied_sum(self, deltas: Sequence[tuple[Path, float]]) -> Iterator[dict[str, Any]]:
+        """Apply deltas, each times its factor, for the block; yield the changed tensors as before, and restore them."""
         # admission has checked the version, and a continuous round takes updates of earlier ones
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(DeltaFile.open(path, self.spec, any_version=True)) for path, _ in deltas
             ]
-            stack.enter_context(self._restored(sorted({name for delta in opened for name in delta.names})))
+            names = sorted({name for delta in opened for name in delta.names})
+            before = stack.enter_context(self._restored(names))
             for delta, (_, scale) in zip(opened, deltas, strict=True):
                 apply_delta(self._loaded.model, delta, scale)
-            yield
+            yield before
 
     def game(self, updates: Sequence[DeltaFile], coefficients: Sequence[float]) -> SoupGame:
         """Return the game in which updates are players: it gives the held-out loss of every coalition's soup."""

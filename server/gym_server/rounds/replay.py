@@ -34,7 +34,7 @@ from gym_server.privacy import merge as private_merge
 from gym_server.privacy.secure_unmask import SecureSum, secure_sum
 from gym_server.rewards.scores import score_updates
 from gym_server.rounds.continuous import WindowUpdates
-from gym_server.rounds.evidence import LengthVerdicts
+from gym_server.rounds.evidence import LengthEvidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.soups import Ingredients, make_soup, state_files
 from gym_server.rounds.sums import sum_after
@@ -237,7 +237,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         private=_private(state.base, state.database, recorded),
         secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
-        evidence=None if evidence is None else LengthVerdicts(**evidence),
+        evidence=None if evidence is None else LengthEvidence(**evidence),
         window=_window(state, recorded),
     )
     others = [] if ingredients.window is None else ingredients.window.others

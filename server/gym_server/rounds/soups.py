@@ -26,7 +26,7 @@ from gym_fed.soup.votes_soup import soup_from_votes
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.privacy.secure_unmask import SecureSum
 from gym_server.rounds.continuous import WindowUpdates
-from gym_server.rounds.evidence import LengthVerdicts
+from gym_server.rounds.evidence import LengthEvidence
 from gym_server.rounds.versions import Version
 from gym_server.state import HubState
 
@@ -60,7 +60,7 @@ class Ingredients:
     private: PrivateMerge | None = None
     secure: SecureSum | None = None
     weights: Sequence[float] | None = None
-    evidence: LengthVerdicts | None = None
+    evidence: LengthEvidence | None = None
     window: WindowUpdates | None = None
 
     @property
@@ -197,9 +197,9 @@ def make_soup(
             optimizer_state=optimizer,
             on_tensor=on_tensor,
             private=ingredients.private,
-            verdicts=None
+            evidence=None
             if ingredients.evidence is None
-            else [ingredients.evidence.verdicts[manifest.digest] for manifest in ingredients.manifests],
+            else ingredients.evidence.of([manifest.digest for manifest in ingredients.manifests]),
             window=window,
         )
         codecs = {file.record(name).codec for file in files for name in file.names}

@@ -1,8 +1,9 @@
-"""A hub with clean rows judges the length of long updates once, records the verdicts, and replays them bit for bit."""
+"""A hub with clean rows judges lengths once, records what it found, and replays it bit for bit."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
+from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
 from tests.support.judged_rounds import DENSE, SIGNS, Delta, Judged
 from tests.support.private_configs import NOTHING_COMPARED
 
@@ -94,6 +96,7 @@ def test_a_useful_long_update_keeps_its_length_a_harmful_one_does_not_and_a_repl
     verdicts = {who[update]: kept for update, kept in version["evidence"]["verdicts"].items()}
     assert verdicts == {"ann": False, "bob": False, "cat": False, "dan": True, "eve": False}
     assert len(version["evidence"]["rows"]) == 32
+    assert version["evidence"]["length"] in LENGTHS
     assert version["root"] is not None
 
     def none(*_: Any, **__: Any) -> float:
@@ -104,18 +107,20 @@ def test_a_useful_long_update_keeps_its_length_a_harmful_one_does_not_and_a_repl
     assert replay(here.fed.state, 1)["replayed"] == version["soup"]
 
 
-def test_a_replay_with_another_verdict_gives_another_soup(
-    hub: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("change", [{"verdicts": False}, {"length": 0.9}])
+def test_a_replay_with_other_evidence_gives_another_soup(
+    hub: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
 ) -> None:
     here = hub()
     here.round(contributions(here))
     from gym_server.rounds import replay as module
 
-    class Others(module.LengthVerdicts):
-        def __init__(self, rows: str, verdicts: dict[str, bool]) -> None:
-            super().__init__(rows, dict.fromkeys(verdicts, False))
+    class Others(module.LengthEvidence):
+        def __init__(self, rows: str, verdicts: dict[str, bool], length: float) -> None:
+            other = dict.fromkeys(verdicts, False) if "verdicts" in change else verdicts
+            super().__init__(rows, other, change.get("length", length))
 
-    monkeypatch.setattr(module, "LengthVerdicts", Others)
+    monkeypatch.setattr(module, "LengthEvidence", Others)
     with pytest.raises(GymError, match="the ledger records soup") as found:
         replay(here.fed.state, 1)
     assert found.value.code is ErrorCode.STATE_CORRUPT
@@ -171,10 +176,36 @@ def test_lengths_that_are_useful_alone_are_kept_only_if_they_are_useful_together
     hub: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch, together: float, kept: bool
 ) -> None:
     here = hub()
-    losses = iter([1.0, 0.9, 0.9, together])  # of the soup, with either excess, and with both
+    # Of the soup, with either excess, and with both; then of the soup at every length.
+    losses = iter([1.0, 0.9, 0.9, together, *([0.9] * len(LENGTHS))])
     monkeypatch.setattr(HubModel, "loss_on", lambda *_: next(losses))
     here.round(contributions(here, eve=0.6))
     (version,) = here.entries("version")
     who = {body["update"]: body["contributor"] for body in here.entries("verdict")}
     verdicts = {who[update]: found for update, found in version["evidence"]["verdicts"].items()}
     assert verdicts == {"ann": False, "bob": False, "cat": False, "dan": kept, "eve": kept}
+
+
+@pytest.mark.parametrize(
+    ("losses", "length"),
+    [([1.0, 0.9, 0.8, 0.7, 0.9], 0.35), ([1.0] * 5, 1.0), ([float("nan"), float("inf"), 0.9, 0.9, 1.0], 0.5)],
+)
+def test_the_soup_gets_the_length_of_the_lowest_loss_and_the_model_is_as_before(
+    hub: Callable[..., Judged], monkeypatch: pytest.MonkeyPatch, losses: list[float], length: float
+) -> None:
+    here = hub()
+    before = {name: tensor.clone() for name, tensor in model_tensors(here.model.model).items()}
+    sent = {who: noise(here, seed) for seed, who in enumerate(("ann", "bob", "cat"))}
+    moved, said = list[float](), iter([1.0, *losses])
+
+    def loss_on(model: HubModel, rows: object) -> float:
+        now = model_tensors(model.model)
+        moved.append(math.sqrt(sum(float((now[name] - before[name]).square().sum()) for name in before)))
+        return next(said)
+
+    monkeypatch.setattr(HubModel, "loss_on", loss_on)
+    here.round(sent)
+    (version,) = here.entries("version")
+    assert version["evidence"]["length"] == length
+    assert [size / moved[0] for size in moved[1:]] == pytest.approx(LENGTHS, rel=1e-3)
+    assert replay(here.fed.state, 1)["replayed"] == version["soup"]
