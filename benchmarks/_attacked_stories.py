@@ -24,12 +24,16 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
-from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.merging import merge
+from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
+from gym_fed.soup.gram import Evidence
+from gym_fed.soup.merging import claims, merge
 
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
+ROOT_SEQUENCES = 100
+WITH_ROWS = f"{DEFAULT} with rows"
 
 CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")
 SOUP_CODEC = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
@@ -56,33 +60,47 @@ ATTACKS: dict[str, Callable[[Delta, list[Delta]], Delta]] = {
 
 
 def measure(report: Report, shared: Path, quick: bool) -> None:
-    """Held-out loss by the plain mean and by the default under each attack."""
+    """Held-out loss by the plain mean and by the default under each attack, without clean rows and with them."""
     rounds, steps = (1, 5) if quick else (3, 15)
     loaded = load_model(str(shared / "models" / "stories260K"))
     speakers = speeches(shared, CONTRIBUTORS + HELDOUT)
     texts = [encoded(loaded.tokenizer, rows, LENGTH) for rows in speakers[:CONTRIBUTORS]]
     held = encoded(loaded.tokenizer, [row for rows in speakers[CONTRIBUTORS:] for row in rows], LENGTH)
-    held = held[:: -(-len(held) // TEST_SEQUENCES)]
+    every = -(-len(held) // TEST_SEQUENCES)
+    assert every > 1, "the coordinator's rows are others than those of the test"
+    root, held = held[1::every][:ROOT_SEQUENCES], held[::every]
     base = loss_of(loaded.model, held)
     report.figure("heldout_base_nats", base)
     for attack in ATTACKS:
         found = {}
-        for rule in ("mean", DEFAULT):
+        for rule in ("mean", DEFAULT, WITH_ROWS):
             model = copy.deepcopy(loaded.model)
             with tempfile.TemporaryDirectory(prefix="gym-attacks-") as folder:
                 for number in range(rounds):
                     lr = LR * LR_DECAY**number
                     deltas = [trained(model, text, steps, lr, BATCH, seed) for seed, text in enumerate(texts)]
-                    _merged(model, deltas, rule, attack, Path(folder), number)
+                    rows = root if rule == WITH_ROWS else []
+                    own = trained(model, rows, steps, lr, BATCH, len(texts)) if len(rows) else None
+                    _merged(model, deltas, rule, attack, Path(folder), number, own, rows)
             found[rule] = loss_of(model, held)
             print(f"{rule} under {attack}: {base:.3f} -> {found[rule]:.3f} nats", file=sys.stderr, flush=True)
         what = f"stories260K, {attack} by {MALICIOUS} of {CONTRIBUTORS}: held-out loss"
         report.compare(what, found[DEFAULT], found["mean"], unit="nats")
+        report.compare(f"{what}, with clean rows", found[WITH_ROWS], found["mean"], unit="nats")
         below = f"stories260K under {attack}: held-out loss, against the base's"
         report.aim(below, found[DEFAULT], base)
 
 
-def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Path, number: int) -> None:
+def _merged(
+    model: Any,
+    deltas: list[Delta],
+    rule: str,
+    attack: str,
+    folder: Path,
+    number: int,
+    root: Delta | None,
+    rows: Any,
+) -> None:
     """Everybody's file, honest or not, and the soup of all of them added to ``model``."""
     honest = deltas[:-MALICIOUS]
     sent = [*honest, *(ATTACKS[attack](own, honest) for own in deltas[-MALICIOUS:])]
@@ -101,8 +119,41 @@ def _merged(model: Any, deltas: list[Delta], rule: str, attack: str, folder: Pat
                 encode_source(delta.__getitem__, codec, path, spec)
             opened.append(stack.enter_context(DeltaFile.open(path, spec)))
         malicious = 0 if rule == "mean" else MALICIOUS
-        recipe = SoupRecipe(aggregator=rule, num_malicious_nodes=malicious, codec=SOUP_CODEC)
-        merge(opened, [1.0] * len(opened), recipe, folder / f"{number}-soup.gymdelta", spec)
+        aggregator = rule.removesuffix(" with rows")
+        recipe = SoupRecipe(aggregator=aggregator, num_malicious_nodes=malicious, codec=SOUP_CODEC)
+        own, evidence = None, None
+        if root is not None:
+            encode_source(root.__getitem__, SOUP_CODEC, folder / "root.gymdelta", spec)
+            own = stack.enter_context(DeltaFile.open(folder / "root.gymdelta", spec))
+            evidence = _evidence(model, opened, recipe, spec, own, rows)
+        out = folder / f"{number}-soup.gymdelta"
+        merge(opened, [1.0] * len(opened), recipe, out, spec, root=own, evidence=evidence)
         soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
         for name in soup.names:
             tensors[name].add_(soup.decode(name))
+
+
+def _evidence(
+    model: Any, updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec, root: DeltaFile, rows: Any
+) -> Evidence:
+    """What the hub finds on its clean rows (``gym_server.rounds.evidence``)."""
+    base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, root)
+
+    def loss(coefficients: list[float]) -> float:
+        moved = copy.deepcopy(model)
+        for update, coefficient in zip(updates, coefficients, strict=True):
+            if coefficient:
+                apply_delta(moved, update, coefficient)
+        return loss_of(moved, rows)
+
+    def added(kept: list[bool]) -> list[float]:
+        return [b + c * k for b, c, k in zip(base, claimed, kept, strict=True)]
+
+    before, each = loss(base), range(len(updates))
+    useful = [claimed[i] > 0.0 and loss(added([j == i for j in each])) < before for i in each]
+    if sum(useful) > 1 and not loss(added(useful)) < before:
+        useful = [False] * len(updates)
+    lengths = {length: loss([length * c for c in added(useful)]) for length in LENGTHS}
+    best = min(LENGTHS, key=lengths.__getitem__)
+    print(f"long updates kept: {sum(useful)}; length of the soup: {best}", file=sys.stderr, flush=True)
+    return Evidence(useful, best)
