@@ -115,7 +115,8 @@ check: true
 
 # A hundred or more clean rows that are not in gate.heldout. The hub trains on them like a contributor: updates that
 # point away from its own have no weight, and one that is longer than most keeps its length if that lowers the loss on
-# the rows. Rare knowledge keeps its weight and attacks lose theirs, if the rows cover all that contributors may know.
+# the rows. The soup gets the length with the lowest loss. Rare knowledge keeps its weight and attacks lose theirs, if
+# the rows cover all that contributors may know.
 {root}
 
 rewards:
