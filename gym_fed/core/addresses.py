@@ -62,6 +62,38 @@ def is_loopback(url: str) -> bool:
         return False
 
 
+def may_connect(host: str, via: str) -> bool:
+    """Return True if a machine may connect to ``host``, an address that another party chose.
+
+    The address must be no more private than ``via``, an address that was chosen here: nobody can make a machine connect
+    to itself or into its own network. Names are refused, since they may resolve to anything.
+
+    Args:
+        host: The address to connect to.
+        via: IP address or name of the other party; ``localhost`` and IP addresses count, other names are global.
+    """
+    reach = _reach(host)
+    return reach is not None and reach >= (_reach("127.0.0.1" if via == "localhost" else via) or _GLOBAL)
+
+
+_LOOPBACK, _PRIVATE, _GLOBAL = 1, 2, 3
+
+
+def _reach(host: str) -> int | None:
+    """Return from how far an IP address can be reached; None for names and addresses without a host."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return _LOOPBACK
+    if address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved:
+        return None
+    return _GLOBAL if address.is_global else _PRIVATE
+
+
 def network_of(host: str) -> str:
     """Return the network of an IP address: an IPv4 address itself, or the /64 prefix of an IPv6 address.
 

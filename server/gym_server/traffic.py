@@ -15,8 +15,12 @@ class HubTraffic:
         self._lock = threading.Lock()
         self._calls: Counter[str] = Counter()
         self._refusals: Counter[str] = Counter()
+        self._seeding: Counter[str] = Counter()
+        self._downloaded = 0
         self.connections: Callable[[], int | None] = lambda: None
         """Returns the number of open connections; None if unknown."""
+        self.seeders: Callable[[], int] = lambda: 0
+        """Returns the number of contributors who serve objects to others."""
 
     def called(self, method: str) -> None:
         """Count a call of a method."""
@@ -28,8 +32,34 @@ class HubTraffic:
         with self._lock:
             self._refusals[code] += 1
 
-    def counts(self) -> dict[str, Any]:
-        """Return ``calls`` by method, ``refusals`` by code, and ``connections``."""
+    def note_download(self, num_bytes: int) -> None:
+        """Count bytes of objects that were sent."""
         with self._lock:
-            calls, refusals = dict(self._calls), dict(self._refusals)
-        return {"calls": calls, "refusals": refusals, "connections": self.connections()}
+            self._downloaded += num_bytes
+
+    def note_ticket(self) -> None:
+        """Count a ticket for a download from a contributor."""
+        with self._lock:
+            self._seeding["tickets"] += 1
+
+    def note_failed_seeder(self) -> None:
+        """Count a report of a contributor who did not deliver an object."""
+        with self._lock:
+            self._seeding["failures"] += 1
+
+    def counts(self) -> dict[str, Any]:
+        """Return ``calls`` by method, ``refusals`` by code, ``connections``, ``download_bytes``, and ``seeding``."""
+        with self._lock:
+            calls, refusals, seeding = dict(self._calls), dict(self._refusals), Counter(self._seeding)
+            downloaded = self._downloaded
+        return {
+            "calls": calls,
+            "refusals": refusals,
+            "connections": self.connections(),
+            "download_bytes": downloaded,
+            "seeding": {
+                "seeders": self.seeders(),
+                "tickets": seeding["tickets"],
+                "failures": seeding["failures"],
+            },
+        }

@@ -91,7 +91,8 @@ class LoopbackHub:
             ],
             options=options,
         )
-        add_hub(Hub(self.fed, wakeups), self._server)
+        self.service = Hub(self.fed, wakeups)
+        add_hub(self.service, self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
         port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+from functools import cache
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
+
+from gym_fed.trust.identity.keys import plain_pem
+from gym_fed.trust.identity.tls import self_signed
 
 
 def write_tls_files(
@@ -38,3 +42,9 @@ def write_tls_files(
     paths[0].write_bytes(certificate.public_bytes(Encoding.PEM))
     paths[1].write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, under))
     return paths
+
+
+@cache
+def seeder_certificate(number: int = 0) -> str:
+    """A certificate as seeders have it, the same one for the same number."""
+    return self_signed(plain_pem(ec.generate_private_key(ec.SECP256R1()))).decode()

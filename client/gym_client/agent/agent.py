@@ -183,6 +183,8 @@ class Agent:
         """Adopt a changed ``policy.yaml``."""
         self.policy = self._objects.policy = policy
         self.client.rates.limit(*policy.rates)
+        if self.client.seeding is not None:
+            self.client.seeding.follow(policy.seeding)
 
     def _next(self, stream: WorkStream) -> pb.WorkEvent | None:
         """Return the next event; None if a pause begins first."""

@@ -54,8 +54,12 @@ class Terms:
         data: str,
         pay: PayTerms | None = None,
         audit: AuditTerms | None = None,
+        seeding: bool = False,
     ) -> Terms:
-        """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status."""
+        """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status.
+
+        ``seeding`` is True if both the hub and the contributor's policy allow it.
+        """
         promises = Promises.parse(privacy_json)
         asked = {
             "base": base_digest,
@@ -63,6 +67,8 @@ class Terms:
             "privacy.target_delta": None if promises.central is None else promises.hub_delta,
             "secure_aggregation.threshold": promises.threshold,
         }
+        if seeding:
+            asked["seeding"] = True
         return cls(server, data, {**asked, **recipe_values(recipe, codec), **_values(pay), **_values(audit)})
 
     def with_task(self, spec: TaskSpec) -> Terms:

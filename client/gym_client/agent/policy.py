@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from gym_client.seeding.policy import SeedingPolicy
 from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe, bytes_to_join
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.file import load_config
@@ -99,6 +100,9 @@ class Policy(StrictModel):
     publish_name: bool = False
     """True to agree to be named, by the account's name, with models that are made from the updates sent from here.
     Every signed update states this consent; the newest one counts."""
+
+    seeding: SeedingPolicy | None = None
+    """Exchange of public objects with other contributors, at hubs that allow it (docs/seeding.md); by default none."""
 
     pause: bool = False
     """True to pause the agent until this is removed."""

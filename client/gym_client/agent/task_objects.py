@@ -98,6 +98,7 @@ class TaskObjects:
                     progress,
                     hooks.should_stop,
                     self._traffic.count_down,
+                    "soups" if ref.stype == DELTA_STYPE and spec is not None else None,
                 )
 
             try:

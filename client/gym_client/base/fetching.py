@@ -172,7 +172,7 @@ def fetch_files(
                 progress(before + come, total)
                 failpoint("client-base-chunk")
 
-            return download(client, cache, file.sha256, file.size_bytes, on_chunk, should_stop, count)
+            return download(client, cache, file.sha256, file.size_bytes, on_chunk, should_stop, count, "base")
 
         os.replace(retry(bring), folder / file.name)
         done += file.size_bytes

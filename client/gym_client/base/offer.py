@@ -44,6 +44,8 @@ class BaseOffer:
     """The source in words with bytes and licence; empty if the hub itself serves the base."""
     duration: str = ""
     """The expected download time in words; not part of the accepted terms."""
+    seeding: bool = False
+    """True if other contributors may send files too, and see this machine's address."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
@@ -110,6 +112,8 @@ class BaseOffer:
             )
             lines += self._duration()
             lines.append("the hub serves it to its contributors alone: you are enrolled before it is fetched")
+            if self.seeding:
+                lines.append("other contributors may send it too, who see this machine's address")
         return lines
 
     def _duration(self) -> list[str]:

@@ -11,6 +11,7 @@ from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
@@ -43,6 +44,15 @@ def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
     """
     return _announced_terms(status, "audit", AuditTerms)
+
+
+def announced_seeding(status: pb.StatusReply) -> SeedingTerms | None:
+    """Return the hub's settings of seeding; None if it allows none.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for unreadable terms.
+    """
+    return _announced_terms(status, "seeding", SeedingTerms)
 
 
 def _announced_terms(status: pb.StatusReply, key: str, schema: type[Announced]) -> Announced | None:

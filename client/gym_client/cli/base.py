@@ -230,7 +230,8 @@ class BaseFinder:
     def _fetch(self, offer: BaseOffer, again: bool) -> GlobalModel:
         self._check_policy(offer.size_bytes)
         self._display.busy("")
-        if not self._consent.base(replace(offer, duration=self._pace.duration(offer.size_bytes))):
+        duration, seeding = self._pace.duration(offer.size_bytes), self._client.seeding is not None
+        if not self._consent.base(replace(offer, duration=duration, seeding=seeding)):
             raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
         self._fetched_bytes = offer.size_bytes
         self._display.busy(f"enrolling at {self._client.address}, to fetch the base")

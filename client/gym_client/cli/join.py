@@ -129,6 +129,7 @@ class _Joining:
         # Taken before the file is read, since the terms may stay on the screen for a long time.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
+        self._base_folder = ""
 
     def run(self) -> AgentResult:
         """Establish trust, get consent, enrol and work until the end."""
@@ -195,12 +196,15 @@ class _Joining:
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
-        from gym_client.cli.announced import announced, bytes_to_join, rounds_to_come
+        from gym_client.cli.announced import announced, announced_seeding, bytes_to_join, rounds_to_come
         from gym_client.cli.offer import make_offer, require_rows
         from gym_client.privacy.terms import Promises, check_promises
+        from gym_client.seeding.seeding import Seeding
 
         recipe = announced(status)[0]
         self._policy.check_recipe(recipe, status.base_digest)
+        if self._policy.seeding is not None and (terms := announced_seeding(status)) is not None:
+            client.seeding = Seeding(client, self._policy.seeding, terms, self._display)
         rounds = rounds_to_come(status, self._options.rounds)
         self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
@@ -220,6 +224,7 @@ class _Joining:
             self._options.rounds,
         )
         model = finder.find(self._setup.model)
+        self._base_folder = model.source
         use_threads(self._policy.threads)
         offer = make_offer(client, status, model, data, self._setup, self._name, self._options.rounds)
         offer.check(self._policy)
@@ -246,6 +251,7 @@ class _Joining:
             data.digest,
             announced_pay(status),
             announced_audit(status),
+            client.seeding is not None,
         )
         home = shlex.quote(str(self._home.folder))
         again = f"gym-client join --server {client.address} --home {home}"
@@ -266,6 +272,12 @@ class _Joining:
         _remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
         self._display.report("joined", joined, contributor=client.pin.contributor)
+
+        if client.seeding is not None:
+            from gym_client.seeding.base import share_base
+
+            client.seeding.start()
+            share_base(client, status, self._base_folder)
 
     def _enrol(self, client: HubClient) -> None:
         self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -220,6 +220,7 @@ def status(
     from gym_client.hub.known import enrolled_client
     from gym_client.hub.replies import parse_verdicts
     from gym_client.hub.traffic import total_of
+    from gym_client.seeding.store import SeedingTotals
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     folder = open_home(home, passphrase_file)
@@ -227,6 +228,7 @@ def status(
         hub = client.status()
         account = client.call("Account", pb.AccountRequest())
         moved = total_of(folder, client.pin.server)
+    seeded = SeedingTotals(folder).now
     report = {
         "server": hub.name,
         "contributor": account.contributor,
@@ -242,6 +244,7 @@ def status(
         "join_download_bytes": hub.join_download_bytes,
         "round_download_bytes": hub.round_download_bytes,
         **moved.to_dict(),
+        "seeding": asdict(seeded),
     }
     print_result(as_json, report, account_table(report), traffic_line(report))
 

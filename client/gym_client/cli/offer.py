@@ -81,6 +81,8 @@ class Offer:
     """``factors``, ``values`` or ``full``; empty if unknown."""
     pay: dict[str, Any] | None = None
     """The terms of pay; None if the hub announces none."""
+    seeding: tuple[str, ...] = ()
+    """What seeding does on this machine, in words; empty if the hub or the policy allows none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
     rounds: int | None = None
@@ -181,6 +183,7 @@ class Offer:
             ),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
+            *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
             *self._time(),
             ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
             *(("", line) for line in self.rows_in_words),
@@ -284,6 +287,7 @@ def make_offer(
         round_download_bytes=status.round_download_bytes,
         soup_form=announced_soup_form(status),
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
+        seeding=tuple(client.seeding.in_words()) if client.seeding is not None else (),
         audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
         rounds=rounds_to_come(status, rounds),
         continuous=announced_continuous(status),

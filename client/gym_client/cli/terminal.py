@@ -231,6 +231,12 @@ def traffic_line(account: dict[str, Any]) -> str:
     )
     if sum(verdict["bytes"] for verdict in account["verdicts"]) > account["bytes_up"]:
         line += "; what another machine moved is not counted"
+    seeded = account["seeding"]
+    if seeded["received"] or seeded["served"]:
+        line += (
+            f"; seeding: {readable_bytes(seeded['received'])} from other contributors, "
+            f"{readable_bytes(seeded['served'])} to them ({readable_bytes(seeded['served_on_day'])} today)"
+        )
     return line
 
 

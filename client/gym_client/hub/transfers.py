@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gym_client.hub.traffic import TokenBucket
 from gym_client.hub.transport import HubClient, transfer_seconds
+from gym_client.seeding.policy import Kind
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, write_atomically
 from gym_fed.core.hashed_file import HashedFile
@@ -63,6 +64,7 @@ def download(
     progress: Progress | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     count: Callable[[int], None] = lambda num_bytes: None,
+    kind: Kind | None = None,
 ) -> Path:
     """Download an object unless it is cached. Call again to resume.
 
@@ -73,7 +75,8 @@ def download(
         size_bytes: Size from the reference, which the download never exceeds.
         progress: Called after each chunk.
         should_stop: Checked between chunks; True stops the download.
-        count: Called with the bytes of each received chunk.
+        count: Called with the bytes of each chunk from the hub.
+        kind: Kind of a public object, which other contributors may serve too; None for any other object.
 
     Raises:
         GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data, which is deleted; ``UNAVAILABLE`` if the
@@ -86,6 +89,31 @@ def download(
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     report = progress or (lambda done, total: None)
+    seeding = client.seeding if kind is not None else None
+    came = (
+        seeding is not None
+        and not part.exists()
+        and seeding.fetch(part, sha256, size_bytes, report, should_stop)
+    )
+    if not came:
+        _download_from_hub(client, sha256, size_bytes, part, report, should_stop, count)
+    os.replace(part, target)
+    fsync_folder(target.parent)
+    if kind is not None and seeding is not None:
+        seeding.add(target, sha256, kind)
+    return target
+
+
+def _download_from_hub(
+    client: HubClient,
+    sha256: str,
+    size_bytes: int,
+    part: Path,
+    report: Progress,
+    should_stop: Callable[[], bool],
+    count: Callable[[int], None],
+) -> None:
+    """Complete ``part`` from the hub, and verify it."""
     with part.open("a+b") as file, HashedFile(file) as written:
         done = part.stat().st_size
         while done < size_bytes:
@@ -106,9 +134,6 @@ def download(
         raise GymError(
             ErrorCode.HASH_MISMATCH, f"{client.address} sent an object with sha256 {digest} for {sha256}"
         )
-    os.replace(part, target)
-    fsync_folder(target.parent)
-    return target
 
 
 def _receive(

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -31,6 +31,9 @@ from gym_fed.trust.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, S
 from gym_fed.trust.wire.protocol import require_hub
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+if TYPE_CHECKING:
+    from gym_client.seeding.seeding import Seeding
 
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
@@ -66,6 +69,8 @@ class HubClient:
         self.pin = pin
         self.node_id = 0
         self.rates = Rates()
+        self.seeding: Seeding | None = None
+        """Fetches public objects from other contributors and serves them; None to use only the hub."""
         self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()
         self._session, self._expires_at = "", 0
@@ -249,7 +254,9 @@ class HubClient:
                 self._open_channel()
 
     def close(self) -> None:
-        """Close the channel and cancel running calls."""
+        """Stop seeding, close the channel and cancel running calls."""
+        if self.seeding is not None:
+            self.seeding.close()
         self._channel.close()
 
     def __enter__(self) -> HubClient:

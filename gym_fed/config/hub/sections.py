@@ -15,6 +15,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditConfig
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
+from gym_fed.config.hub.seeding import SeedingConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
@@ -343,6 +344,8 @@ class ServerSections(StrictModel):
     secure_aggregation: SecureAggregationConfig | None = None
     """Hide single updates from the hub; by default it sees them, as robust rules require."""
     variants: VariantsConfig = VariantsConfig()
+    seeding: SeedingConfig | None = None
+    """Let contributors fetch the base and soups from each other; by default only from the hub."""
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None

@@ -12,6 +12,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import MAX_AUDITED_STEPS, AuditConfig
 from gym_fed.config.hub.continuous import check_continuous
 from gym_fed.config.hub.sections import ServerSections
+from gym_fed.config.hub.seeding import check_seeding
 from gym_fed.config.hub.task import TrainingRecipe, check_distillation, check_frozen_a
 from gym_fed.config.schema.base import Problem, Problems
 from gym_fed.config.schema.endpoint import Endpoint
@@ -125,6 +126,10 @@ class ServerConfig(ServerSections):
         if (self.variants.max_bytes or 0) > self.admission.max_update_bytes:
             limit = f"is above admission.max_update_bytes ({self.admission.max_update_bytes}), which every upload keeps"
             raise Problems("", [Problem("variants.max_bytes", limit)])
+        hidden_by = next(
+            (key for key in ("privacy", "secure_aggregation") if getattr(self, key) is not None), ""
+        )
+        check_seeding(self.seeding, hidden_by)
         check_continuous(self)
         check_audit(self)
         check_secure(self)

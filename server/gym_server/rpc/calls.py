@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import gym_fed
+from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.entries import Entry
@@ -24,8 +25,9 @@ from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.steering import Steering
 from gym_server.rpc.auth_interceptor import current_address, current_session
-from gym_server.rpc.limits import EnrolmentLimits
+from gym_server.rpc.limits import EnrolmentLimits, host_of
 from gym_server.rpc.threads import heavily
+from gym_server.seeding.tracker import SeedTracker
 from gym_server.state import HubState
 from gym_server.strategy.tasks import plugins_of_round
 from gym_server.variants.checks import EVERYONE
@@ -49,6 +51,7 @@ class CallsBesideRounds:
     _downloads: Downloads
     base: ServedBase
     _enrolments: EnrolmentLimits
+    _seeds: SeedTracker
     finished: asyncio.Event
 
     async def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
@@ -73,6 +76,8 @@ class CallsBesideRounds:
             recipe["audit"] = rounds.audit.terms().model_dump(mode="json")
         if rounds.mode == "continuous":
             recipe["continuous"] = {key: getattr(rounds, key) for key in ("merge_every", "max_staleness")}
+        if (seeding := self._live_config.current.seeding) is not None:
+            recipe["seeding"] = SeedingTerms.of(seeding).model_dump(mode="json")
         plugins = plugins_of_round(
             self._live_config.current, self._state.ledger, self._live_config.current.recipe
         )
@@ -142,6 +147,14 @@ class CallsBesideRounds:
         )
         self._contributor_clocks.note(request.contributor, request.clock_seconds, self._state.clock.now())
         return pb.AuthenticateReply(session=token, expires_at_seconds=int(expires), node_id=node_id)
+
+    # ---- seeding ----
+
+    async def Seed(self, request: pb.SeedRequest, context: Any) -> pb.SeedReply:
+        return await self._seeds.announce(current_session(), host_of(context.peer()), request)
+
+    async def FindSeeder(self, request: pb.FindSeederRequest, context: Any) -> pb.FindSeederReply:
+        return await self._seeds.find(current_session(), host_of(context.peer()), request)
 
     # ---- the ledger ----
 

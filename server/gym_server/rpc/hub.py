@@ -39,6 +39,7 @@ from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily
 from gym_server.rpc.transfers import Transfers, read_ahead
+from gym_server.seeding.public import tracker_of
 from gym_server.store.rights import require_stored
 from gym_server.store.tables import accounts, credits, messages, updates
 
@@ -61,6 +62,7 @@ class Hub(CallsBesideRounds):
         self._wakeups = wakeups
         self._downloads = Downloads(federation.live_config, federation.base, federation.round_store)
         self.base = ServedBase(federation.config, federation.base, federation.database)
+        self._seeds, self._traffic = tracker_of(federation, self.base), federation.traffic
         self._enrolments = EnrolmentLimits(
             federation.config.limits.enrolments_per_minute, federation.config.enrolment.policy == "open"
         )
@@ -184,6 +186,7 @@ class Hub(CallsBesideRounds):
         yield pb.DownloadChunk(size_bytes=size)
         async for data in read_ahead(path, request.offset):
             yield pb.DownloadChunk(data=data)
+            self._traffic.note_download(len(data))
             failpoint("download-chunk")
 
     async def GetSoup(self, request: pb.GetSoupRequest, context: Any) -> pb.GetSoupReply:

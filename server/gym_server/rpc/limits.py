@@ -99,14 +99,18 @@ def address_of(peer: str) -> str:
     Args:
         peer: Peer in gRPC's notation: ``ipv4:10.0.0.1:4711``, ``ipv6:%5B::1%5D:4711`` (or with brackets).
     """
-    kind, _, rest = unquote(peer).partition(":")
-    host = rest.rpartition(":")[0].strip("[]").partition("%")[0]
-    if kind not in ("ipv4", "ipv6"):
-        return peer[:100]
+    host = host_of(peer)
     try:
-        return network_of(host)
+        return network_of(host) if host else peer[:100]
     except ValueError:
         return peer[:100]
+
+
+def host_of(peer: str) -> str:
+    """Return the IP address of a connection in gRPC's notation; empty if it is not an internet connection."""
+    kind, _, rest = unquote(peer).partition(":")
+    host = rest.rpartition(":")[0].strip("[]").partition("%")[0].removeprefix("::ffff:")
+    return host if kind in ("ipv4", "ipv6") else ""
 
 
 class EnrolmentLimits:

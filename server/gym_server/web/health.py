@@ -181,6 +181,14 @@ class _Figures:
                 traffic["refusals"],
                 CounterMetricFamily,
             )
+            sent = "Bytes of objects sent to contributors since the start"
+            yield CounterMetricFamily("gym_hub_download_bytes", sent, traffic["download_bytes"])
+            seeding = traffic["seeding"]
+            yield GaugeMetricFamily("gym_hub_seeders", "Contributors who serve objects", seeding["seeders"])
+            tickets = "Downloads that the hub gave to contributors since the start"
+            yield CounterMetricFamily("gym_hub_seeding_tickets", tickets, seeding["tickets"])
+            failures = "Downloads from contributors that failed, as reported"
+            yield CounterMetricFamily("gym_hub_seeding_failures", failures, seeding["failures"])
             if traffic["connections"] is not None:
                 yield GaugeMetricFamily("gym_hub_connections", "Open connections", traffic["connections"])
 

@@ -409,6 +409,62 @@ class GetSoupReply(_message.Message):
     size_bytes: int
     def __init__(self, sha256: _Optional[str] = ..., size_bytes: _Optional[int] = ...) -> None: ...
 
+class SeedRequest(_message.Message):
+    __slots__ = ("port", "certificate_pem", "slots", "sha256")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    certificate_pem: str
+    slots: int
+    sha256: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, port: _Optional[int] = ..., certificate_pem: _Optional[str] = ..., slots: _Optional[int] = ..., sha256: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SeedReply(_message.Message):
+    __slots__ = ("lease_seconds", "why_not")
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
+    lease_seconds: float
+    why_not: str
+    def __init__(self, lease_seconds: _Optional[float] = ..., why_not: _Optional[str] = ...) -> None: ...
+
+class FindSeederRequest(_message.Message):
+    __slots__ = ("sha256", "failed", "busy")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    failed: _containers.RepeatedScalarFieldContainer[str]
+    busy: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sha256: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ..., busy: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class FindSeederReply(_message.Message):
+    __slots__ = ("seeder", "wait_seconds")
+    SEEDER_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seeder: SeederInfo
+    wait_seconds: float
+    def __init__(self, seeder: _Optional[_Union[SeederInfo, _Mapping]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class SeederInfo(_message.Message):
+    __slots__ = ("host", "port", "certificate_pem", "ticket_json")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_PEM_FIELD_NUMBER: _ClassVar[int]
+    TICKET_JSON_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    certificate_pem: str
+    ticket_json: str
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., certificate_pem: _Optional[str] = ..., ticket_json: _Optional[str] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("ticket_json",)
+    TICKET_JSON_FIELD_NUMBER: _ClassVar[int]
+    ticket_json: str
+    def __init__(self, ticket_json: _Optional[str] = ...) -> None: ...
+
 class BaseRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

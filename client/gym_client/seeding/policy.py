@@ -1,0 +1,69 @@
+"""The contributor's own settings of seeding, a section of ``policy.yaml``."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from pydantic import Field, field_validator
+
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.core.text import counted, readable_bytes
+
+Kind = Literal["base", "soups"]
+"""Kinds of objects that contributors serve to each other."""
+
+LEAST_BYTES_PER_SECOND = 64 << 10
+"""Rate below which a downloader gives up on a seeder."""
+
+
+class SeedingPolicy(StrictModel):
+    """Fetch public objects from other contributors, and serve them with ``listen``.
+
+    Contributors of the hub who serve or fetch an object see this machine's address.
+    """
+
+    listen: str | None = None
+    """Address on which this machine serves others, as ``0.0.0.0:9445``; absent: it serves nothing."""
+
+    port: int | None = Field(default=None, ge=1024, le=65535)
+    """Port at which others reach ``listen``, if a router forwards another one."""
+
+    max_bytes_per_second: int = Field(default=1 << 20, ge=LEAST_BYTES_PER_SECOND)
+    """Maximum upload rate to all others together; ``max_upload_bytes_per_second`` holds for it too."""
+
+    max_bytes_per_day: int = Field(default=10 << 30, ge=0)
+    """Maximum bytes served in a day (UTC)."""
+
+    max_downloads: int = Field(default=4, ge=1, le=64)
+    """Maximum downloads served at once."""
+
+    max_disk_bytes: int = Field(default=1 << 30, ge=0)
+    """Maximum bytes of soups that are kept to be served."""
+
+    serves: list[Kind] = Field(default_factory=lambda: list(get_args(Kind)))
+    """Kinds of objects that are served: files of the base, and soups with their sums."""
+
+    @field_validator("listen")
+    @classmethod
+    def _validate_listen(cls, text: str | None) -> str | None:
+        if text is not None:
+            Endpoint.parse(text, least_port=0)
+        return text
+
+    @property
+    def slots(self) -> int:
+        """Return how many downloads are served at once, so that none is too slow for its downloader."""
+        return max(1, min(self.max_downloads, self.max_bytes_per_second // (2 * LEAST_BYTES_PER_SECOND)))
+
+    def in_words(self) -> list[str]:
+        """Describe what seeding does on this machine."""
+        lines = ["fetches the base and soups from other contributors too, who see this machine's address"]
+        if self.listen is not None:
+            kinds = " and ".join({"base": "the base", "soups": "soups"}[kind] for kind in self.serves)
+            lines.append(
+                f"serves {kinds or 'nothing'} at {self.listen} to contributors with a ticket of the hub, up to "
+                f"{counted(self.slots, 'download')} at once, {readable_bytes(self.max_bytes_per_second)}/s and "
+                f"{readable_bytes(self.max_bytes_per_day)} a day; never your data or updates"
+            )
+        return lines

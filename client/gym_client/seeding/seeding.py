@@ -1,0 +1,271 @@
+"""Seeding in one run of ``join``: fetch public objects from other contributors, and announce and serve them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gym_client.display import Display
+from gym_client.identity.proxy import proxy_for
+from gym_client.seeding.fetch import GRACE_SECONDS, fetch_from, require_seeder
+from gym_client.seeding.policy import Kind, SeedingPolicy
+from gym_client.seeding.server import SeederServer
+from gym_client.seeding.store import SeedingTotals, SeedStore
+from gym_fed.base.files import BaseFile
+from gym_fed.config.hub.seeding import SeedingTerms
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.text import readable_bytes
+from gym_fed.trust.identity.ticket import SeedTicket
+from gym_fed.trust.identity.tls import fingerprint
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+if TYPE_CHECKING:
+    from gym_client.hub.transport import HubClient
+
+log = logging.getLogger("gym_client")
+
+_MAX_FAILED = 4
+"""Seeders that may fail to deliver an object before it is taken from the hub."""
+_MAX_WAIT_SECONDS = 900.0
+"""Maximum time for which this machine follows a hub's advice to wait."""
+_MAX_PAUSE_SECONDS = 5.0
+_POLL_SECONDS = 0.1
+_MOST_ANNOUNCED = 1_000
+_LONGEST_LEASE_SECONDS = 300.0
+
+
+@dataclass
+class _Failed:
+    """Fingerprints of seeders that did not deliver an object."""
+
+    broken: list[str] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+
+
+class Seeding:
+    """Exchanges public objects with other contributors of one hub. The caller holds the home's lock.
+
+    Args:
+        client: Client of the hub; it knows the ledger key once the status was requested.
+        policy: The contributor's settings.
+        terms: The hub's settings.
+        display: Shows what is fetched from others, and why this machine is not listed.
+        grace_seconds: See ``fetch_from``.
+    """
+
+    def __init__(
+        self,
+        client: HubClient,
+        policy: SeedingPolicy,
+        terms: SeedingTerms,
+        display: Display,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        self._client, self._policy, self._terms, self._display = client, policy, terms, display
+        self._grace_seconds = grace_seconds
+        self.totals = SeedingTotals(client.home, policy.max_bytes_per_day)
+        self._store = SeedStore(client.home.folder / "seeds", policy)
+        self._server: SeederServer | None = None
+        self._announcer = threading.Thread(target=self._announce_always, name="seeding", daemon=True)
+        self._news, self._stop, self._announcing = threading.Event(), threading.Event(), threading.Lock()
+        self._lease_seconds, self._shown = 60.0, ""
+        self._begun = False
+        self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
+
+    def start(self) -> None:
+        """Serve and announce what is here, if the policy allows it; nothing happens the second time.
+
+        Raises:
+            GymError: ``ADDRESS_IN_USE``.
+        """
+        if self._begun:
+            return
+        self._begun = True
+        if self._policy.listen is None or not self._direct:
+            return
+        client = self._client
+        server = SeederServer(
+            self._policy, self._store, self.totals, client.rates.up, self._verified, client.now
+        )
+        server.start()
+        self._server = server
+        self._announce()
+        self._announcer.start()
+
+    def in_words(self) -> list[str]:
+        """Describe what seeding does on this machine."""
+        return self._policy.in_words()
+
+    def follow(self, policy: SeedingPolicy | None) -> None:
+        """Adopt changed limits; None ends seeding. Another address counts from the next ``join`` on."""
+        if policy is None:
+            self.close()
+            return
+        self.totals.max_bytes_per_day = policy.max_bytes_per_day
+        if self._server is not None:
+            self._server.rate.bytes_per_second = policy.max_bytes_per_second
+
+    def close(self) -> None:
+        """Withdraw the announcement and stop serving."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._news.set()
+        if self._server is not None:
+            self._announcer.join(timeout=_MAX_PAUSE_SECONDS)
+            self._announce()
+            self._server.close()
+            self._server = None
+        self._store.close()
+        self.totals.save()
+
+    def add(self, path: Path, sha256: str, kind: Kind) -> None:
+        """Announce a verified public object to the hub, if it is large enough."""
+        is_large = path.stat().st_size >= self._terms.min_bytes
+        if self._server is not None and is_large and self._store.add(path, sha256, kind):
+            self._news.set()
+
+    def share_base(self, folder: Path, files: Sequence[BaseFile]) -> None:
+        """Announce the files of the base in a folder that are those of the hub's listing."""
+        known = set(self._store.names())
+        for file in files:
+            path = folder / file.name
+            if self._server is None or self._stop.is_set():
+                return
+            if file.sha256 in known or file.size_bytes < self._terms.min_bytes or not path.is_file():
+                continue
+            if path.stat().st_size == file.size_bytes and file_sha256(path) == file.sha256:
+                self.add(path.resolve(), file.sha256, "base")
+
+    def fetch(
+        self,
+        part: Path,
+        sha256: str,
+        size_bytes: int,
+        report: Callable[[int, int], None],
+        should_stop: Callable[[], bool],
+    ) -> bool:
+        """Fetch an object from another contributor; return False if the hub must serve it.
+
+        Args:
+            part: File to write; it does not exist after a failure.
+            sha256: Digest of the object.
+            size_bytes: Its size.
+            report: Called with bytes done and in total.
+            should_stop: Checked between chunks and while waiting.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``should_stop``. Other failures only lead to the hub.
+        """
+        if not self._direct or self._stop.is_set() or size_bytes < self._terms.min_bytes:
+            return False
+        self.start()
+        failed = _Failed()
+        until = time.monotonic() + _MAX_WAIT_SECONDS
+        while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
+            name = ""
+            try:
+                require_seeder(seeder, self._client.address.host)
+                name = fingerprint(seeder.certificate_pem.encode())
+                self._receive(seeder, part, sha256, size_bytes, report, should_stop)
+            except GymError as error:
+                if error.code is ErrorCode.INTERRUPTED:
+                    raise
+                (failed.busy if error.code is ErrorCode.BUSY else failed.broken).append(name)
+                log.info("object %s was not fetched from a contributor: %s", sha256[:12], error)
+                report(0, size_bytes)
+                continue
+            text = f"{readable_bytes(size_bytes)} came from another contributor"
+            self._display.report("seeding", text, sha256=sha256, bytes=size_bytes)
+            return True
+        return False
+
+    def _receive(
+        self,
+        seeder: pb.SeederInfo,
+        part: Path,
+        sha256: str,
+        size_bytes: int,
+        report: Callable[[int, int], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        done = 0
+
+        def on_bytes(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            self.totals.receive(num_bytes)
+            report(done, size_bytes)
+
+        beside = part.with_suffix(".seed")  # unverified bytes never become a part that the hub continues
+        down = self._client.rates.down
+        fetch_from(seeder, sha256, size_bytes, beside, down, on_bytes, should_stop, self._grace_seconds)
+        os.replace(beside, part)
+
+    def _found(
+        self, sha256: str, failed: _Failed, until: float, should_stop: Callable[[], bool]
+    ) -> pb.SeederInfo | None:
+        """Return a seeder, after the waits that the hub advises; None if the hub must serve the object."""
+        while True:
+            try:
+                request = pb.FindSeederRequest(sha256=sha256, failed=failed.broken, busy=failed.busy)
+                reply = self._client.call("FindSeeder", request)
+            except GymError as error:
+                log.info("the hub names no seeder of %s: %s", sha256[:12], error)
+                return None
+            if len(failed.broken) + len(failed.busy) >= _MAX_FAILED:
+                return None  # the call has reported the last failure
+            if reply.HasField("seeder"):
+                seeder: pb.SeederInfo = reply.seeder
+                return seeder
+            if not reply.wait_seconds > 0 or time.monotonic() > until:
+                return None
+            end = time.monotonic() + min(reply.wait_seconds, _MAX_PAUSE_SECONDS)
+            while time.monotonic() < end:
+                if should_stop():
+                    raise GymError(ErrorCode.INTERRUPTED, "stopped while waiting for a seeder")
+                time.sleep(_POLL_SECONDS)
+
+    def _verified(self, text: str, seeder: str) -> SeedTicket:
+        pin = self._client.pin
+        return SeedTicket.verified(
+            text, bytes.fromhex(pin.ledger_key), pin.server, seeder, self._client.now()
+        )
+
+    # ---- announcements ----
+
+    def _announce_always(self) -> None:
+        while not self._stop.is_set():
+            self._news.wait(self._lease_seconds / 3)
+            self._news.clear()
+            if not self._stop.is_set():
+                self._announce()
+
+    def _announce(self) -> None:
+        """Announce the objects, or withdraw; a failure is repeated with the next announcement."""
+        assert self._server is not None
+        request = pb.SeedRequest()  # port 0 withdraws
+        if not self._stop.is_set() and self.totals.may_serve(self._terms.min_bytes):
+            request = pb.SeedRequest(
+                port=self._policy.port or self._server.port,
+                certificate_pem=self._server.certificate_pem,
+                slots=self._policy.slots,
+                sha256=self._store.names()[-_MOST_ANNOUNCED:],
+            )
+        try:
+            with self._announcing:
+                reply = self._client.call("Seed", request)
+        except GymError as error:
+            log.info("seeding is not announced: %s", error)
+            return
+        self._lease_seconds = min(max(3.0, reply.lease_seconds), _LONGEST_LEASE_SECONDS)
+        if reply.why_not != self._shown:
+            self._shown = reply.why_not
+            self._display.report("seeding", f"this machine is not listed: {reply.why_not}")

@@ -1,0 +1,173 @@
+"""Serve objects to contributors who present a ticket of the hub.
+
+The TLS key is new in every run. A caller learns nothing before its ticket is verified: neither which objects are here,
+nor to whom the machine belongs. A ticket is good for one download.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from gym_client.hub.traffic import TokenBucket
+from gym_client.seeding.policy import LEAST_BYTES_PER_SECOND, SeedingPolicy
+from gym_client.seeding.store import Seed, SeedingTotals, SeedStore
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import plain_pem
+from gym_fed.trust.identity.ticket import SeedTicket
+from gym_fed.trust.identity.tls import fingerprint, self_signed
+from gym_fed.trust.wire.errors import to_status
+from gym_fed.trust.wire.limits import server_options
+from gym_fed.trust.wire.service import add_seeder
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+_CHUNK_BYTES = 256 << 10
+_HANDSHAKE_SECONDS = 5.0
+_CONNECTIONS = 64
+_WRITE_SECONDS = 30.0
+_START_SECONDS = 10.0
+
+
+class SeederServer:
+    """Serves the objects of a store on its own thread.
+
+    Args:
+        policy: Address and limits.
+        store: The objects.
+        totals: Counts the bytes, and knows the limit of a day.
+        upload_rate: The policy's rate limit of all uploads.
+        ticket: Verifies a ticket for the seeder with a fingerprint: ``ticket(text, fingerprint)``.
+        now: The hub's time, Unix seconds.
+    """
+
+    def __init__(
+        self,
+        policy: SeedingPolicy,
+        store: SeedStore,
+        totals: SeedingTotals,
+        upload_rate: TokenBucket,
+        ticket: Callable[[str, str], SeedTicket],
+        now: Callable[[], float],
+    ) -> None:
+        key = plain_pem(ec.generate_private_key(ec.SECP256R1()))
+        self._key_pem, self._certificate = key, self_signed(key)
+        self.fingerprint = fingerprint(self._certificate)
+        self.port = 0
+        self.rate = TokenBucket(policy.max_bytes_per_second)
+        self._policy, self._store, self._totals = policy, store, totals
+        self._upload_rate, self._ticket, self._now = upload_rate, ticket, now
+        self._used: dict[str, int] = {}  # nonces of tickets, with their expiry
+        self._busy = 0
+        self._closed = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="seeder", daemon=True)
+        self._server: Any = None
+
+    @property
+    def certificate_pem(self) -> str:
+        """The certificate that downloaders pin."""
+        return self._certificate.decode("ascii")
+
+    def start(self) -> None:
+        """Listen.
+
+        Raises:
+            GymError: ``ADDRESS_IN_USE`` if the address cannot be used.
+        """
+        self._thread.start()
+        try:
+            self.port = self._wait(self._serve())
+        except RuntimeError as error:
+            self.close()
+            raise GymError(
+                ErrorCode.ADDRESS_IN_USE,
+                f"seeding: cannot listen on {self._policy.listen}",
+                "change seeding.listen in policy.yaml, or stop what uses the port",
+            ) from error
+
+    def close(self) -> None:
+        """End all downloads and stop listening."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        if self._server is not None:
+            self._wait(self._server.stop(None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self) -> int:
+        self._server = grpc.aio.server(
+            options=server_options(_HANDSHAKE_SECONDS, _CONNECTIONS), maximum_concurrent_rpcs=_CONNECTIONS
+        )
+        add_seeder(self, self._server)
+        credentials = grpc.ssl_server_credentials([(self._key_pem, self._certificate)])
+        port = int(self._server.add_secure_port(str(self._policy.listen), credentials))
+        await self._server.start()
+        return port
+
+    async def Fetch(self, request: pb.FetchRequest, context: Any) -> None:
+        """Send one object."""
+        try:
+            ticket = await asyncio.to_thread(self._ticket, request.ticket_json, self.fingerprint)
+            seed = self._admit(ticket)
+        except GymError as error:
+            status, details, trailer = to_status(error)
+            await context.abort(status, details, trailer)
+            return
+        self._busy += 1
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS + seed.size_bytes / LEAST_BYTES_PER_SECOND):
+                await context.write(pb.DownloadChunk(size_bytes=seed.size_bytes))
+                await self._send(seed, context)
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the download is too slow")
+        finally:
+            self._busy -= 1
+
+    def _admit(self, ticket: SeedTicket) -> Seed:
+        """Return the object of a ticket, which is used up by this.
+
+        Raises:
+            GymError: ``PERMISSION_DENIED`` for a used ticket, ``NOT_FOUND``, ``BUSY`` beyond the policy's limits.
+        """
+        now = self._now()
+        self._used = {nonce: until for nonce, until in self._used.items() if until >= now}
+        if ticket.nonce in self._used:
+            raise GymError(ErrorCode.PERMISSION_DENIED, "no valid ticket", "request one from the hub")
+        self._used[ticket.nonce] = ticket.expires_at_seconds
+        seed = self._store.find(ticket.sha256)
+        if seed is None:
+            raise GymError(ErrorCode.NOT_FOUND, "the object is not served here")
+        if self._busy >= self._policy.slots or not self._totals.may_serve(seed.size_bytes):
+            raise GymError(ErrorCode.BUSY, "the limits of this contributor are reached", "fetch it elsewhere")
+        return seed
+
+    async def _send(self, seed: Seed, context: Any) -> None:
+        offset = 0
+        while data := await asyncio.to_thread(_read_at, seed.path, offset, self.rate.chunk(_CHUNK_BYTES)):
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await context.write(pb.DownloadChunk(data=data))
+            offset += len(data)
+            self._totals.serve(len(data))
+            await asyncio.to_thread(self._pay, len(data))
+
+    def _pay(self, num_bytes: int) -> None:
+        """Wait as the rate limits require."""
+        self.rate.take(num_bytes, self._closed.is_set)
+        self._upload_rate.take(num_bytes, self._closed.is_set)
+
+    def _wait(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
+
+
+def _read_at(path: Path, offset: int, num_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(num_bytes)

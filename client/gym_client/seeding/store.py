@@ -1,0 +1,175 @@
+"""The objects that this machine may serve, and the bytes that it has served.
+
+An object is added once it is downloaded as a public one and its sha256 is verified. Nothing else is served: there is no
+listing, and no path comes from outside.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gym_client.identity.home import Home
+from gym_client.seeding.policy import Kind, SeedingPolicy
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder, write_atomically
+from gym_fed.core.json_files import read_object
+
+_SAVE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Seed:
+    """An object that may be served."""
+
+    path: Path
+    size_bytes: int
+    kind: Kind
+
+
+class SeedStore:
+    """Links to the objects, in a folder that is emptied at the start. Thread-safe.
+
+    Args:
+        folder: The folder, on the disk of the objects.
+        policy: Kinds of objects, and the maximum bytes of soups.
+    """
+
+    def __init__(self, folder: Path, policy: SeedingPolicy) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        make_folder(folder, 0o700)
+        self._folder, self._policy = folder, policy
+        self._seeds: dict[str, Seed] = {}  # oldest first
+        self._lock = threading.Lock()
+
+    def add(self, path: Path, sha256: str, kind: Kind) -> bool:
+        """Add a verified object; return True if it is new here, and may be served."""
+        with self._lock:
+            size = path.stat().st_size
+            if kind not in self._policy.serves or sha256 in self._seeds:
+                return False
+            if kind == "soups" and size > self._policy.max_disk_bytes:
+                return False
+            target = self._folder / sha256
+            try:
+                os.link(path, target)  # the object stays when its file is deleted or moved
+            except OSError:
+                if kind == "base":
+                    return False  # too large to copy
+                shutil.copyfile(path, target)
+            self._seeds[sha256] = Seed(target, size, kind)
+            self._drop_oldest()
+            return True
+
+    def find(self, sha256: str) -> Seed | None:
+        """Return an object that may be served; None if it is not one, or its file was changed."""
+        with self._lock:
+            seed = self._seeds.get(sha256)
+            if seed is None or not seed.path.is_file() or seed.path.stat().st_size != seed.size_bytes:
+                return None
+            return seed
+
+    def names(self) -> list[str]:
+        """Return the sha256 values of all objects."""
+        with self._lock:
+            return list(self._seeds)
+
+    def close(self) -> None:
+        """Delete the links."""
+        with self._lock:
+            self._seeds.clear()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _drop_oldest(self) -> None:
+        soups = {name: seed for name, seed in self._seeds.items() if seed.kind == "soups"}
+        total = sum(seed.size_bytes for seed in soups.values())
+        for name, seed in soups.items():
+            if total <= self._policy.max_disk_bytes:
+                break
+            del self._seeds[name]
+            seed.path.unlink(missing_ok=True)
+            total -= seed.size_bytes
+
+
+@dataclass
+class SeedingBytes:
+    """Bytes exchanged with other contributors: in all, and those served on one day (UTC)."""
+
+    received: int = 0
+    served: int = 0
+    day: str = ""
+    served_on_day: int = 0
+
+
+class SeedingTotals:
+    """Counts the bytes in ``seeding.json`` of the home, whose lock the caller holds. Thread-safe."""
+
+    def __init__(self, home: Home, max_bytes_per_day: int = 0) -> None:
+        self.max_bytes_per_day = max_bytes_per_day
+        self._path = home.folder / "seeding.json"
+        self._bytes, self._unsaved = self._read(), 0
+        self._lock = threading.Lock()
+
+    @property
+    def now(self) -> SeedingBytes:
+        """Return the bytes so far; those of today are 0 if none were served today."""
+        with self._lock:
+            self._begin_day()
+            return SeedingBytes(**asdict(self._bytes))
+
+    def receive(self, num_bytes: int) -> None:
+        """Count bytes from another contributor."""
+        with self._lock:
+            self._bytes.received += num_bytes
+            self._count(num_bytes)
+
+    def may_serve(self, num_bytes: int) -> bool:
+        """Return True if so many bytes are left of today's limit."""
+        with self._lock:
+            self._begin_day()
+            return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day
+
+    def serve(self, num_bytes: int) -> None:
+        """Count bytes that were served."""
+        with self._lock:
+            self._begin_day()
+            self._bytes.served += num_bytes
+            self._bytes.served_on_day += num_bytes
+            self._count(num_bytes)
+
+    def save(self) -> None:
+        """Write the file."""
+        with self._lock:
+            self._write()
+
+    def _count(self, num_bytes: int) -> None:
+        self._unsaved += num_bytes
+        if self._unsaved >= _SAVE_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        write_atomically(self._path, json.dumps(asdict(self._bytes), sort_keys=True).encode())
+        self._unsaved = 0
+
+    def _begin_day(self) -> None:
+        today = datetime.datetime.now(datetime.UTC).date().isoformat()
+        if self._bytes.day != today:
+            self._bytes.day, self._bytes.served_on_day = today, 0
+
+    def _read(self) -> SeedingBytes:
+        if not self._path.exists():
+            return SeedingBytes()
+        remedy = "delete it; only totals are lost"
+        try:
+            found = SeedingBytes(**read_object(self._path, ErrorCode.STATE_CORRUPT, remedy))
+        except TypeError:
+            found = None
+        counts = () if found is None else (found.received, found.served, found.served_on_day)
+        if found is None or not all(type(count) is int and count >= 0 for count in counts):
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{self._path} holds no totals", remedy)
+        return found

@@ -1,0 +1,1 @@
+"""The tracker of contributors who serve public objects to each other."""

@@ -1,0 +1,32 @@
+"""Connect to a contributor who wants to seed, to see whether others will reach it and its key."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+
+from gym_fed.trust.identity.tls import certificate_host
+
+Probe = Callable[[str, int, str], Awaitable[bool]]
+"""Takes host, port and certificate; returns True if a server with the certificate's key listens there."""
+
+_SECONDS = 5.0
+
+
+async def probe_seeder(host: str, port: int, certificate_pem: str) -> bool:
+    """Return True if a TLS server with the certificate's key listens at an address.
+
+    Only the key's owner can make others connect to an address, so nobody can announce a third party's.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cadata=certificate_pem)
+        context.set_alpn_protocols(["h2"])
+        name = certificate_host(certificate_pem.encode())
+        async with asyncio.timeout(_SECONDS):
+            _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
+    except (OSError, TimeoutError, ValueError):  # ssl.SSLError is an OSError
+        return False
+    writer.close()
+    return True

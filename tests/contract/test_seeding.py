@@ -1,0 +1,367 @@
+"""Contributors fetch public objects from each other over gRPC with TLS; whatever a seeder does, the hub delivers."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from gym_client.hub.transport import HubClient
+from gym_client.seeding.fetch import require_seeder
+from gym_client.seeding.policy import SeedingPolicy
+from gym_client.seeding.store import SeedingTotals
+from gym_server.store.tables import updates
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.ticket import SeedTicket
+from gym_fed.trust.identity.tls import TLS_NAME
+from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.wire.service import SeederStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.contributor import RawContributor
+from tests.support.loopback_hub import LoopbackHub, some_delta
+from tests.support.seeding import SERVES, SeedingScene, server_of
+from tests.support.tls_files import seeder_certificate
+from tests.support.wait import SECONDS
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[SeedingScene]:
+    scene = SeedingScene(tmp_path)
+    yield scene
+    scene.close()
+
+
+def ask(client: HubClient, sha256: str, **fields: Any) -> pb.FindSeederReply:
+    reply: pb.FindSeederReply = client.call("FindSeeder", pb.FindSeederRequest(sha256=sha256, **fields))
+    return reply
+
+
+def fetched(seeder: HubClient, ticket: str) -> bytes:
+    """What a seeder sends to whoever shows a ticket."""
+    server = server_of(seeder)
+    credentials = grpc.ssl_channel_credentials(root_certificates=server.certificate_pem.encode())
+    options = [("grpc.ssl_target_name_override", TLS_NAME)]
+    with grpc.secure_channel(f"127.0.0.1:{server.port}", credentials, options=options) as channel:
+        try:
+            call = SeederStub(channel).Fetch(pb.FetchRequest(ticket_json=ticket), timeout=SECONDS)
+            return b"".join(chunk.data for chunk in call)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, "seeder") from None
+
+
+def ticket_for(scene: SeedingScene, serving: HubClient, **changes: Any) -> SeedTicket:
+    fed = scene.hub.fed
+    expires = int(fed.clock.now()) + 60
+    ticket = SeedTicket(
+        fed.server, server_of(serving).fingerprint, scene.sha256, secrets.token_hex(16), expires
+    )
+    return dataclasses.replace(ticket, **changes)
+
+
+def refused(action: Any) -> ErrorCode:
+    with pytest.raises(GymError) as caught:
+        action()
+    return caught.value.code
+
+
+# ---- what is served
+
+
+def test_an_object_comes_from_the_contributor_who_has_it_and_the_hub_sends_one_copy(
+    scene: SeedingScene,
+) -> None:
+    ann = scene.seeder("ann")
+    bob = scene.contributor("bob", **SERVES)
+    assert scene.fetch(bob) == 0
+    assert scene.egress == len(scene.data)
+    assert bob.seeding is not None
+    assert bob.seeding.totals.now.received == len(scene.data)
+    assert ann.seeding is not None
+    assert ann.seeding.totals.now.served == len(scene.data)
+    assert scene.displays["bob"].texts("seeding") == ["300.0 kB came from another contributor"]
+    assert scene.hub.fed.traffic.counts()["seeding"]["tickets"] == 1
+    scene.wait_for(lambda: scene.offers(bob))  # and passes it on
+
+
+def test_without_the_section_in_the_policy_nothing_is_served_or_requested_from_others(
+    scene: SeedingScene,
+) -> None:
+    scene.seeder("ann")
+    bob = scene.hub.client(scene.folder / "bob")
+    scene.clients.append(bob)
+    assert scene.fetch(bob) == len(scene.data)
+    assert SeedingPolicy().listen is None
+    fetches_only = scene.contributor("cid")
+    assert scene.fetch(fetches_only) == 0
+    assert len(scene.tracker._seeders) == 1
+
+
+def test_a_hub_without_seeding_refuses_announcements_and_serves_everything_itself(tmp_path: Path) -> None:
+    scene = SeedingScene(tmp_path, seeding=None)
+    ann = scene.contributor("ann", **SERVES)
+    assert scene.fetch(ann) == len(scene.data)
+    assert refused(lambda: ann.call("Seed", pb.SeedRequest(port=2000))) is ErrorCode.POLICY_REFUSED
+    assert refused(lambda: ask(ann, scene.sha256)) is ErrorCode.POLICY_REFUSED
+    scene.close()
+
+
+def test_an_update_is_never_served_or_listed_even_if_its_bytes_are_public_too(scene: SeedingScene) -> None:
+    delta = some_delta(scene.folder).read_bytes()
+    sha256 = scene.publish(delta)
+    row = {
+        "update_id": "u",
+        "contributor": "c",
+        "server_round": 1,
+        "message_id": "m",
+        "manifest": "{}",
+        "signature": b"",
+        "nonce": "n",
+        "delta_sha256": sha256,
+        "delta_bytes": len(delta),
+        "verdict": "merged",
+        "ledger_sequence": 1,
+        "received_at": 0.0,
+    }
+    with scene.hub.fed.database.transaction() as tx:
+        tx.execute(updates.insert().values(**row))
+    ann, bob = scene.seeder("ann"), scene.contributor("bob", **SERVES)
+    assert scene.fetch(ann, sha256, len(delta)) == len(delta)
+    ann.seeding._announce()  # type: ignore[union-attr]
+    assert scene.fetch(bob, sha256, len(delta)) == len(delta)
+    listed = {name for seeder in scene.tracker._seeders.values() for name in seeder.objects}
+    assert listed == {scene.sha256}
+    secret = hashlib.sha256(b"my rows").hexdigest()
+    text = ticket_for(scene, ann, sha256=secret).signed(scene.hub.fed.key)
+    assert refused(lambda: fetched(ann, text)) is ErrorCode.NOT_FOUND
+
+
+def test_kinds_that_the_policy_does_not_serve_are_not_served(scene: SeedingScene) -> None:
+    ann = scene.contributor("ann", **SERVES, serves=["base"])
+    scene.fetch(ann)
+    text = ticket_for(scene, ann).signed(scene.hub.fed.key)
+    assert refused(lambda: fetched(ann, text)) is ErrorCode.NOT_FOUND
+
+
+# ---- tickets
+
+
+@pytest.mark.parametrize(
+    "flaw", ["forged", "expired", "other hub", "other seeder", "no json", "too long", "other kind"]
+)
+def test_a_ticket_that_is_not_the_hubs_for_this_seeder_and_time_is_refused_without_a_reason(
+    scene: SeedingScene, flaw: str
+) -> None:
+    ann = scene.seeder("ann")
+    changes: dict[str, dict[str, Any]] = {
+        "expired": {"expires_at_seconds": int(scene.hub.fed.clock.now()) - 1},
+        "other hub": {"server": "s" + "0" * 16},
+        "other seeder": {"seeder": "sha256:" + "0" * 64},
+        "other kind": {"expires_at_seconds": 1e12},
+    }
+    key = SigningKey.generate() if flaw == "forged" else scene.hub.fed.key
+    text = ticket_for(scene, ann, **changes.get(flaw, {})).signed(key)
+    text = {"no json": "ticket", "too long": json.dumps({"x": "y" * 4000})}.get(flaw, text)
+    with pytest.raises(GymError) as caught:
+        fetched(ann, text)
+    assert (caught.value.code, caught.value.message) == (ErrorCode.PERMISSION_DENIED, "no valid ticket")
+
+
+def test_a_ticket_is_good_for_one_download(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    text = ticket_for(scene, ann).signed(scene.hub.fed.key)
+    assert fetched(ann, text) == scene.data
+    assert refused(lambda: fetched(ann, text)) is ErrorCode.PERMISSION_DENIED
+
+
+def test_a_stranger_gets_no_ticket(scene: SeedingScene) -> None:
+    scene.seeder("ann")
+    raw = RawContributor(scene.hub.address)
+    request = pb.FindSeederRequest(sha256=scene.sha256)
+    assert refused(lambda: raw.call(raw.stub.FindSeeder, request)) is ErrorCode.UNAUTHENTICATED
+    assert refused(lambda: raw.call(raw.stub.Seed, pb.SeedRequest())) is ErrorCode.UNAUTHENTICATED
+    raw.close()
+
+
+# ---- seeders that do not deliver
+
+
+def test_wrong_bytes_are_refused_reported_and_the_object_comes_from_the_hub(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    (scene.folder / "ann" / "seeds" / scene.sha256).write_bytes(b"evil" * 75_000)
+    bob = scene.contributor("bob", **SERVES)
+    assert scene.fetch(bob) == len(scene.data)
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
+    assert scene.offers(ann)  # one report is not enough
+    cid = scene.contributor("cid")
+    bob.seeding.close()  # type: ignore[union-attr]
+    assert scene.fetch(cid) == len(scene.data)
+    ann.seeding._announce()  # type: ignore[union-attr]
+    assert not scene.offers(ann)
+    assert "reported" in scene.displays["ann"].texts("seeding")[-1]
+
+
+@pytest.mark.parametrize("size", [1_000, 400_000])
+def test_a_seeder_that_sends_another_size_is_given_up(scene: SeedingScene, size: int) -> None:
+    ann = scene.seeder("ann")
+    store = ann.seeding._store  # type: ignore[union-attr]
+    path = scene.folder / "ann" / "seeds" / scene.sha256
+    path.write_bytes(b"x" * size)
+    store._seeds[scene.sha256] = dataclasses.replace(store._seeds[scene.sha256], size_bytes=size)
+    assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+
+
+def test_a_dead_seeder_costs_little_time_and_the_object_comes_from_the_hub(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    server_of(ann).close()
+    began = time.monotonic()
+    assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+    assert time.monotonic() - began < SECONDS
+
+
+def test_a_seeder_that_sends_nothing_is_given_up_after_the_grace_time(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    ended = threading.Event()
+    monkeypatch.setattr("gym_client.seeding.server._read_at", lambda *_: ended.wait(SECONDS) and b"")
+    try:
+        assert scene.fetch(scene.contributor("bob", grace_seconds=0.3)) == len(scene.data)
+    finally:
+        ended.set()
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
+    assert ann.seeding is not None
+
+
+def test_a_second_seeder_is_tried_before_the_hub(scene: SeedingScene) -> None:
+    ann, bob = scene.seeder("ann"), scene.seeder("bob")
+    server_of(ann).close()
+    assert scene.fetch(scene.contributor("cid")) == 0
+    assert bob.seeding is not None
+    assert bob.seeding.totals.now.served > 0
+
+
+# ---- the contributor's limits
+
+
+def test_beyond_the_days_bytes_a_seeder_refuses_and_is_not_reported(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann", max_bytes_per_day=len(scene.data) + 2000)
+    assert scene.fetch(scene.contributor("bob")) == 0
+    assert scene.fetch(scene.contributor("cid")) == len(scene.data)
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 0
+    ann.close()
+    assert SeedingTotals(ann.home).now.served_on_day == len(scene.data)
+
+
+def test_the_rate_limits_of_seeding_and_of_all_uploads_are_kept(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann", max_bytes_per_second=64 << 10)
+    server = server_of(ann)
+    taken: list[float] = []
+    server.rate._sleep = ann.rates.up._sleep = lambda seconds: taken.append(seconds) or time.sleep(0)
+    server.rate._clock = ann.rates.up._clock = lambda: sum(taken)
+    server.rate._at = ann.rates.up._at = 0.0
+    ann.rates.up.bytes_per_second = 32 << 10
+    assert fetched(ann, ticket_for(scene, ann).signed(scene.hub.fed.key)) == scene.data
+    assert sum(taken) >= (len(scene.data) - (64 << 10)) / (32 << 10)
+
+
+def test_no_more_downloads_are_served_at_once_than_the_policy_allows(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann", max_downloads=1)
+    server_of(ann)._busy = 1
+    assert refused(lambda: fetched(ann, ticket_for(scene, ann).signed(scene.hub.fed.key))) is ErrorCode.BUSY
+    server_of(ann)._busy = 0
+    assert ask(scene.contributor("bob"), scene.sha256).HasField("seeder")
+    waits = ask(scene.contributor("cid"), scene.sha256)  # the only slot is taken
+    assert not waits.HasField("seeder")
+    assert waits.wait_seconds > 0
+
+
+def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    ann.seeding.follow(None)  # type: ignore[union-attr]
+    assert not scene.tracker._seeders
+    assert not (scene.folder / "ann" / "seeds").exists()
+    assert scene.fetch(ann) == 0  # it is cached
+    assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+
+
+# ---- addresses
+
+
+def test_only_the_address_that_the_hub_sees_with_the_announced_key_is_listed(scene: SeedingScene) -> None:
+    ann, bob = scene.seeder("ann"), scene.contributor("bob")
+    stolen = pb.SeedRequest(port=server_of(ann).port, certificate_pem=server_of(ann).certificate_pem, slots=1)
+    assert "another contributor" in bob.call("Seed", stolen).why_not
+    key = seeder_certificate()
+    other_key = pb.SeedRequest(port=server_of(ann).port, certificate_pem=key, slots=1)
+    assert "does not reach" in bob.call("Seed", other_key).why_not
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        unused = pb.SeedRequest(port=listener.getsockname()[1], certificate_pem=key)
+        assert "does not reach" in bob.call("Seed", unused).why_not
+    for port in (80, 70_000):
+        low = pb.SeedRequest(port=port, certificate_pem=key)
+        assert refused(lambda low=low: bob.call("Seed", low)) is ErrorCode.USAGE
+    assert len(scene.tracker._seeders) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "hub", "allowed"),
+    [
+        ("8.8.8.8", "hub.example.org", True),
+        ("192.168.1.9", "hub.example.org", False),
+        ("127.0.0.1", "hub.example.org", False),
+        ("127.0.0.1", "192.168.1.2", False),
+        ("192.168.1.9", "192.168.1.2", True),
+        ("169.254.169.254", "127.0.0.1", False),
+        ("::ffff:127.0.0.1", "8.8.4.4", False),
+        ("localhost", "localhost", False),
+        ("127.0.0.1", "localhost", True),
+        ("evil.example.org", "hub.example.org", False),
+        ("0.0.0.0", "127.0.0.1", False),
+        ("fe80::1", "8.8.4.4", False),
+    ],
+)
+def test_a_hub_cannot_send_a_contributor_to_itself_or_into_its_own_network(
+    host: str, hub: str, allowed: bool
+) -> None:
+    seeder = pb.SeederInfo(host=host, port=9445)
+    if allowed:
+        require_seeder(seeder, hub)
+    else:
+        assert refused(lambda: require_seeder(seeder, hub)) is ErrorCode.POLICY_REFUSED
+
+
+def test_a_hub_cannot_send_a_contributor_to_a_low_port() -> None:
+    assert (
+        refused(lambda: require_seeder(pb.SeederInfo(host="8.8.8.8", port=443), "hub"))
+        is ErrorCode.POLICY_REFUSED
+    )
+
+
+def test_a_malformed_certificate_is_refused_and_changes_nothing(scene: SeedingScene) -> None:
+    bob = scene.contributor("bob")
+    bad = pb.SeedRequest(port=9445, certificate_pem="no certificate")
+    assert refused(lambda: bob.call("Seed", bad)) is ErrorCode.USAGE
+    assert (
+        refused(lambda: bob.call("Seed", pb.SeedRequest(port=9445, certificate_pem="x" * 5000)))
+        is ErrorCode.TOO_LARGE
+    )
+    many = pb.SeedRequest(port=9445, certificate_pem="x", sha256=["0" * 64] * 1001)
+    assert refused(lambda: bob.call("Seed", many)) is ErrorCode.TOO_LARGE
+
+
+def test_a_hub_that_hides_updates_allows_no_seeding(tmp_path: Path) -> None:
+    with pytest.raises(GymError, match="seeding") as caught:
+        LoopbackHub(tmp_path / "hub", seeding={}, secure_aggregation={"threshold": 3, "step_norm": 1.0})
+    assert caught.value.code is ErrorCode.CONFIG_INVALID
