@@ -35,8 +35,8 @@ class SeedingPolicy(StrictModel):
     max_bytes_per_day: int = Field(default=10 << 30, ge=0)
     """Maximum bytes served in a day (UTC)."""
 
-    max_downloads: int = Field(default=4, ge=1, le=64)
-    """Maximum downloads served at once."""
+    max_downloads: int = Field(default=2, ge=1, le=64)
+    """Maximum downloads served at once. Few are better: whoever has an object soon serves it too."""
 
     max_disk_bytes: int = Field(default=1 << 30, ge=0)
     """Maximum bytes of soups that are kept to be served."""

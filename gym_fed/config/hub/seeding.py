@@ -12,7 +12,7 @@ class SeedingConfig(StrictModel):
 
     min_bytes: int = Field(1 << 20, ge=1)
     """Objects below this size come from the hub."""
-    hub_copies: int = Field(2, ge=1)
+    hub_copies: int = Field(4, ge=1)
     """Copies of an object that the hub sends at once while contributors who will seed it fetch it; others wait."""
     max_wait_seconds: float = Field(300, ge=0)
     """Maximum time for which a contributor waits for a seeder: 10 s and a second per MiB, and at most this."""

@@ -120,7 +120,7 @@ class SeedTracker:
         self._traffic, self._probe, self._clock = traffic, probe, clock
         self._seeders: dict[int, _Seeder] = {}  # by node
         self._wishes: OrderedDict[int, _Wish] = OrderedDict()  # by node, which downloads one object at a time
-        self._banned, self._slow = _Marks(), _Marks()
+        self._banned, self._slow = _AccountMarks(), _AccountMarks()
         self._probes = asyncio.Semaphore(_MAX_PROBES)
         traffic.seeders = lambda: len(self._seeders)
 
@@ -307,7 +307,7 @@ class SeedTracker:
         )
 
 
-class _Marks:
+class _AccountMarks:
     """Accounts that are marked for ``_MARK_SECONDS``; the oldest marks beyond ``_MAX_WISHES`` are dropped."""
 
     def __init__(self) -> None:
