@@ -193,8 +193,10 @@ def random_base(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 4, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(vocab_size=2500, **shape)).save_pretrained(folder)
+    config = LlamaConfig(
+        vocab_size=2500, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 
 

@@ -18,15 +18,19 @@ from gym_client.agent.task_objects import TaskObjects
 from gym_client.agent.version_sum import VersionSum
 from gym_client.audits.check import fetched_sum
 from gym_client.cli.audit import fetch_version
+from gym_client.display import Display
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
+from gym_client.seeding.policy import SeedingPolicy
+from gym_client.seeding.seeding import Seeding
 from gym_server.federation import Federation
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.sums import CombinedSoups
 from gym_server.strategy.tasks import new_task
 
+from gym_fed.config.hub.seeding import SeedingConfig, SeedingTerms
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import model_tensors
@@ -254,3 +258,30 @@ def test_a_damaged_sum_on_this_machine_is_fetched_again(
         other.advance(3)
     other.fetch(3)
     assert same(other.advance(3), scene.weights[3])
+
+
+def test_a_soup_and_the_sum_of_all_come_from_members_who_fetched_them_before(
+    scene: Scene, tmp_path: Path
+) -> None:
+    tracker = scene.loopback.service._seeds
+    tracker._config = SeedingConfig(min_bytes=1)
+    terms, policy = SeedingTerms(min_bytes=1), SeedingPolicy(listen="127.0.0.1:0")
+    members = [Member(scene, tmp_path / name) for name in ("steady", "late", "later", "last")]
+    for member in members:
+        member.client.seeding = Seeding(member.client, policy, terms, Display())
+        member.client.seeding.start()
+    steady, late, later, last = members
+    soups = scene.tasks[4].soups
+    for height in range(1, 5):
+        assert steady.fetch(height) == soups[height - 1].size_bytes
+        steady.advance(height)
+        assert len(steady.files()) == 1
+    assert late.fetch(4) == soups[-1].sum_bytes
+    late.client.seeding._announce()  # type: ignore[union-attr]
+    assert later.fetch(4) == 0
+    assert same(later.advance(4), scene.weights[4])
+    assert last.fetch(1) == 0
+    assert same(last.advance(1), scene.weights[1])
+    assert late.client.seeding.totals.now.served == soups[-1].sum_bytes  # type: ignore[union-attr]
+    for member in members:
+        member.client.close()

@@ -27,8 +27,8 @@ class Home:
     """The contributor's files.
 
     ``key.pem`` and ``keys/`` (mode 0600), ``instance``, ``machine``, ``settings.json``, ``policy.yaml`` (optional),
-    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``receipts.jsonl``. Open one with
-    ``Home.open``.
+    ``servers/``, ``objects/``, ``bases/``, ``tasks/``, ``residuals/``, ``audits/``, ``seeds/``, ``seeding.json``,
+    ``receipts.jsonl``. Open one with ``Home.open``.
     """
 
     def __init__(self, folder: Path) -> None:

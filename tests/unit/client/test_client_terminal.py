@@ -43,4 +43,5 @@ def test_what_was_typed_before_a_question_was_shown_is_no_answer(
 def test_status_says_when_its_bytes_are_not_those_of_all_updates(bytes_up: int, counted: bool) -> None:
     found: dict[str, Any] = {"bytes_down": 0, "bytes_up": bytes_up, "round_download_bytes": 500}
     found["verdicts"] = [{"bytes": 100}, {"bytes": 100}]
+    found["seeding"] = {"received": 0, "served": 0, "served_on_day": 0}
     assert ("is not counted" in traffic_line(found)) is not counted

@@ -50,6 +50,9 @@ def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRo
     pages = HubPages(rounds.fed)
     rounds.fed.traffic.called("Status")
     rounds.fed.traffic.refused("busy")
+    rounds.fed.traffic.note_download(700)
+    rounds.fed.traffic.note_ticket()
+    rounds.fed.traffic.note_failed_seeder()
     response = pages.viewer.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
     assert response.headers["content-type"].startswith("text/plain")
     found = {
@@ -63,6 +66,10 @@ def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRo
     assert found["gym_hub_disk_free_bytes",] > 0
     assert found["gym_hub_refusals_total", "busy"] == health["traffic"]["refusals"]["busy"] == 1
     assert found["gym_hub_calls_total", "Status"] == 1
+    assert found["gym_hub_download_bytes_total",] == health["traffic"]["download_bytes"] == 700
+    assert health["traffic"]["seeding"] == {"seeders": 0, "tickets": 1, "failures": 1}
+    assert found["gym_hub_seeders",] == 0
+    assert found["gym_hub_seeding_tickets_total",] == found["gym_hub_seeding_failures_total",] == 1
     assert found["gym_hub_recent_updates", "", "merged"] == len(NAMES) * ROUNDS
     assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
 
@@ -78,7 +85,7 @@ def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: Pri
 def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
     seen = pages.viewer.get("/metrics").text
     assert "gym_hub_round" in seen
-    for name in ("disk", "calls", "refusals", "messages", "connections"):
+    for name in ("disk", "calls", "refusals", "messages", "connections", "seeders", "download_bytes"):
         assert f"gym_hub_{name}" not in seen
     wrong = pages.viewer.get("/metrics", headers={"Authorization": "Bearer gymweb-nobody"})
     assert wrong.status_code == 401
