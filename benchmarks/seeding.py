@@ -137,17 +137,21 @@ class Serving:
 
 
 @contextmanager
-def hub_with(count: int, serving: int, base: Path) -> Iterator[tuple[Serving, list[HubClient]]]:
+def hub_with(
+    count: int, serving: int, base: Path
+) -> Iterator[tuple[Serving, list[HubClient], list[Seeding]]]:
     """A hub and its enrolled contributors, of whom the first ``serving`` serve others; 0 for no seeding at all."""
     with tempfile.TemporaryDirectory(prefix="gym-seeding-") as name:
         hub = Serving(Path(name) / "hub", base, serving > 0)
         clients = [hub.client(Path(name) / f"c{number}") for number in range(count)]
+        seeders: list[Seeding] = []
         try:
             for number, client in enumerate(clients if serving else []):
                 listen = "127.0.0.1:0" if number < serving else None
                 policy = SeedingPolicy(listen=listen, max_bytes_per_second=SEEDER_BYTES_PER_SECOND)
                 client.seeding = Seeding(client, policy, SeedingTerms.of(SeedingConfig()), Display())
-            yield hub, clients
+                seeders.append(client.seeding)
+            yield hub, clients, seeders
         finally:
             for client in clients:
                 client.close()
@@ -159,7 +163,7 @@ def measure(count: int, serving: int, base: Path, seed: int, arrival_seconds: fl
     draw = random.Random(seed)
     arrivals = [draw.uniform(0, arrival_seconds) for _ in range(count)]
     draw.shuffle(arrivals)
-    with hub_with(count, serving, base) as (hub, clients), ThreadPoolExecutor(count) as pool:
+    with hub_with(count, serving, base) as (hub, clients, seeders), ThreadPoolExecutor(count) as pool:
         began = time.monotonic()
 
         def arrive(client: HubClient, seconds: float) -> None:
@@ -183,7 +187,7 @@ def measure(count: int, serving: int, base: Path, seed: int, arrival_seconds: fl
 
             list(pool.map(take, clients))
             seconds += time.monotonic() - began
-        sent = sum(client.seeding.totals.now.served for client in clients if client.seeding is not None)
+        sent = sum(seeding.totals.now.served for seeding in seeders)
         return Run(hub.fed.traffic.counts()["download_bytes"], sent, seconds)
 
 

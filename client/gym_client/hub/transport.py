@@ -8,11 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from gym_client.hub.clock import Clocks, HubTime
+from gym_client.hub.exchange import ObjectExchange
 from gym_client.hub.heads import Heads
 from gym_client.hub.replies import read_proof
 from gym_client.hub.traffic import Rates
@@ -31,9 +32,6 @@ from gym_fed.trust.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, PROTOCOL, S
 from gym_fed.trust.wire.protocol import require_hub
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
-
-if TYPE_CHECKING:
-    from gym_client.seeding.seeding import Seeding
 
 _CONTRIBUTOR = re.compile(CONTRIBUTOR_PATTERN, re.ASCII)
 _MIN_SECONDS_LEFT = 60
@@ -69,7 +67,7 @@ class HubClient:
         self.pin = pin
         self.node_id = 0
         self.rates = Rates()
-        self.seeding: Seeding | None = None
+        self.seeding: ObjectExchange | None = None
         """Fetches public objects from other contributors and serves them; None to use only the hub."""
         self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()

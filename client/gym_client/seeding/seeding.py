@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gym_client.display import Display
+from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import proxy_for
 from gym_client.seeding.fetch import GRACE_SECONDS, fetch_from, require_seeder
 from gym_client.seeding.policy import Kind, SeedingPolicy
@@ -25,9 +25,6 @@ from gym_fed.core.text import readable_bytes
 from gym_fed.trust.identity.ticket import SeedTicket
 from gym_fed.trust.identity.tls import fingerprint
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
-
-if TYPE_CHECKING:
-    from gym_client.hub.transport import HubClient
 
 log = logging.getLogger("gym_client")
 
