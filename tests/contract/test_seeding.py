@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -233,14 +233,13 @@ def test_a_seeder_that_sends_nothing_is_given_up_after_the_grace_time(
     scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann = scene.seeder("ann")
-    ended = threading.Event()
-    monkeypatch.setattr("gym_client.seeding.server._read_at", lambda *_: ended.wait(SECONDS) and b"")
-    try:
-        assert scene.fetch(scene.contributor("bob", grace_seconds=0.3)) == len(scene.data)
-    finally:
-        ended.set()
+
+    async def silence(*_: Any) -> None:
+        await asyncio.sleep(SECONDS)
+
+    monkeypatch.setattr(server_of(ann), "_send", silence)
+    assert scene.fetch(scene.contributor("bob", grace_seconds=0.3)) == len(scene.data)
     assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
-    assert ann.seeding is not None
 
 
 def test_a_second_seeder_is_tried_before_the_hub(scene: SeedingScene) -> None:
@@ -284,6 +283,16 @@ def test_no_more_downloads_are_served_at_once_than_the_policy_allows(scene: Seed
     waits = ask(scene.contributor("cid"), scene.sha256)  # the only slot is taken
     assert not waits.HasField("seeder")
     assert waits.wait_seconds > 0
+
+
+def test_a_paused_contributor_serves_nothing_and_goes_on_afterwards(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    ann.pause_seeding(True)
+    text = ticket_for(scene, ann).signed(scene.hub.fed.key)
+    assert refused(lambda: fetched(ann, text)) is ErrorCode.BUSY
+    scene.wait_for(lambda: not scene.offers(ann))
+    ann.pause_seeding(False)
+    scene.wait_for(lambda: scene.offers(ann))
 
 
 def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) -> None:

@@ -115,6 +115,8 @@ class Pauses:
         self._round_until = 0.0
         self.interrupted = False
         """True if work was interrupted for a pause; reset by ``wait``."""
+        self.on_pause: Callable[[bool], None] = lambda paused: None
+        """Called with True when a pause begins or has another reason, and with False when it ends."""
 
     def due(self) -> bool:
         """Return True if no new work may start now.
@@ -151,6 +153,7 @@ class Pauses:
         while self.due() and not self._stop.is_set():
             reason = self._pause.reason if self._pause is not None else ""
             if reason != shown:
+                self.on_pause(True)
                 shown = reason
                 self._display.report("paused", reason)
                 self._display.busy(reason)
@@ -158,6 +161,7 @@ class Pauses:
         if self._stop.is_set():
             raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again to resume")
         if shown:
+            self.on_pause(False)
             self._display.busy("")
             self._display.report("resumed", "resuming")
 

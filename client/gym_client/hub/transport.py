@@ -251,6 +251,11 @@ class HubClient:
                 self._channel.close()
                 self._open_channel()
 
+    def pause_seeding(self, paused: bool) -> None:
+        """Serve nothing to other contributors while this machine is paused."""
+        if self.seeding is not None:
+            self.seeding.pause(paused)
+
     def close(self) -> None:
         """Stop seeding, close the channel and cancel running calls."""
         if self.seeding is not None:

@@ -34,6 +34,8 @@ _MAX_WAIT_SECONDS = 900.0
 """Maximum time for which this machine follows a hub's advice to wait."""
 _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
+_ANNOUNCE_SECONDS = 10.0
+"""Deadline of an announcement, in which the hub connects to this machine."""
 _MOST_ANNOUNCED = 1_000
 _LONGEST_LEASE_SECONDS = 300.0
 
@@ -108,6 +110,12 @@ class Seeding:
         self.totals.max_bytes_per_day = policy.max_bytes_per_day
         if self._server is not None:
             self._server.rate.bytes_per_second = policy.max_bytes_per_second
+
+    def pause(self, paused: bool) -> None:
+        """Withdraw the announcement and refuse downloads during a pause."""
+        if self._server is not None and paused != self._server.is_paused:
+            self._server.is_paused = paused
+            self._news.set()
 
     def close(self) -> None:
         """Withdraw the announcement and stop serving."""
@@ -249,7 +257,8 @@ class Seeding:
         """Announce the objects, or withdraw; a failure is repeated with the next announcement."""
         assert self._server is not None
         request = pb.SeedRequest()  # port 0 withdraws
-        if not self._stop.is_set() and self.totals.may_serve(self._terms.min_bytes):
+        is_open = not (self._stop.is_set() or self._server.is_paused)
+        if is_open and self.totals.may_serve(self._terms.min_bytes):
             request = pb.SeedRequest(
                 port=self._policy.port or self._server.port,
                 certificate_pem=self._server.certificate_pem,
@@ -258,7 +267,7 @@ class Seeding:
             )
         try:
             with self._announcing:
-                reply = self._client.call("Seed", request)
+                reply = self._client.call("Seed", request, _ANNOUNCE_SECONDS)
         except GymError as error:
             log.info("seeding is not announced: %s", error)
             return

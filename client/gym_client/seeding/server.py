@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -63,7 +62,7 @@ class SeederServer:
         self._policy, self._store, self._totals = policy, store, totals
         self._upload_rate, self._ticket, self._now = upload_rate, ticket, now
         self._used: dict[str, int] = {}  # nonces of tickets, with their expiry
-        self._busy = 0
+        self._busy, self.is_paused = 0, False
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="seeder", daemon=True)
@@ -145,18 +144,18 @@ class SeederServer:
         seed = self._store.find(ticket.sha256)
         if seed is None:
             raise GymError(ErrorCode.NOT_FOUND, "the object is not served here")
-        if self._busy >= self._policy.slots or not self._totals.may_serve(seed.size_bytes):
+        full = self.is_paused or self._busy >= self._policy.slots
+        if full or not self._totals.may_serve(seed.size_bytes):
             raise GymError(ErrorCode.BUSY, "the limits of this contributor are reached", "fetch it elsewhere")
         return seed
 
     async def _send(self, seed: Seed, context: Any) -> None:
-        offset = 0
-        while data := await asyncio.to_thread(_read_at, seed.path, offset, self.rate.chunk(_CHUNK_BYTES)):
-            async with asyncio.timeout(_WRITE_SECONDS):
-                await context.write(pb.DownloadChunk(data=data))
-            offset += len(data)
-            self._totals.serve(len(data))
-            await asyncio.to_thread(self._pay, len(data))
+        with seed.path.open("rb") as file:  # it may be deleted during the download
+            while data := await asyncio.to_thread(file.read, self.rate.chunk(_CHUNK_BYTES)):
+                async with asyncio.timeout(_WRITE_SECONDS):
+                    await context.write(pb.DownloadChunk(data=data))
+                self._totals.serve(len(data))
+                await asyncio.to_thread(self._pay, len(data))
 
     def _pay(self, num_bytes: int) -> None:
         """Wait as the rate limits require."""
@@ -165,9 +164,3 @@ class SeederServer:
 
     def _wait(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
-
-
-def _read_at(path: Path, offset: int, num_bytes: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(num_bytes)

@@ -95,6 +95,26 @@ def test_a_policy_that_changes_between_its_reading_and_the_first_look_is_taken(h
     assert taken == [Policy(pause=True)]
 
 
+def test_the_beginning_and_the_end_of_a_pause_are_passed_on(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits, heard = Waits(home), list[bool]()
+    waits.pauses.on_pause = heard.append
+    waits.pauses.wait()
+    assert heard == []
+    set_paused(home)
+
+    def later(seconds: float) -> bool:
+        waits.clock.now += 1
+        set_resumed(home)
+        return False
+
+    monkeypatch.setattr(waits.stop, "wait", later)
+    waits.clock.now += 1
+    waits.pauses.wait()
+    assert heard == [True, False]
+
+
 @pytest.mark.parametrize("before", [1, 3])
 def test_without_a_number_of_threads_torch_has_those_of_before(
     monkeypatch: pytest.MonkeyPatch, before: int
