@@ -270,6 +270,8 @@ class HubCalls(RuleBasedStateMachine):
             ("LedgerHeads", pb.LedgerHeadsRequest(from_size=number)),
             ("Download", pb.DownloadRequest(sha256="3" * 64, offset=number)),
             ("Base", pb.BaseRequest()),
+            ("Seed", pb.SeedRequest(port=number % 2**32, sha256=["3" * 64])),
+            ("FindSeeder", pb.FindSeederRequest(sha256="3" * 64)),
         ):
             self.code(one, method, request)
         changed = {name for name, rows in self.rows().items() if rows != before[name]}
