@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import pytest
 from gym_client.hub.transport import HubClient
+from gym_client.identity.proxy import Proxy
 from gym_client.seeding.fetch import require_seeder
 from gym_client.seeding.policy import SeedingPolicy
 from gym_client.seeding.store import SeedingTotals
@@ -240,6 +241,28 @@ def test_a_seeder_that_sends_nothing_is_given_up_after_the_grace_time(
     monkeypatch.setattr(server_of(ann), "_send", silence)
     assert scene.fetch(scene.contributor("bob", grace_seconds=0.3)) == len(scene.data)
     assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
+
+
+def test_a_seeder_whose_key_is_not_the_announced_one_gets_no_ticket_and_the_hub_delivers(
+    scene: SeedingScene,
+) -> None:
+    ann = scene.seeder("ann")
+    (listed,) = scene.tracker._seeders.values()
+    listed.certificate_pem = seeder_certificate()
+    assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+    assert ann.seeding is not None
+    assert ann.seeding.totals.now.served == 0
+
+
+def test_through_a_proxy_nobody_seeds(scene: SeedingScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.seeder("ann")
+    monkeypatch.setattr(
+        "gym_client.seeding.seeding.proxy_for", lambda address: Proxy("proxy", 3128, "https_proxy")
+    )
+    bob = scene.contributor("bob", **SERVES)
+    assert scene.fetch(bob) == len(scene.data)
+    assert len(scene.tracker._seeders) == 1
+    assert "through a proxy" in scene.displays["bob"].texts("seeding")[0]
 
 
 def test_a_second_seeder_is_tried_before_the_hub(scene: SeedingScene) -> None:

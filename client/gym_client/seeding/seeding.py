@@ -87,6 +87,9 @@ class Seeding:
         if self._begun:
             return
         self._begun = True
+        if not self._direct:
+            text = "no seeding: the hub is reached through a proxy, which other contributors cannot use, or without TLS"
+            self._display.report("seeding", text)
         if self._policy.listen is None or not self._direct:
             return
         client = self._client
@@ -169,9 +172,11 @@ class Seeding:
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``. Other failures only lead to the hub.
         """
-        if not self._direct or self._stop.is_set() or size_bytes < self._terms.min_bytes:
+        if self._stop.is_set() or size_bytes < self._terms.min_bytes:
             return False
         self.start()
+        if not self._direct:
+            return False
         failed = _Failed()
         until = time.monotonic() + _MAX_WAIT_SECONDS
         while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
