@@ -260,13 +260,14 @@ class Seeding:
 
     def _announce(self) -> None:
         """Announce the objects, or withdraw; a failure is repeated with the next announcement."""
-        assert self._server is not None
+        if (server := self._server) is None:
+            return
         request = pb.SeedRequest()  # port 0 withdraws
-        is_open = not (self._stop.is_set() or self._server.is_paused)
+        is_open = not (self._stop.is_set() or server.is_paused)
         if is_open and self.totals.may_serve(self._terms.min_bytes):
             request = pb.SeedRequest(
-                port=self._policy.port or self._server.port,
-                certificate_pem=self._server.certificate_pem,
+                port=self._policy.port or server.port,
+                certificate_pem=server.certificate_pem,
                 slots=self._policy.slots,
                 sha256=self._store.names()[-_MOST_ANNOUNCED:],
             )

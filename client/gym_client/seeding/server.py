@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -31,6 +32,8 @@ _HANDSHAKE_SECONDS = 5.0
 _CONNECTIONS = 64
 _WRITE_SECONDS = 30.0
 _START_SECONDS = 10.0
+_SPARE_THREADS = 2
+"""Threads that verify tickets while every download waits for its rate."""
 
 
 class SeederServer:
@@ -65,6 +68,8 @@ class SeederServer:
         self._busy, self.is_paused = 0, False
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
+        self._threads = ThreadPoolExecutor(policy.slots + _SPARE_THREADS, "seeder")
+        self._loop.set_default_executor(self._threads)
         self._thread = threading.Thread(target=self._loop.run_forever, name="seeder", daemon=True)
         self._server: Any = None
 
@@ -99,6 +104,7 @@ class SeederServer:
             self._wait(self._server.stop(None))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self._loop.close()
 
     async def _serve(self) -> int:
