@@ -30,7 +30,7 @@ log = logging.getLogger("gym_client")
 
 _MAX_FAILED = 4
 """Seeders that may fail to deliver an object before it is taken from the hub."""
-_MAX_WAIT_SECONDS = 900.0
+_MAX_WAIT_SECONDS = 3600.0
 """Maximum time for which this machine follows a hub's advice to wait."""
 _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1

@@ -14,12 +14,16 @@ class SeedingConfig(StrictModel):
     """Objects below this size come from the hub."""
     hub_copies: int = Field(4, ge=1)
     """Copies of an object that the hub sends at once while contributors who will seed it fetch it; others wait."""
-    max_wait_seconds: float = Field(300, ge=0)
-    """Maximum time for which a contributor waits for a seeder: 10 s and a second per MiB, and at most this."""
+    max_wait_seconds: float = Field(3600, ge=0)
+    """Maximum time for which a contributor waits for a seeder of one object. Less for small ones (docs/seeding.md)."""
+
+    def idle_seconds(self, size_bytes: int) -> float:
+        """Return the time to wait for a seeder of an object after the last contributor got it."""
+        return min(self.max_wait_seconds, 10 + size_bytes / (256 << 10))
 
     def wait_seconds(self, size_bytes: int) -> float:
-        """Return the maximum time to wait for a seeder of an object."""
-        return min(self.max_wait_seconds, 10 + size_bytes / (1 << 20))
+        """Return the time to wait for a seeder of an object in all."""
+        return min(self.max_wait_seconds, 4 * self.idle_seconds(size_bytes))
 
 
 class SeedingTerms(StrictModel):

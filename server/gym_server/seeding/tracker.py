@@ -120,6 +120,7 @@ class SeedTracker:
         self._traffic, self._probe, self._clock = traffic, probe, clock
         self._seeders: dict[int, _Seeder] = {}  # by node
         self._wishes: OrderedDict[int, _Wish] = OrderedDict()  # by node, which downloads one object at a time
+        self._spread: dict[str, float] = {}  # when the last contributor got an object that others wait for
         self._banned, self._slow = _AccountMarks(), _AccountMarks()
         self._probes = asyncio.Semaphore(_MAX_PROBES)
         traffic.seeders = lambda: len(self._seeders)
@@ -163,6 +164,9 @@ class SeedTracker:
                 return pb.SeedReply(lease_seconds=LEASE_SECONDS, why_not=text)
             known = None
         objects = await asyncio.to_thread(self._public, set(request.sha256))
+        wanted = {wish.sha256 for wish in self._wishes.values()}
+        before = known.objects if known else frozenset[str]()
+        self._spread.update(dict.fromkeys(wanted & objects - before, self._clock()))
         self._seeders[node] = _Seeder(
             caller.contributor,
             host,
@@ -221,10 +225,12 @@ class SeedTracker:
         copies = sum(other.from_hub for other in same)
         will_seed = node in self._seeders and not self._slow.has(caller.contributor, now)
         must_wait = bool(having) or copies >= (config.hub_copies if will_seed else 1)
-        if must_wait and now < wish.began + config.wait_seconds(size):
+        since = max(wish.began, self._spread.get(request.sha256, 0.0))
+        ends = min(since + config.idle_seconds(size), wish.began + config.wait_seconds(size))
+        if must_wait and now < ends:
             return pb.FindSeederReply(wait_seconds=_WAIT_SECONDS + len(same) / _WAITING_PER_SECOND)
         wish.from_hub = will_seed
-        wish.until = now + config.wait_seconds(size)
+        wish.until = now + config.idle_seconds(size)
         return pb.FindSeederReply()
 
     # ---- the list ----
@@ -273,6 +279,8 @@ class SeedTracker:
             del self._wishes[node]
         while len(self._wishes) > _MAX_WISHES:
             self._wishes.popitem(last=False)
+        wanted = {wish.sha256 for wish in self._wishes.values()}
+        self._spread = {sha256: at for sha256, at in self._spread.items() if sha256 in wanted}
 
     def _report(self, contributor: str, name: str) -> None:
         """Note that a seeder failed; several reporters take it off the list."""

@@ -127,6 +127,7 @@ def test_the_oldest_soups_go_first_and_a_file_that_changed_its_size_is_not_serve
 
 
 def test_a_wait_is_bounded_by_the_size_and_by_the_config() -> None:
-    assert SeedingConfig().wait_seconds(20 << 20) == 30
-    assert SeedingConfig().wait_seconds(20 << 30) == 300
+    assert SeedingConfig().idle_seconds(20 << 20) == 90
+    assert SeedingConfig().wait_seconds(20 << 20) == 360
+    assert SeedingConfig().wait_seconds(20 << 30) == 3600
     assert SeedingConfig(max_wait_seconds=0).wait_seconds(20 << 30) == 0

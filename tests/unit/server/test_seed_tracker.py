@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -30,6 +30,7 @@ class Scene:
 
     tracker: SeedTracker
     key: SigningKey
+    loop: asyncio.AbstractEventLoop
     seconds: float = 1000.0
     probes: int = 0
 
@@ -39,11 +40,11 @@ class Scene:
         request = pb.SeedRequest(
             **{"port": 9445, "slots": 1, **fields}, certificate_pem=seeder_certificate(number), sha256=objects
         )
-        return str(asyncio.run(self.tracker.announce(person(number), host, request)).why_not)
+        return str(self.loop.run_until_complete(self.tracker.announce(person(number), host, request)).why_not)
 
     def find(self, number: int, host: str = "8.8.4.4", **fields: list[str]) -> pb.FindSeederReply:
         request = pb.FindSeederRequest(sha256=OBJECT, **fields)
-        return asyncio.run(self.tracker.find(person(number), host, request))
+        return self.loop.run_until_complete(self.tracker.find(person(number), host, request))
 
     def where(self, number: int, **fields: list[str]) -> str:
         """Where the tracker sends a contributor."""
@@ -56,7 +57,7 @@ def person(number: int) -> Session:
 
 
 @pytest.fixture
-def scene() -> Scene:
+def scene() -> Iterator[Scene]:
     key = SigningKey.generate()
     scene: Scene
 
@@ -76,8 +77,10 @@ def scene() -> Scene:
         probe,
         lambda: scene.seconds,
     )
-    scene = Scene(tracker, key)
-    return scene
+    scene = Scene(tracker, key, asyncio.new_event_loop())
+    yield scene
+    scene.loop.run_until_complete(scene.loop.shutdown_default_executor())
+    scene.loop.close()
 
 
 def test_two_copies_leave_the_hub_and_the_others_wait_for_a_seeder(scene: Scene) -> None:
@@ -100,15 +103,53 @@ def test_a_wait_ends_at_its_bound_though_nobody_seeds(scene: Scene) -> None:
         scene.announce(number)
         scene.where(number)
     assert scene.where(30) == "wait"
-    scene.seconds += 10 + SIZE / (1 << 20)
+    scene.seconds += 25
+    assert scene.where(30) == "wait"
+    scene.seconds += 1
     assert scene.where(30) == "hub"
+
+
+def test_a_wait_begins_again_when_the_object_reaches_another_contributor_and_ends_in_all(
+    scene: Scene,
+) -> None:
+    scene.announce(10, [OBJECT])
+    assert [scene.where(20), scene.where(30)] == ["seeder", "wait"]
+    for number in (40, 60):
+        scene.seconds += 25
+        scene.announce(number, [OBJECT])
+        assert [scene.where(number + 5), scene.where(30)] == ["seeder", "wait"]
+    scene.seconds += 9
+    assert scene.where(30) == "wait"
+    scene.seconds += 1
+    assert scene.where(30) == "hub"
+
+
+def test_a_large_base_reaches_32_contributors_who_come_at_once_from_a_few_copies(scene: Scene) -> None:
+    """500 MiB at the default rates: the hub takes 125 s for its copies, and a seeder 1,000 s for each of two."""
+    scene.tracker._config, scene.tracker._size_of = SeedingConfig(), lambda name: 500 << 20
+    everybody = range(0, 320, 10)
+    ends: dict[int, float] = {}
+    from_hub = 0
+    for number in everybody:
+        scene.announce(number, slots=2)
+    while any(ends.get(number, 1e9) > scene.seconds for number in everybody):
+        for number in everybody:
+            scene.announce(number, [OBJECT] if ends.get(number, 1e9) <= scene.seconds else [], slots=2)
+        for number in everybody:
+            if number in ends or (where := scene.where(number)) == "wait":
+                continue
+            from_hub += where == "hub"
+            ends[number] = scene.seconds + (125 if where == "hub" else 1000)
+        scene.seconds += 50
+        assert scene.seconds < 5000
+    assert from_hub == 4
 
 
 def test_contributors_who_announce_and_never_seed_delay_others_once(scene: Scene) -> None:
     for number in (10, 20):
         scene.announce(number)
         assert scene.where(number) == "hub"
-    scene.seconds += 15
+    scene.seconds += 27
     for number in (10, 20, 30):
         scene.announce(number)
     assert [scene.where(number) for number in (10, 20)] == ["hub", "hub"]
@@ -188,7 +229,7 @@ def test_a_seeder_that_the_hub_does_not_reach_is_not_listed_and_a_new_place_is_p
 def test_small_and_private_objects_come_from_the_hub(scene: Scene) -> None:
     scene.announce(10, [OBJECT, "b" * 64])
     request = pb.FindSeederRequest(sha256="b" * 64)
-    reply = asyncio.run(scene.tracker.find(person(20), HOST, request))
+    reply = scene.loop.run_until_complete(scene.tracker.find(person(20), HOST, request))
     assert reply == pb.FindSeederReply()
     scene.tracker._config = SeedingConfig(min_bytes=SIZE + 1)
     assert scene.where(20) == "hub"
