@@ -32,7 +32,8 @@ from gym_fed.soup.merging import claims, merge
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
 TEST_SEQUENCES = 200
-ROOT_SEQUENCES = 100
+ROOT_SPEAKERS, ROOT_SEQUENCES = 4, 100
+"""The coordinator's rows are of other speakers than the test and the contributors."""
 WITH_ROWS = f"{DEFAULT} with rows"
 
 CODEC = CodecPolicy(codec="bitdelta", group_size="auto", small_tensors="bitdelta", scale_dtype="bfloat16")
@@ -63,14 +64,19 @@ def measure(report: Report, shared: Path, quick: bool) -> None:
     """Held-out loss by the plain mean and by the default under each attack, without clean rows and with them."""
     rounds, steps = (1, 5) if quick else (3, 15)
     loaded = load_model(str(shared / "models" / "stories260K"))
-    speakers = speeches(shared, CONTRIBUTORS + HELDOUT)
+    speakers = speeches(shared, CONTRIBUTORS + HELDOUT + ROOT_SPEAKERS)
     texts = [encoded(loaded.tokenizer, rows, LENGTH) for rows in speakers[:CONTRIBUTORS]]
-    held = encoded(loaded.tokenizer, [row for rows in speakers[CONTRIBUTORS:] for row in rows], LENGTH)
-    every = -(-len(held) // TEST_SEQUENCES)
-    assert every > 1, "the coordinator's rows are others than those of the test"
-    root, held = held[1::every][:ROOT_SEQUENCES], held[::every]
+    of_test = [row for rows in speakers[CONTRIBUTORS : CONTRIBUTORS + HELDOUT] for row in rows]
+    held = encoded(loaded.tokenizer, of_test, LENGTH)
+    held = held[:: -(-len(held) // TEST_SEQUENCES)]
+    of_root = [row for rows in speakers[CONTRIBUTORS + HELDOUT :] for row in rows]
+    root = encoded(loaded.tokenizer, of_root, LENGTH)[:ROOT_SEQUENCES]
     base = loss_of(loaded.model, held)
     report.figure("heldout_base_nats", base)
+    alone = copy.deepcopy(loaded.model)
+    for number in range(rounds):
+        _add(alone, trained(alone, root, steps, LR * LR_DECAY**number, BATCH, len(texts)))
+    report.figure("root_alone_nats", loss_of(alone, held))
     for attack in ATTACKS:
         found = {}
         for rule in ("mean", DEFAULT, WITH_ROWS):
@@ -129,8 +135,13 @@ def _merged(
         out = folder / f"{number}-soup.gymdelta"
         merge(opened, [1.0] * len(opened), recipe, out, spec, root=own, evidence=evidence)
         soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
-        for name in soup.names:
-            tensors[name].add_(soup.decode(name))
+        _add(model, {name: soup.decode(name) for name in soup.names})
+
+
+def _add(model: Any, delta: Delta) -> None:
+    tensors = model_tensors(model)
+    for name, change in delta.items():
+        tensors[name].add_(change)
 
 
 def _evidence(

@@ -141,7 +141,7 @@ class Defence:
             verdicts[:] = False
         if verdicts.any():
             soup = soup + together
-        lengths = losses(torch.tensor(LENGTHS)[:, None] * soup)
+        lengths = losses(torch.tensor(LENGTHS)[:, None] * soup).nan_to_num(nan=math.inf)
         return replace(gram, evidence=Evidence(verdicts.tolist(), LENGTHS[int(lengths.argmin())]))
 
     def _gram_matrix(self, updates: Tensor, root: Tensor, losses: Losses | None) -> GramMatrix:

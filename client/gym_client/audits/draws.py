@@ -123,13 +123,15 @@ def read_draws(home: Home, client: HubClient) -> Draws:
     copy.sync(client)
     draws = Draws()
     verify_file(copy.path, key, draws)
-    drop_unneeded(home, draws)
+    drop_unneeded(home, client.pin.server, draws)
     return draws
 
 
-def drop_unneeded(home: Home, draws: Draws) -> None:
-    """Delete evidence of updates that were not drawn, or that have a verdict."""
+def drop_unneeded(home: Home, server: str, draws: Draws) -> None:
+    """Delete evidence that a hub does not need: of updates that were not drawn, or that have a verdict."""
     for evidence in list(kept_evidence(home)):
+        if evidence.task.server != server:
+            continue
         draw = draws.drawn.get(evidence.update)
         if evidence.update in draws.considered and (draw is None or draw.verdict):
             evidence.drop()

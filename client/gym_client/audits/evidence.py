@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,7 @@ def begin_record(
     from gym_fed.training.audits.recorder import StepRecorder
 
     assert spec.audit is not None
-    drop_expired(home, now)
+    drop_expired(home, spec.server, now)
     record = folder.audit
     make_folder(record)
     if not (record / _TASK).exists():
@@ -112,11 +113,19 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
             yield Evidence(path)
 
 
-def drop_expired(home: Home, now: float) -> None:
-    """Delete evidence whose time to answer is over at ``now``, the hub's time in Unix seconds."""
+def drop_expired(home: Home, server: str, now: float) -> None:
+    """Delete a hub's evidence whose time to answer is over.
+
+    Args:
+        home: The contributor's home.
+        server: Id of the hub.
+        now: Its time, in Unix seconds. A hub that claims a later time than this machine's is not believed.
+    """
     for evidence in list(kept_evidence(home)):
-        audit = evidence.task.audit
-        age = now - evidence.manifest.issued_at_seconds
-        # The draw follows the signature by at most the round's time.
-        if audit is None or age > audit.answer_seconds + 86400:
+        task = evidence.task
+        if task.server != server:
+            continue
+        # The draw follows when the round ends.
+        ends = max(evidence.manifest.issued_at_seconds, task.deadline_seconds) + 86400
+        if task.audit is None or min(now, time.time()) > ends + task.audit.answer_seconds:
             evidence.drop()

@@ -54,7 +54,7 @@ class LengthEvidence:
 
 
 def uses_evidence(config: ServerConfig) -> bool:
-    """Return True if the config's rule needs verdicts and the coordinator has rows for them."""
+    """Return True if the config's rule needs evidence and the coordinator has rows for it."""
     return config.root is not None and AGGREGATORS.type_of(config.soup.aggregator).needs is Needs.EVIDENCE
 
 
@@ -68,10 +68,10 @@ def find_evidence(
     root_update: str | None,
     progress: MergeProgress,
 ) -> LengthEvidence | None:
-    """Measure what lengths do to the loss: a pass over the rows for each long update, two for all, five for the soup.
+    """Measure what lengths do to the loss: a pass over the rows for each long update, and up to seven.
 
     If all lengths that are useful alone do not lower the loss together, none is kept. The soup gets the length of
-    ``LENGTHS`` at which its loss is lowest, the longer one of equals.
+    ``LENGTHS`` at which its loss is lowest, the longer one of equals; its full length with a server optimizer.
 
     Args:
         state: The hub's state.
@@ -126,7 +126,8 @@ def find_evidence(
             useful = []
     verdicts.update((update.row.update_id, True) for update, _ in useful)
     soup = [*parts, *((update.path, excess) for update, excess in useful)]
-    length = _best_length(model, soup, rows)
+    # A server optimizer steps in another direction than the soup, whose length on the rows says nothing about it.
+    length = _best_length(model, soup, rows) if recipe.server_optimizer == "none" else 1.0
     progress.step()
     return LengthEvidence(canonical_digest({"gym-root-1": [model.max_length, rows]})[:32], verdicts, length)
 
@@ -134,8 +135,11 @@ def find_evidence(
 def _best_length(
     model: HubModel, soup: Sequence[tuple[Path, float]], rows: Sequence[dict[str, Any]]
 ) -> float:
-    """Return the length of ``LENGTHS`` with which a sum of deltas, with their factors, has the lowest loss on rows."""
-    best, lowest, last = LENGTHS[0], math.inf, 1.0
+    """Return the length of ``LENGTHS`` with which a sum of deltas, with their factors, has the lowest loss on rows.
+
+    If no loss is finite it is the shortest; the gate then decides.
+    """
+    best, lowest, last = LENGTHS[-1], math.inf, 1.0
     with model.applied_sum(soup) as before:
         tensors = model_tensors(model.model)
         for length in LENGTHS:

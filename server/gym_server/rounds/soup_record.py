@@ -46,7 +46,7 @@ class SoupRecord:
     secure: Mapping[str, Any] | None = None
     """Parameters of the secure sum of masked votes, for the version's entry."""
     evidence: Mapping[str, Any] | None = None
-    """Verdicts on the updates' lengths and the digest of the rows, for the version's entry."""
+    """Verdicts on the updates' lengths, the soup's length and the digest of the rows, for the version's entry."""
     window: Mapping[str, Any] | None = None
     """The window of a continuous round, for the version's entry."""
     plugins: Sequence[Mapping[str, Any]] = ()

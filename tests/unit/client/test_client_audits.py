@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -300,23 +301,31 @@ def test_a_training_that_was_stopped_and_resumed_commits_to_the_same_root(
 
 
 def test_evidence_is_deleted_when_it_was_not_drawn_has_a_verdict_or_is_too_old(
-    honest: Evidence, home: Home
+    honest: Evidence, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for update in ("drawn", "undrawn", "judged", "unknown", "old"):
         shutil.copytree(honest.folder, home.audits / update)
     draws = Draws()
     draws.considered = {"drawn", "undrawn", "judged"}
     draws.drawn = {"drawn": drawn(honest, 1), "judged": replace(drawn(honest, 1), verdict="audited")}
-    drop_unneeded(home, draws)
+    server = honest.task.server
+    drop_unneeded(home, "s" + "1" * 16, draws)
+    assert len(list(kept_evidence(home))) == 5, "another hub's ledger says nothing about them"
+    drop_unneeded(home, server, draws)
     assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "old", "unknown"]
     signed, day = honest.manifest.issued_at_seconds, 86400
-    later = honest.manifest.model_copy(update={"issued_at_seconds": signed + 2 * day})
-    for update in ("drawn", "unknown"):
-        (home.audits / update / "manifest.json").write_text(later.model_dump_json())
-    drop_expired(home, signed + 8 * day)
+    later = honest.manifest.model_copy(update={"issued_at_seconds": signed + day})
+    (home.audits / "drawn" / "manifest.json").write_text(later.model_dump_json())
+    longer = honest.task.model_copy(update={"deadline_seconds": signed + day})
+    (home.audits / "unknown" / "task.json").write_text(longer.model_dump_json())
+    monkeypatch.setattr(time, "time", lambda: signed + 8.5 * day)
+    drop_expired(home, server, signed + 7.5 * day)
+    drop_expired(home, "s" + "1" * 16, signed + 100 * day)
     assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "old", "unknown"]
-    drop_expired(home, signed + 9 * day)
-    assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "unknown"]
+    drop_expired(home, server, signed + 100 * day)
+    assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "unknown"], (
+        "by the earlier clock"
+    )
 
 
 def test_evidence_counts_towards_the_policys_bytes(model: GlobalModel, honest: Evidence, home: Home) -> None:
