@@ -120,6 +120,10 @@ class CodecPolicy(StrictModel):
     error_feedback: bool = True
     """Add the encoding error of one round to the next round's delta."""
 
+    feedback_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Factor of the encoding errors of earlier rounds, with ``error_feedback``. Below 1, old errors fade; 0.95 is the
+    default of ``sparse_sign``, which sends a weight once in many rounds."""
+
     _rank_is_needed: ClassVar[bool] = True
 
     @property
@@ -136,6 +140,11 @@ class CodecPolicy(StrictModel):
     def adds_up(self) -> bool:
         """True if soups of this policy add up as integers; imports the codec, unless it is the default."""
         return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).adds_up
+
+    @property
+    def is_sparse(self) -> bool:
+        """True if updates of this policy leave out most weights; imports the codec, unless it is the default."""
+        return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).sparse
 
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""
@@ -161,6 +170,12 @@ class CodecPolicy(StrictModel):
     def _default_error_feedback(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("codec") == "as-merged":
             return {"error_feedback": False, **given}
+        if (
+            isinstance(given, dict)
+            and given.get("codec") == "sparse_sign"
+            and given.get("error_feedback", True)
+        ):
+            return {"feedback_decay": 0.95, **given}
         return given
 
     @model_validator(mode="after")
@@ -170,6 +185,8 @@ class CodecPolicy(StrictModel):
                 "codec 'as-merged' loses nothing but rounding, and a residual is no product of factors; "
                 "set error_feedback: false"
             )
+        if self._differs("feedback_decay") and not self.error_feedback:
+            raise ValueError("feedback_decay needs error_feedback: true; remove it")
         if self.max_bits_per_weight is not None and not self.error_feedback and self.codec != "auto":
             raise ValueError(
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "

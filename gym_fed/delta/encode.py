@@ -156,7 +156,7 @@ def encode_source(
         )
 
     if residual is not None:
-        residual.begin()
+        residual.begin(policy.feedback_decay)
 
     def corrected(name: str) -> Tensor:
         delta = source(name)
@@ -242,8 +242,8 @@ def lora_delta(
             else "a residual was given, but without a policy factors are written as they are",
             "quantised factors with error_feedback need a residual, and nothing else does",
         )
-    if residual is not None:
-        residual.begin()
+    if residual is not None and quantising is not None:
+        residual.begin(quantising.feedback_decay)
     written = (
         plain_factors(factors, "bfloat16" if policy is None else policy.factors)
         if quantising is None

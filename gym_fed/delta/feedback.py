@@ -3,7 +3,8 @@
 Stich et al. 2018, "Sparsified SGD with Memory" (alg. 1, lines 4-6), and Karimireddy et al. 2019, "Error Feedback Fixes
 SignSGD and other Gradient Compression Schemes" (alg. 2, EF-SIGNSGD): with the true delta ``g_t`` and the residual
 ``e_t``, send ``C(g_t + e_t)`` and keep ``e_{t+1} = g_t + e_t - C(g_t + e_t)``. Sums telescope, so over any number of
-rounds the sent deltas plus the residual equal the sum of the true deltas, except for float32 rounding.
+rounds the sent deltas plus the residual equal the sum of the true deltas, except for float32 rounding. With a decay
+``b`` the update is ``g_t + b e_t`` (Sarfi et al. 2025, "SparseLoCo", alg. 1), so that old errors fade.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class ErrorFeedback:
         self._current = current
         self._next: dict[str, Tensor] = {}
         self._next_exponents: dict[str, int] = {}
+        self._decay = 1.0
 
     @classmethod
     def load(cls, path: str | Path, lineage: str) -> ErrorFeedback:
@@ -67,7 +69,7 @@ class ErrorFeedback:
         return cls(file, lineage, *(_read(file, lineage) if file.exists() else ({}, {})))
 
     def compensated(self, name: str, delta: Tensor) -> Tensor:
-        """Add the committed residual of this tensor to ``delta``; float32 on the CPU.
+        """Add the committed residual of this tensor, times the decay, to ``delta``; float32 on the CPU.
 
         Raises:
             GymError: ``BASE_MISMATCH`` if the shapes differ.
@@ -82,11 +84,14 @@ class ErrorFeedback:
                 f"tensor {name!r}: {self.path} has shape {list(held.shape)}, the delta {list(exact.shape)}",
                 "reset the residual",
             )
-        return exact + held
+        return exact + (held if self._decay == 1.0 else held * self._decay)
 
-    def begin(self) -> None:
-        """Drop the uncommitted records of an earlier encoding; ``encode_delta`` calls this first."""
-        self._next, self._next_exponents = {}, {}
+    def begin(self, decay: float = 1.0) -> None:
+        """Drop the uncommitted records of an earlier encoding; ``encode_delta`` calls this first.
+
+        ``decay`` multiplies the committed residual in this encoding.
+        """
+        self._next, self._next_exponents, self._decay = {}, {}, decay
 
     def record_exponents(self, exponents: Mapping[str, int]) -> None:
         """Record the exponents of this encoding's steps; those of other tensors stay."""

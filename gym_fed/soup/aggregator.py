@@ -37,6 +37,10 @@ class Aggregator(Rule):
     robust: ClassVar[bool]
     """True if the result stays near the honest updates when f clients are malicious."""
 
+    coordinate_wise: ClassVar[bool] = False
+    """True if the rule decides every coordinate by itself (``CoordinateRule``), so that coordinates which most updates
+    leave out become zero."""
+
     weighted: ClassVar[bool] = False
     """True if the rule is defined for updates of unequal weight."""
 
@@ -206,6 +210,8 @@ class CoordinateRule(Aggregator):
 
     Implement ``formula``, or ``_aggregate`` if a kernel computes the same faster, or both.
     """
+
+    coordinate_wise = True
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         return self._aggregate(rows, weights)

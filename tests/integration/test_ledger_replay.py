@@ -27,6 +27,15 @@ RECIPES: dict[str, dict[str, Any]] = {
             "codec": {"codec": "bitdelta", "error_feedback": True},
         }
     },
+    "sparse": {
+        "soup": {
+            "aggregator": "byzantine_robust",
+            "num_malicious_nodes": 1,
+            "server_optimizer": "nesterov",
+            "server_learning_rate": 0.7,
+        },
+        "codec": {"codec": "sparse_sign"},
+    },
     "trimmed": {
         "soup": {
             "aggregator": "trimmed_mean",

@@ -139,6 +139,13 @@ class ServerConfig(ServerSections):
         if self.codec.codec == "as-merged" or self.codec.adds_up:
             text = f"is {self.codec.codec!r}, which is for soups alone; name the codec of an update"
             raise Problems("", [Problem("codec.codec", text)])
+        if self.codec.is_sparse and AGGREGATORS.type_of(self.soup.aggregator).coordinate_wise:
+            text = (
+                f"{self.soup.aggregator!r} decides coordinate by coordinate, and updates of codec {self.codec.codec!r} "
+                "leave out most of them, so that the soup would be zero; use byzantine_robust, or another rule that "
+                "weighs whole updates"
+            )
+            raise Problems("", [Problem("soup.aggregator", text)])
         if self.soup.codec.distill_steps:
             text = ": a hub has no contributor's text to distil on; set it to 0"
             raise Problems("", [Problem("soup.codec.distill_steps", text)])

@@ -66,8 +66,8 @@ class SoupRecipe(StrictModel):
     """Factor of the server optimiser's result before it is encoded."""
 
     server_optimizer: Annotated[str, MemberOf(SERVER_OPTIMIZERS, ("none",))] = "none"
-    """Server optimiser, a file of ``gym_fed/soup/optimizers``: ``momentum``, ``adam`` or ``yogi``; ``none`` adds the
-    aggregate as it is."""
+    """Server optimiser, a file of ``gym_fed/soup/optimizers``: ``momentum``, ``nesterov``, ``adam`` or ``yogi``;
+    ``none`` adds the aggregate as it is."""
 
     server_optimizer_options: dict[str, Option] = Field(default_factory=dict)
     """Further settings of the optimiser (its ``Config``)."""

@@ -86,7 +86,7 @@ soup:
                                 # in `root` below it judges long updates by their effect (docs/robustness.md)
   num_malicious_nodes: {num_malicious_nodes:<7}  # number f of malicious updates to withstand; needs 2f+1 updates
   # pre_aggregators: [nnm]      # steps before the aggregator
-  # server_optimizer: momentum  # none | momentum | adam | yogi
+  # server_optimizer: momentum  # none | momentum | nesterov | adam | yogi
   server_learning_rate: 1.0
   # codec: {{codec: lattice}}     # how soups are sent back; by default integers on a lattice, and with finetuning: lora
                                 # LoRA factors (as-merged)

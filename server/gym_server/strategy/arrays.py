@@ -70,7 +70,7 @@ class DeltaSoupStrategy(FedAvg):
         max_norm: L2 norm to which larger updates are scaled down; None disables it.
         norm_ratio: Updates with a norm above this multiple of the median norm are skipped; None keeps all.
         num_examples_cap: Cap on the number of examples that an update claims, which is its weight; None: equal weights.
-        server_optimizer: ``none``, ``momentum``, ``adam`` or ``yogi``.
+        server_optimizer: ``none``, ``momentum``, ``nesterov``, ``adam`` or ``yogi``.
         server_optimizer_options: Further keys of its ``Config``.
         server_learning_rate: Factor by which the step is multiplied.
         fedavg: Keyword arguments of Flower's ``FedAvg``: ``min_train_nodes``, ``fraction_train``, ...

@@ -46,6 +46,8 @@ def entries(kind: str) -> list[DeltaEntry]:
             *grouped,
             DeltaEntry.of("model.norm.weight", delta["model.norm.weight"], scale_dtype="bfloat16"),
         ]
+    if kind == "sparse":
+        return [DeltaEntry.of(name, tensor, "sparse_sign") for name, tensor in delta.items()]
     factors = Lora().encode_factors(golden_delta("a", (2, 12)), golden_delta("b", (8, 2)), 0.5)
     name = "model.layers.0.q_proj.weight"
     return [
@@ -56,7 +58,7 @@ def entries(kind: str) -> list[DeltaEntry]:
     ]
 
 
-KINDS = ("bits", "groups", "mixed")
+KINDS = ("bits", "groups", "mixed", "sparse")
 
 
 def write_golden(folder: Path) -> None:

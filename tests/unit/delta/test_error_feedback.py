@@ -66,6 +66,29 @@ def test_what_was_sent_plus_the_residual_is_what_was_meant(
         torch.testing.assert_close(total, meant[name], rtol=0, atol=1e-5)
 
 
+def test_with_a_decay_old_errors_fade(tmp_path: Path) -> None:
+    policy = CodecPolicy(small_tensors="bitdelta", feedback_decay=0.5)
+    with one_round(tmp_path, policy, update(0)):
+        pass
+    before = ErrorFeedback.load(tmp_path / "residual", SPEC.digest)
+    held = {name: before.residual(name) for name in SHAPES}
+    with one_round(tmp_path, policy, update(1)) as delta:
+        after = ErrorFeedback.load(tmp_path / "residual", SPEC.digest)
+        for name, old in held.items():
+            found = after.residual(name)
+            assert old is not None
+            assert found is not None
+            torch.testing.assert_close(found, update(1)[name] + 0.5 * old - delta.decode(name))
+
+
+def test_sparse_updates_have_a_decay_by_default_and_others_none() -> None:
+    assert CodecPolicy(codec="sparse_sign").feedback_decay == 0.95
+    assert CodecPolicy(codec="sparse_sign", feedback_decay=1.0).feedback_decay == 1.0
+    assert CodecPolicy().feedback_decay == 1.0
+    with pytest.raises(ValueError, match="feedback_decay needs error_feedback: true"):
+        CodecPolicy(error_feedback=False, feedback_decay=0.9)
+
+
 def test_a_tensor_that_is_left_out_rises_to_the_top_in_a_later_round(tmp_path: Path) -> None:
     quiet, loud = "layers.0.down", "layers.1.down"
     policy = CodecPolicy(max_bits_per_weight=1.0, small_tensors="bitdelta")

@@ -99,6 +99,20 @@ def test_the_moments_of_another_rule_are_not_begun_from(
     assert torch.equal(soup_of(tmp_path, update, then, loaded)["a"], fresh["a"])
 
 
+def test_nesterov_takes_the_steps_of_torchs_sgd_with_nesterov(tmp_path: Path) -> None:
+    chosen, weights = recipe("nesterov", momentum=0.9), torch.zeros(4, 8, requires_grad=True)
+    peer = torch.optim.SGD([weights], lr=1.0, momentum=0.9, nesterov=True)
+    state, total = OptimizerState(rule=rule(chosen)), torch.zeros(4, 8)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        update = torch.randn(4, 8, generator=generator)
+        total += soup_of(tmp_path, {"a": update}, chosen, state)["a"]
+        state.advance()
+        weights.grad = -update
+        peer.step()
+    torch.testing.assert_close(total, weights.detach())
+
+
 @pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS.names()))
 def test_a_tensor_that_nobody_sends_steps_as_one_that_is_sent_as_zero(name: str, tmp_path: Path) -> None:
     chosen, state = recipe(name), OptimizerState()

@@ -1,0 +1,234 @@
+"""Pre-training together: a small Llama from scratch by 8 workers, against data-parallel training and fp32 averaging.
+
+    python benchmarks/pretraining.py [--seeds 1 2 3] [--quick] [--json] [--plot FILE] [--cells FILE]
+        [--shared FOLDER] [--only chosen|learned|attacked]
+
+The text is GSM8K's training set in tokens of stories260K; held-out rows are its first 192. Every worker takes 2,000
+inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories, at 400 steps.
+
+The peers are data-parallel fp32, which sends a gradient every step, and the fp32 average of the weights every H steps.
+Files of updates, error feedback, merges and the outer optimiser are the package's own. Malicious workers are 2 more,
+20% of 10: they know the honest updates, and send their negative mean, or a mean that is one standard deviation off
+(ALIE), as long as the median. The rule is the hub's default without clean rows. Soups are exact here; bytes are those
+of updates, headers included. ``--cells FILE`` keeps what is measured and goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import torch
+from _federated_learning import one_thread
+from _report import SHARED, Report, kept, options, show
+from _stacked_llama import Shape, Weights, Workers, losses
+from torch import Tensor
+
+from gym_fed.base.models import load_tokenizer
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import encode_source
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.soup.building import build_optimizer
+from gym_fed.soup.merging import merge
+from gym_fed.soup.optimizer import OptimizerState
+
+SHAPE = Shape(hidden=32, mlp=96, layers=2, heads=2, kv_heads=2)
+WORKERS, MALICIOUS, EVERY = 8, 2, 10
+STEPS, CHOOSING_STEPS, WARMUP = 2000, 400, 40
+ROWS, LENGTH, HELDOUT_ROWS = 2, 32, 192
+CHOOSING_SEED = 900
+RATES = (6e-3, 1.2e-2, 2.4e-2)
+OUTER = ((0.7, 0.9), (1.0, 0.5))
+"""Outer learning rate and momentum: DiLoCo's, and a gentler pair for few rounds."""
+
+EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
+ONE_BIT = CodecPolicy(codec="bitdelta", small_tensors="bitdelta", scale_dtype="bfloat16")
+SPARSE = CodecPolicy(codec="sparse_sign", small_tensors="sparse_sign")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train together; ``codec`` None is data-parallel."""
+
+    codec: str | None
+    rate: float = 0.0
+    outer: tuple[float, float] | None = None
+    keeps_state: bool = True
+    attack: str = ""
+
+    @property
+    def policy(self) -> CodecPolicy:
+        return {"fp32": EXACT, "one bit": ONE_BIT, "sparse": SPARSE}[str(self.codec)]
+
+    @property
+    def recipe(self) -> SoupRecipe:
+        values: dict[str, Any] = {"codec": EXACT}
+        if self.outer is not None:
+            values["server_optimizer"] = "nesterov"
+            values["server_learning_rate"] = self.outer[0]
+            values["server_optimizer_options"] = {"momentum": self.outer[1]}
+        if self.attack:
+            values.update(aggregator="byzantine_evidence", num_malicious_nodes=MALICIOUS)
+        return SoupRecipe(**values)
+
+
+METHODS = {
+    "data-parallel fp32": Arm(None),
+    "fp32 averaging": Arm("fp32"),
+    "DiLoCo": Arm("fp32", outer=OUTER[0]),
+    "one bit": Arm("one bit"),
+    "sparse_sign": Arm("sparse", outer=OUTER[0]),
+}
+
+
+@dataclass
+class Federation:
+    """The workers and the global model, in one process."""
+
+    arm: Arm
+    seed: int
+    steps: int
+    pool: Tensor
+    heldout: Tensor
+    folder: Path
+    sent: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.model = SHAPE.initial(self.seed)
+        self.spec = BaseSpec.of(self.model, "scratch")
+        self.workers = Workers(self.model, SHAPE, 1 if self.arm.codec is None else WORKERS)
+        optimizer = build_optimizer(self.arm.recipe)
+        self.state = None if optimizer is None else OptimizerState(rule=optimizer.rule)
+        order = np.random.default_rng(self.seed).permutation(len(self.pool))
+        self._order = np.resize(order, self.steps * ROWS * WORKERS)
+
+    def run(self) -> dict[str, Any]:
+        """Return the held-out loss at the end, and bytes up per worker."""
+        for step in range(self.steps):
+            rows = self.pool[self._order[step * ROWS * WORKERS :][: ROWS * WORKERS]]
+            self.workers.step(rows.view(self.workers.number, -1, LENGTH + 1), self._rate(step))
+            if self.arm.codec is None:
+                self.sent.append(4 * self.spec.num_parameters)
+            elif (step + 1) % EVERY == 0:
+                self._merge((step + 1) // EVERY)
+        if self.arm.codec is None:
+            self.model = {name: w[0].detach() for name, w in self.workers.weights.items()}
+        with torch.no_grad():
+            stacked = {name: w[None] for name, w in self.model.items()}
+            loss = float(losses(stacked, SHAPE, self.heldout[None])[0])
+        return {"loss": loss, "bytes": sum(self.sent)}
+
+    def _rate(self, step: int) -> float:
+        """A rise, and half a cosine to a tenth."""
+        cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * step / self.steps))
+        return self.arm.rate * min(1.0, (step + 1) / WARMUP) * cosine
+
+    def _merge(self, server_round: int) -> None:
+        paths = []
+        for number, delta in enumerate(self.workers.deltas(self.model)):
+            paths.append(self.folder / f"{number}.gymdelta")
+            residual = None
+            if self.arm.policy.error_feedback:
+                residual = ErrorFeedback.load(self.folder / f"{number}.residual", self.spec.digest)
+            encode_source(delta.__getitem__, self.arm.policy, paths[-1], self.spec, residual)
+            if residual is not None:
+                residual.save()
+        self.sent.append(paths[0].stat().st_size)
+        with ExitStack() as stack:
+            files = [stack.enter_context(DeltaFile.open(path, self.spec)) for path in paths]
+            if self.arm.attack:
+                lie = self.folder / "lie.gymdelta"
+                policy = self.arm.policy.model_copy(update={"error_feedback": False})
+                encode_source(self._lie(files).__getitem__, policy, lie, self.spec)
+                files += [stack.enter_context(DeltaFile.open(lie, self.spec)) for _ in range(MALICIOUS)]
+            soup, ones = self.folder / "soup.gymdelta", [1.0] * len(files)
+            merge(files, ones, self.arm.recipe, soup, self.spec, optimizer_state=self.state)
+        if self.state is not None:
+            self.state.advance()
+        with DeltaFile.open(soup, self.spec) as file:
+            apply_delta(self.model, file)
+        self.workers.load(self.model)
+        if not self.arm.keeps_state:
+            self.workers.forget()
+
+    def _lie(self, files: Sequence[DeltaFile]) -> Weights:
+        """What the malicious send, from the decoded honest updates."""
+        honest = {name: torch.stack([file.decode(name) for file in files]) for name in self.spec.shapes}
+        if self.arm.attack == "sign flip":
+            lie = {name: -updates.mean(0) for name, updates in honest.items()}
+        else:
+            lie = {name: updates.mean(0) - updates.std(0) for name, updates in honest.items()}
+        norm = math.sqrt(sum(float(t.square().sum()) for t in lie.values()))
+        factor = median(file.norm() for file in files) / norm
+        return {name: tensor * factor for name, tensor in lie.items()}
+
+
+def corpus(shared: Path, name: str) -> Tensor:
+    """``[rows, LENGTH + 1]`` tokens of a text."""
+    if name == "gsm8k":
+        lines = (shared / "data" / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
+        texts = ["\n".join(json.loads(line)[key] for key in ("question", "answer")) for line in lines]
+    else:
+        text = (shared / "data" / "tinystories" / "tinystories.txt").read_text(encoding="utf-8")
+        texts = text.split("\n\n")
+    tokenizer = load_tokenizer(str(shared / "models" / "stories260K"))
+    ids = [token for text in texts for token in [1, *tokenizer(text, add_special_tokens=False)["input_ids"]]]
+    return torch.tensor(ids[: len(ids) // (LENGTH + 1) * (LENGTH + 1)]).view(-1, LENGTH + 1)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The runs of one call."""
+
+    shared: Path
+    cells: Path | None
+    seeds: tuple[int, ...]
+    steps: int
+    choosing_steps: int
+
+    def measured(self, arm: Arm, seed: int, text: str, steps: int) -> dict[str, Any]:
+        def make() -> dict[str, Any]:
+            rows = corpora.setdefault(text, corpus(self.shared, text))
+            with tempfile.TemporaryDirectory(prefix="gym-pretraining-") as folder:
+                federation = Federation(
+                    arm, seed, steps, rows[HELDOUT_ROWS:], rows[:HELDOUT_ROWS], Path(folder)
+                )
+                return federation.run()
+
+        name = {**asdict(arm), "seed": seed, "text": text, "steps": steps, "every": EVERY}
+        found: dict[str, Any] = kept(self.cells, name, make)
+        print(f"{name}: {found}", file=sys.stderr, flush=True)
+        return found
+
+    def chosen(self, method: str) -> Arm:
+        """Return the method with the rates of the least loss on TinyStories."""
+        arm = METHODS[method]
+        pairs = [None] if arm.outer is None else OUTER
+        arms = [replace(arm, rate=r, outer=pair) for r, pair in itertools.product(RATES, pairs)]
+
+        def loss(one: Arm) -> float:
+            return float(self.measured(one, CHOOSING_SEED, "tinystories", self.choosing_steps)["loss"])
+
+        return min(arms, key=loss)
+
+    def of(self, arm: Arm) -> tuple[list[float], float]:
+        """Return the loss of every seed on GSM8K, and bytes up per worker."""
+        found = [self.measured(arm, seed, "gsm8k", self.steps) for seed in self.seeds]
+        return [one["loss"] for one in found], fmean(one["bytes"] for one in found)
+
+
+corpora: dict[str, Tensor] = {}
