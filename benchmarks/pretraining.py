@@ -52,8 +52,8 @@ STEPS, CHOOSING_STEPS, WARMUP = 2000, 400, 40
 ROWS, LENGTH, HELDOUT_ROWS = 2, 32, 192
 CHOOSING_SEED = 900
 RATES = (6e-3, 1.2e-2, 2.4e-2)
-OUTER = ((0.7, 0.9), (1.0, 0.5))
-"""Outer learning rate and momentum: DiLoCo's, and a gentler pair for few rounds."""
+OUTER = ((0.7, 0.9), (1.0, 0.5), (0.5, 0.5))
+"""Outer learning rate and momentum: DiLoCo's, and gentler pairs for few rounds."""
 
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 ONE_BIT = CodecPolicy(codec="bitdelta", small_tensors="bitdelta", scale_dtype="bfloat16")

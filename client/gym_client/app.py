@@ -62,11 +62,11 @@ def train(message: Message, context: Context) -> Message:
     reply = Message(update_records(finished, by_reference), reply_to=message)
     if not by_reference:  # stock Flower has no verdicts, so every returned update counts as accepted
         folder = TaskFolder(home.task_folder(message.metadata.message_id))
-        residuals = Residuals(home, spec.server)
-        if folder.residual_path.exists():
-            residuals.stage(folder.residual_path, finished.manifest.digest)
-            residuals.accept(finished.manifest.digest)
-        keep_evidence(home, folder, finished.manifest.digest)
+        residuals, update = Residuals(home, spec.server), finished.manifest.digest
+        residuals.stage(folder.residual_path, update, folder.moments_path)
+        if update in residuals.staged():
+            residuals.accept(update)
+        keep_evidence(home, folder, update)
         folder.drop()
     return reply
 

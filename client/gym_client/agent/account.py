@@ -66,9 +66,8 @@ class Account:
         self._home.append_receipt({**record, **self._traffic.task.to_dict()})
         folder = TaskFolder(self._home.task_folder(message_id))
         verdict, update = str(receipt.get("verdict", "")), str(receipt.get("update", ""))
-        if folder.residual_path.exists() and verdict == "admitted" and update:
-            Residuals(self._home, server).stage(folder.residual_path, update)
         if verdict == "admitted" and update:
+            Residuals(self._home, server).stage(folder.residual_path, update, folder.moments_path)
             keep_evidence(self._home, folder, update)
         folder.drop()
         self.receipts.append(receipt)

@@ -1,7 +1,8 @@
-"""Two-phase error feedback: encoding errors of an update are carried over only after the hub has merged it.
+"""What a contributor carries from one round to the next, in two phases: it counts only after the hub's merge.
 
-``residuals/<server>/`` contains ``residual.safetensors`` (committed), ``round`` (the round of its update) and a
-``<update digest>.staged`` for every update without a verdict.
+``residuals/<server>/`` contains the encoding error ``residual.safetensors`` and AdamW's ``moments.safetensors``, both
+committed, ``round`` (the round of their update), and a ``<update digest>.staged`` and a ``<update digest>.moments``
+for every update without a verdict.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from gym_fed.core.files import fsync_folder, move_file, write_atomically
 from gym_fed.core.text import whole_number
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gym_fed.delta.feedback import ErrorFeedback
 
-_SUFFIX = ".staged"
+_SUFFIX, _MOMENTS = ".staged", ".moments"
 _ACCEPTED = ("merged", "duplicate")
 """Verdicts after which the residual is kept. For a duplicate an equal update was merged in its place."""
 _OPEN = "admitted"
 
 
 class Residuals:
-    """The residuals kept for one hub."""
+    """The residual and moments kept for one hub."""
 
     def __init__(self, home: Home, server: str) -> None:
         self.folder = home.residuals(server)
@@ -36,35 +39,42 @@ class Residuals:
         Args:
             lineage: Digest of the federation's base.
             rounds: Rounds that created the versions up to the task's; includes None if some are unknown. A residual of
-                a different round belongs to a version that was rolled back, and is discarded.
+                a different round belongs to a version that was rolled back, and is discarded, as are moments.
         """
         from gym_fed.delta.feedback import ErrorFeedback
 
-        known = set(rounds)
-        if None not in known and self._round() not in {None, *known}:
-            self._committed.unlink(missing_ok=True)
-            self._round_path.unlink(missing_ok=True)
-            fsync_folder(self.folder)
-        return ErrorFeedback.load(self._committed, lineage)
+        self._drop_rolled_back(rounds)
+        return ErrorFeedback.load(self._committed[_SUFFIX], lineage)
 
-    def stage(self, residual: Path, update: str) -> None:
-        """Store the residual of a sent update until its verdict."""
-        if residual.exists():
-            move_file(residual, self.folder / f"{update}{_SUFFIX}")
-            fsync_folder(self.folder)
+    def moments(self, lineage: str, rounds: Iterable[int | None] = (None,)) -> dict[str, Tensor]:
+        """Return the committed moments of ``KeptMoments``, none at first; arguments as for ``load``."""
+        from gym_fed.delta.feedback import ErrorFeedback
+
+        self._drop_rolled_back(rounds)
+        file = ErrorFeedback.load(self._committed[_MOMENTS], lineage)
+        return {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
+
+    def stage(self, residual: Path, update: str, moments: Path | None = None) -> None:
+        """Store the residual and moments of a sent update until its verdict; absent files are skipped."""
+        for path, suffix in ((residual, _SUFFIX), (moments, _MOMENTS)):
+            if path is not None and path.exists():
+                move_file(path, self.folder / f"{update}{suffix}")
+        fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
-        """Commit a staged residual; None for a round whose outcome is unknown."""
+        """Commit what is staged of an update; None for a round whose outcome is unknown."""
         if server_round is None:
             self._round_path.unlink(missing_ok=True)
         else:
             write_atomically(self._round_path, str(server_round).encode())
-        os.replace(self.folder / f"{update}{_SUFFIX}", self._committed)
+        for suffix, committed in self._committed.items():
+            if (staged := self.folder / f"{update}{suffix}").exists():
+                os.replace(staged, committed)
         fsync_folder(self.folder)
 
     def staged(self) -> list[str]:
         """Return the digests of updates that wait for a verdict."""
-        return sorted(path.name.removesuffix(_SUFFIX) for path in self.folder.glob(f"*{_SUFFIX}"))
+        return sorted({path.stem for suffix in self._committed for path in self.folder.glob(f"*{suffix}")})
 
     def settle(self, verdicts: Iterable[dict[str, Any]]) -> dict[str, str]:
         """Commit or discard residuals according to verdicts.
@@ -84,12 +94,21 @@ class Residuals:
                 self.accept(update, verdict.get("server_round"))
                 has_newest = True
             else:
-                (self.folder / f"{update}{_SUFFIX}").unlink()
+                for suffix in self._committed:
+                    (self.folder / f"{update}{suffix}").unlink(missing_ok=True)
             settled[update] = word
         return settled
 
+    def _drop_rolled_back(self, rounds: Iterable[int | None]) -> None:
+        """Discard what is committed if its round is not one of ``rounds``."""
+        known = set(rounds)
+        if None not in known and self._round() not in {None, *known}:
+            for path in (*self._committed.values(), self._round_path):
+                path.unlink(missing_ok=True)
+            fsync_folder(self.folder)
+
     def _round(self) -> int | None:
-        """Return the round of the committed residual's update; None if unknown."""
+        """Return the round of the committed update; None if unknown."""
         if not self._round_path.exists():
             return None
         return whole_number(self._round_path.read_text(encoding="ascii", errors="replace"))
@@ -99,5 +118,9 @@ class Residuals:
         return self.folder / "round"
 
     @property
-    def _committed(self) -> Path:
-        return self.folder / "residual.safetensors"
+    def _committed(self) -> dict[str, Path]:
+        """The committed files by the suffix of staged ones."""
+        return {
+            _SUFFIX: self.folder / "residual.safetensors",
+            _MOMENTS: self.folder / "moments.safetensors",
+        }

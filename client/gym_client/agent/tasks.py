@@ -49,7 +49,7 @@ class Trained:
 
 class TaskFolder:
     """The folder ``tasks/<message id>/``: ``task.json``, ``run/``, ``audit/``, ``update.gymdelta``, a
-    residual, ``finished.json``."""
+    residual, moments, ``finished.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,6 +57,7 @@ class TaskFolder:
         self.audit = path / "audit"
         self.delta_path = path / "update.gymdelta"
         self.residual_path = path / "residual.safetensors"
+        self.moments_path = path / "moments.safetensors"
 
     def begin(self, spec: TaskSpec, setup: dict[str, Any]) -> None:
         """Start or resume the task.

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from pydantic import ValidationError
-
-from gym_client.agent.data import Data, load_data
-from gym_client.agent.global_model import GlobalModel, base_source, global_model
-from gym_client.agent.hooks import Hooks, TimeLimit, current_hooks
+from gym_client.agent.data import Data
+from gym_client.agent.data import load_data
+from gym_client.agent.global_model import GlobalModel
+from gym_client.agent.global_model import base_source
+from gym_client.agent.global_model import global_model
+from gym_client.agent.hooks import Hooks
+from gym_client.agent.hooks import TimeLimit
+from gym_client.agent.hooks import current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
-from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
+from gym_client.agent.tasks import FinishedUpdate
+from gym_client.agent.tasks import TaskFolder
+from gym_client.agent.tasks import Trained
 from gym_client.agent.version_sum import VersionSum
 from gym_client.audits.evidence import begin_record
 from gym_client.base.store import BaseStore
@@ -24,17 +27,26 @@ from gym_client.identity.pins import key_at
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.private_task import PrivateTask
 from gym_client.privacy.secure_round import SecureRound
-from gym_fed.config.hub.task import TaskSpec, check_lineage
-from gym_fed.config.schema.plugins import plugins_of, require_plugins
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.config.hub.task import TaskSpec
+from gym_fed.config.hub.task import check_lineage
+from gym_fed.config.schema.plugins import plugins_of
+from gym_fed.config.schema.plugins import require_plugins
+from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.text import counted, plain
+from gym_fed.core.text import counted
+from gym_fed.core.text import plain
+from pathlib import Path
+from pydantic import ValidationError
+from typing import Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.delta.encode import Refine
     from gym_fed.training.audits.observer import StepObserver
     from gym_fed.training.rows.run_rows import LastEncoded
+    from gym_fed.training.run.kept_moments import KeptMoments
     from gym_fed.training.run.result import TrainResult
 
 
@@ -167,13 +179,19 @@ def _trained_update(
         return soup_path(sha256)
 
     model.advance(spec, path_in_time, VersionSum(home.versions(spec.server)))
-    record = None
+    record, residuals = None, Residuals(home, spec.server)
     if spec.audit is not None:
         record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
-    result = _train(spec, model, data, folder, time_limit, setup, record)
+    observer: StepObserver | KeptMoments | None = record
+    if spec.recipe.keep_optimizer_state:
+        from gym_fed.training.run.kept_moments import KeptMoments
+
+        start = residuals.moments(spec.base_digest, _rounds_of(spec))
+        observer = KeptMoments(start, folder.moments_path, spec.base_digest)
+    result = _train(spec, model, data, folder, time_limit, setup, observer)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
-    trained = _encode(spec, model, result, data, folder, Residuals(home, spec.server), time_limit)
+    trained = _encode(spec, model, result, data, folder, residuals, time_limit)
     if private is not None:
         trained = private.charged(trained, result)
     if spec.recipe.sends_factors:
@@ -211,7 +229,7 @@ def _train(
     folder: TaskFolder,
     time_limit: TimeLimit,
     setup: Setup,
-    observer: StepObserver | None,
+    observer: StepObserver | KeptMoments | None,
 ) -> TrainResult:
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer
@@ -259,6 +277,11 @@ def _with_cause(error: GymError, hooks: Hooks, time_limit: TimeLimit) -> GymErro
     return GymError(ErrorCode.INTERRUPTED, "stopped at a checkpoint", "run the same command again to resume")
 
 
+def _rounds_of(spec: TaskSpec) -> list[int]:
+    """Return the rounds that made the versions up to the task's."""
+    return [soup.server_round for soup in spec.soups]
+
+
 def _encode(
     spec: TaskSpec,
     model: GlobalModel,
@@ -274,7 +297,7 @@ def _encode(
 
     version, codec, lora = model.version_spec(spec), spec.codec, spec.recipe.sends_factors
     loses = codec.error_feedback and (codec.quantises_factors or not lora)
-    feedback = residuals.load(spec.base_digest, [soup.server_round for soup in spec.soups]) if loses else None
+    feedback = residuals.load(spec.base_digest, _rounds_of(spec)) if loses else None
 
     def on_tensor(_: str) -> None:
         time_limit.require("encoding")

@@ -90,6 +90,10 @@ class TrainingRecipe(OpenModel):
     seed: int = 0
     """Seed; the round's number is added to it, so that rounds get different batches."""
 
+    keep_optimizer_state: bool = False
+    """Continue each round from the AdamW moments of the contributor's last merged round, as DiLoCo does. They take 8
+    bytes per weight on the contributor's disk."""
+
     privacy: LocalPrivacy | None = None
     """DP-SGD on the contributor's machine; by default none."""
 
@@ -99,11 +103,12 @@ class TrainingRecipe(OpenModel):
         return bool(TUNING.type_of(self.finetuning).sends_factors)
 
     @model_serializer(mode="wrap")
-    def _omit_group_by_length(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the key if it is False, so that the digests of such recipes do not depend on it."""
+    def _omit_false_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Omit some keys if they are False, so that the digests of such recipes do not depend on them."""
         data: dict[str, Any] = handler(self)
-        if not self.group_by_length:
-            data.pop("group_by_length", None)
+        for key in ("group_by_length", "keep_optimizer_state"):
+            if not data.get(key):
+                data.pop(key, None)
         return data
 
     @model_validator(mode="after")
@@ -112,6 +117,15 @@ class TrainingRecipe(OpenModel):
             raise ValueError("group_by_length: with privacy, batches would depend on the rows; remove it")
         if self.group_by_length and ALGORITHMS.type_of(self.algorithm).orders_rows:
             raise ValueError(f"group_by_length: {self.algorithm} orders its rows by itself; remove it")
+        if self.keep_optimizer_state and self.sends_factors:
+            raise ValueError(
+                f"keep_optimizer_state: {self.finetuning} trains new factors every round, whose moments are of no use "
+                "to the next; remove it, or set finetuning: full"
+            )
+        if self.keep_optimizer_state and self.privacy is not None:
+            raise ValueError(
+                "keep_optimizer_state: DP-SGD has an optimiser of its own; remove it, or privacy"
+            )
         if self.privacy is not None and not ALGORITHMS.type_of(self.algorithm).per_example:
             those = " or ".join(ALGORITHMS.own_with("per_example"))
             raise ValueError(f"privacy: {self.algorithm} is not accounted for; use {those}, or remove it")

@@ -384,6 +384,34 @@ def test_in_stock_flower_what_is_returned_counts_so_the_residual_moves_on(rounds
     assert not rounds.home.task_folder("m1").exists()
 
 
+def test_moments_are_kept_from_round_to_round_if_the_recipe_says_so(rounds: Rounds) -> None:
+    kept = rounds.home.residuals(SERVER) / "moments.safetensors"
+    rounds.call(rounds.task())
+    assert not kept.exists()
+    recipe = {**RECIPE, "keep_optimizer_state": True}
+    for server_round, steps in ((2, 4), (3, 8)):
+        rounds.call(rounds.task(recipe=recipe, server_round=server_round), f"m{server_round}")
+        moments = Residuals(rounds.home, SERVER).moments(rounds.spec.digest)
+        assert int(moments["step"]) == steps
+        assert len(moments) == 1 + 2 * len(rounds.spec.shapes)
+
+
+def test_moments_wait_for_the_verdict_and_go_with_the_residual(rounds: Rounds) -> None:
+    recipe = {**RECIPE, "keep_optimizer_state": True}
+    manifest = manifest_of(rounds.call(rounds.task(recipe=recipe), **{"by-reference": True}))
+    residuals, folder = Residuals(rounds.home, SERVER), TaskFolder(rounds.home.task_folder("m1"))
+    for verdict, kept in (("rejected", set()), ("merged", {"residual.safetensors", "moments.safetensors"})):
+        moments, residual = folder.moments_path.read_bytes(), folder.residual_path.read_bytes()
+        residuals.stage(folder.residual_path, manifest.digest, folder.moments_path)
+        assert residuals.moments(rounds.spec.digest) == {}
+        residuals.settle([{"update": manifest.digest, "verdict": verdict}])
+        assert {path.name for path in residuals.folder.iterdir()} == kept
+        folder.moments_path.write_bytes(moments)
+        folder.residual_path.write_bytes(residual)
+    residuals.accept(manifest.digest, 2)
+    assert residuals.moments(rounds.spec.digest, [1, 3]) == {}, "its version was rolled back"
+
+
 def test_under_the_agent_the_residual_waits_for_the_verdict(rounds: Rounds) -> None:
     manifest = manifest_of(rounds.call(rounds.task(), **{"by-reference": True}))
     committed = rounds.home.residuals(SERVER) / "residual.safetensors"

@@ -102,7 +102,9 @@ def test_what_the_config_refuses_is_refused(hub: Hub) -> None:
 
 def test_a_sparse_codec_is_refused_with_a_rule_on_coordinates_and_taken_with_one_on_updates(hub: Hub) -> None:
     hub.configure("soup", aggregator="median", num_malicious_nodes=0)
-    with pytest.raises(GymError, match=r"'median' decides coordinate by coordinate.*'sparse_sign'") as refused:
+    with pytest.raises(
+        GymError, match=r"'median' decides coordinate by coordinate.*'sparse_sign'"
+    ) as refused:
         hub.run("recipe", "set", "codec.codec=sparse_sign")
     assert refused.value.code is ErrorCode.CONFIG_INVALID
     hub.configure("soup", aggregator="mean", num_malicious_nodes=0)

@@ -93,6 +93,18 @@ def test_a_recipe_that_cannot_group_by_length_is_refused(recipe: dict[str, Any],
         TrainingRecipe(group_by_length=True, **recipe)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ({"finetuning": "lora"}, "lora trains new factors every round"),
+        ({"privacy": {"noise_multiplier": 1.0}}, "DP-SGD has an optimiser of its own"),
+    ],
+)
+def test_a_recipe_whose_optimizer_has_no_state_to_keep_is_refused(recipe: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=f"keep_optimizer_state: {why}"):
+        TrainingRecipe(keep_optimizer_state=True, **recipe)
+
+
 @pytest.mark.parametrize("algorithm", ["dpo", "kto", "orpo", "simpo", "tdpo"])
 def test_a_recipe_whose_dropout_no_contributor_would_take_is_refused(algorithm: str) -> None:
     recipe = {"algorithm": algorithm, "finetuning": "lora", "lora": {"lora_dropout": 0.1}}

@@ -1,0 +1,76 @@
+"""Continue AdamW from the moments of an earlier run, and keep those of this one, as DiLoCo's workers do.
+
+Douillard et al. 2023, "DiLoCo" (arXiv:2311.08105), sec. 2: the inner optimiser's state stays with the worker between
+rounds. The file has the format of residuals, with ``step``, ``exp_avg/NAME`` and ``exp_avg_sq/NAME`` in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import TrainerCallback
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.training.audits.states import MOMENTS
+
+_STEP = "step"
+
+
+class KeptMoments(TrainerCallback):
+    """Puts moments into a run's optimiser before its first step, and writes them after its last.
+
+    Args:
+        start: The moments to continue from, as ``ErrorFeedback.residual`` returns them; empty for none.
+        path: The file to write.
+        lineage: Digest of the base from which the federation started.
+    """
+
+    def __init__(self, start: Mapping[str, Tensor], path: Path, lineage: str) -> None:
+        self._start, self._path, self._lineage = start, path, lineage
+
+    def attach(self, trainer: Any) -> None:
+        """Keep the moments of a transformers trainer; call it once, before training."""
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Put in the moments; a resumed run has them in its checkpoint."""
+        if state.global_step or not self._start:
+            return
+        for name, parameter in _trained(kwargs["model"]):
+            moments = {}
+            for moment in MOMENTS:
+                held = self._start.get(f"{moment}/{name}", torch.zeros_like(parameter))
+                if held.shape != parameter.shape:
+                    raise GymError(
+                        ErrorCode.STATE_CORRUPT,
+                        f"the kept moment {moment} of {name!r} has shape {list(held.shape)}, the weight "
+                        f"{list(parameter.shape)}",
+                        "delete moments.safetensors in the home's folder residuals to start from zero",
+                    )
+                moments[moment] = held.to(parameter, copy=True)
+            step = self._start[_STEP][0].to(parameter.device, copy=True)
+            _state_of(kwargs["optimizer"])[parameter] = {_STEP: step, **moments}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the moments durably."""
+        file, states = ErrorFeedback(self._path, self._lineage, {}), _state_of(kwargs["optimizer"])
+        for name, parameter in _trained(kwargs["model"]):
+            if parameter in states:
+                file.record(_STEP, torch.as_tensor(states[parameter][_STEP]).reshape(1))
+                for moment in MOMENTS:
+                    file.record(f"{moment}/{name}", states[parameter][moment])
+        file.stage(self._path)
+
+
+def _trained(model: Any) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+
+def _state_of(optimizer: Any) -> Any:
+    """Return the state by parameter of an optimiser, which accelerate may have wrapped."""
+    return getattr(optimizer, "optimizer", optimizer).state
