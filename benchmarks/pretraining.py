@@ -1,7 +1,7 @@
 """Pre-training together: a small Llama from scratch by 8 workers, against data-parallel training and fp32 averaging.
 
     python benchmarks/pretraining.py [--seeds 1 2 3] [--quick] [--json] [--plot FILE] [--cells FILE]
-        [--shared FOLDER] [--only chosen|learned|attacked]
+        [--shared FOLDER] [--only learned|attacked]
 
 The text is GSM8K's training set in tokens of stories260K; held-out rows are its first 192. Every worker takes 2,000
 inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories, at 400 steps.
@@ -21,7 +21,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -55,6 +55,7 @@ RATES = (6e-3, 1.2e-2, 2.4e-2)
 OUTER = ((0.7, 0.9), (1.0, 0.5), (0.5, 0.5))
 """Outer learning rate and momentum: DiLoCo's, and gentler pairs for few rounds."""
 
+ATTACKS = ("sign flip", "ALIE")
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 ONE_BIT = CodecPolicy(codec="bitdelta", small_tensors="bitdelta", scale_dtype="bfloat16")
 SPARSE = CodecPolicy(codec="sparse_sign", small_tensors="sparse_sign")
@@ -232,3 +233,78 @@ class Bench:
 
 
 corpora: dict[str, Tensor] = {}
+
+
+def learned(report: Report, bench: Bench) -> None:
+    """Every method without malicious workers, and what the kept state is worth."""
+    arms = {method: bench.chosen(method) for method in METHODS}
+    arms["sparse_sign, state dropped"] = replace(arms["sparse_sign"], keeps_state=False)
+    found = {method: bench.of(arm) for method, arm in arms.items()}
+    (best, most), averaged = found["data-parallel fp32"], found["fp32 averaging"]
+    rows = []
+    for method, (seeds, sent) in found.items():
+        rate, outer = arms[method].rate, arms[method].outer
+        rows.append(
+            (
+                method,
+                f"{rate:g}" + (f"; {outer[0]:g}, {outer[1]:g}" if outer else ""),
+                ", ".join(f"{loss:.3f}" for loss in seeds),
+                f"{100 * (fmean(seeds) / fmean(best) - 1):.1f}",
+                f"{most / sent:.0f}",
+            )
+        )
+        report.figure(f"loss of {method}", fmean(seeds))
+        report.figure(f"bytes of {method}", sent)
+    show(
+        "held-out loss, and bytes up",
+        (
+            "method",
+            "rate; outer rate, momentum",
+            "loss per seed",
+            "% above data-parallel",
+            "times fewer bytes",
+        ),
+        rows,
+    )
+    for method in ("one bit", "sparse_sign"):
+        seeds, sent = found[method]
+        above = 100 * (fmean(seeds) / fmean(averaged[0]) - 1)
+        report.aim(f"{method}: % above fp32 averaging", above, 2.0)
+        report.aim(f"{method}: times fewer bytes than fp32 averaging", averaged[1] / sent, 30.0, "higher")
+        report.aim(f"{method}: % above data-parallel", 100 * (fmean(seeds) / fmean(best) - 1), 10.0)
+        report.aim(f"{method}: times fewer bytes than data-parallel", most / sent, 100.0, "higher")
+
+
+def attacked(report: Report, bench: Bench) -> None:
+    """Two malicious workers of ten, under the default rule."""
+    for method in ("one bit", "sparse_sign"):
+        arm = bench.chosen(method)
+        without = fmean(bench.of(arm)[0])
+        for attack in ATTACKS:
+            loss = fmean(bench.of(replace(arm, attack=attack))[0])
+            report.compare(f"{method}, {attack}", loss, without, unit="nats")
+            report.aim(f"{method}, {attack}: % above none malicious", 100 * (loss / without - 1), 2.0)
+
+
+def main() -> None:
+    parser = options(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument(
+        "--cells", type=Path, metavar="FILE", help="keep runs, and make those that are missing"
+    )
+    parser.add_argument("--shared", type=Path, default=SHARED, help="folder of models and data")
+    parser.add_argument("--only", choices=["learned", "attacked"], help="one half of the runs")
+    args: argparse.Namespace = parser.parse_args()
+    one_thread()
+    steps = (100, 20) if args.quick else (STEPS, CHOOSING_STEPS)
+    bench = Bench(args.shared, args.cells, tuple(args.seeds[:1] if args.quick else args.seeds), *steps)
+    report = Report("pretraining", peer="none malicious")
+    if args.only != "attacked":
+        learned(report, bench)
+    if args.only != "learned":
+        attacked(report, bench)
+    report.finish(args)
+
+
+if __name__ == "__main__":
+    main()
