@@ -93,6 +93,7 @@ METHODS = {
     "DiLoCo": Arm("fp32", outer=OUTER[0]),
     "one bit": Arm("one bit"),
     "sparse_sign": Arm("sparse", outer=OUTER[0]),
+    "sparse_sign, no momentum": Arm("sparse"),
 }
 
 
@@ -200,6 +201,7 @@ class Bench:
     seeds: tuple[int, ...]
     steps: int
     choosing_steps: int
+    rates: tuple[float, ...] = RATES
 
     def measured(self, arm: Arm, seed: int, text: str, steps: int) -> dict[str, Any]:
         def make() -> dict[str, Any]:
@@ -219,7 +221,7 @@ class Bench:
         """Return the method with the rates of the least loss on TinyStories."""
         arm = METHODS[method]
         pairs = [None] if arm.outer is None else OUTER
-        arms = [replace(arm, rate=r, outer=pair) for r, pair in itertools.product(RATES, pairs)]
+        arms = [replace(arm, rate=r, outer=pair) for r, pair in itertools.product(self.rates, pairs)]
 
         def loss(one: Arm) -> float:
             return float(self.measured(one, CHOOSING_SEED, "tinystories", self.choosing_steps)["loss"])
@@ -296,8 +298,9 @@ def main() -> None:
     parser.add_argument("--only", choices=["learned", "attacked"], help="one half of the runs")
     args: argparse.Namespace = parser.parse_args()
     one_thread()
-    steps = (100, 20) if args.quick else (STEPS, CHOOSING_STEPS)
-    bench = Bench(args.shared, args.cells, tuple(args.seeds[:1] if args.quick else args.seeds), *steps)
+    bench = Bench(args.shared, args.cells, tuple(args.seeds), STEPS, CHOOSING_STEPS)
+    if args.quick:
+        bench = Bench(args.shared, args.cells, tuple(args.seeds[:1]), 100, 20, RATES[:1])
     report = Report("pretraining", peer="none malicious")
     if args.only != "attacked":
         learned(report, bench)

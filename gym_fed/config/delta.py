@@ -37,6 +37,7 @@ MenuCodec = Annotated[str, _Part(CODECS)]
 SmallCodec = Annotated[str, MemberOf(CODECS)]
 FactorCodec = Annotated[str, MemberOf(CODECS, ("auto", "bfloat16", "float32"))]
 
+_SPARSE_DECAY = 0.95
 _PLAIN_FACTORS = ("bfloat16", "float32")
 
 
@@ -120,9 +121,9 @@ class CodecPolicy(StrictModel):
     error_feedback: bool = True
     """Add the encoding error of one round to the next round's delta."""
 
-    feedback_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Factor of the encoding errors of earlier rounds, with ``error_feedback``. Below 1, old errors fade; 0.95 is the
-    default of ``sparse_sign``, which sends a weight once in many rounds."""
+    feedback_decay: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Factor of the encoding errors of earlier rounds, with ``error_feedback``; below 1, old errors fade. Absent means
+    0.95 for ``sparse_sign``, which sends a weight once in many rounds, and 1 for other codecs."""
 
     _rank_is_needed: ClassVar[bool] = True
 
@@ -145,6 +146,13 @@ class CodecPolicy(StrictModel):
     def is_sparse(self) -> bool:
         """True if updates of this policy leave out most weights; imports the codec, unless it is the default."""
         return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).sparse
+
+    @property
+    def decay(self) -> float:
+        """``feedback_decay``, or the codec's default."""
+        if self.feedback_decay is not None:
+            return self.feedback_decay
+        return _SPARSE_DECAY if self.is_sparse else 1.0
 
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""
@@ -170,12 +178,6 @@ class CodecPolicy(StrictModel):
     def _default_error_feedback(cls, given: Any) -> Any:
         if isinstance(given, dict) and given.get("codec") == "as-merged":
             return {"error_feedback": False, **given}
-        if (
-            isinstance(given, dict)
-            and given.get("codec") == "sparse_sign"
-            and given.get("error_feedback", True)
-        ):
-            return {"feedback_decay": 0.95, **given}
         return given
 
     @model_validator(mode="after")

@@ -156,7 +156,7 @@ def encode_source(
         )
 
     if residual is not None:
-        residual.begin(policy.feedback_decay)
+        residual.begin(policy.decay)
 
     def corrected(name: str) -> Tensor:
         delta = source(name)
@@ -243,7 +243,7 @@ def lora_delta(
             "quantised factors with error_feedback need a residual, and nothing else does",
         )
     if residual is not None and quantising is not None:
-        residual.begin(quantising.feedback_decay)
+        residual.begin(quantising.decay)
     written = (
         plain_factors(factors, "bfloat16" if policy is None else policy.factors)
         if quantising is None

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from gym_fed.soup.delta_soup import SoupResult
     from gym_fed.training.audits.observer import StepObserver
     from gym_fed.training.run.afterwards import Contributions
-    from gym_fed.training.run.kept_moments import KeptMoments
     from gym_fed.training.tuning.base import Tuning
 
 
@@ -76,7 +75,7 @@ class Trainer(ExpectedElsewhere):
         check: True to measure the model before and after training: held-out loss, answers to some prompts, and general
             knowledge (``result.check``). Rows are held out if none are named.
         last_encoded: A cache of encoded rows, shared by successive runs on the same rows.
-        observer: Observes every step, to record or repeat it for an audit; or continues from kept moments.
+        observer: Observes every step, to record or repeat it for an audit; or keeps the optimiser's moments.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class Trainer(ExpectedElsewhere):
         should_stop: ShouldStop | None = None,
         check: bool = False,
         last_encoded: LastEncoded | None = None,
-        observer: StepObserver | KeptMoments | None = None,
+        observer: StepObserver | None = None,
     ) -> None:
         from gym_fed.evaluation.graders.base import build_graders
 

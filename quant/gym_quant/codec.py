@@ -108,8 +108,7 @@ class Codec(ABC):
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
 
     sparse: ClassVar[bool] = False
-    """True if it drops most weights. Rules that weigh whole updates merge such deltas through their decoded values; to
-    rules that decide coordinate by coordinate, most coordinates look like zero."""
+    """True if it drops most weights, so that rules on coordinates see mostly zeros; others merge its values."""
 
     adds_up: ClassVar[bool] = False
     """True for a ``gym_quant.integers.IntegerCodec``: versions of its deltas are sums of integers."""

@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from gym_fed.delta.encode import Refine
     from gym_fed.training.audits.observer import StepObserver
     from gym_fed.training.rows.run_rows import LastEncoded
-    from gym_fed.training.run.kept_moments import KeptMoments
     from gym_fed.training.run.result import TrainResult
 
 
@@ -182,7 +181,7 @@ def _trained_update(
     record, residuals = None, Residuals(home, spec.server)
     if spec.audit is not None:
         record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
-    observer: StepObserver | KeptMoments | None = record
+    observer: StepObserver | None = record
     if spec.recipe.keep_optimizer_state:
         from gym_fed.training.run.kept_moments import KeptMoments
 
@@ -229,7 +228,7 @@ def _train(
     folder: TaskFolder,
     time_limit: TimeLimit,
     setup: Setup,
-    observer: StepObserver | KeptMoments | None,
+    observer: StepObserver | None,
 ) -> TrainResult:
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.training.trainer import Trainer

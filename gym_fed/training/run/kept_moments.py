@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.training.audits.observer import StepObserver
 from gym_fed.training.audits.states import MOMENTS
 
 _STEP = "step"
 
 
-class KeptMoments(TrainerCallback):
-    """Puts moments into a run's optimiser before its first step, and writes them after its last.
+class KeptMoments(StepObserver):
+    """Puts moments into a run's optimiser before its first step, and writes them after its last; sees no batches.
 
     Args:
         start: The moments to continue from, as ``ErrorFeedback.residual`` returns them; empty for none.
@@ -31,10 +31,11 @@ class KeptMoments(TrainerCallback):
     """
 
     def __init__(self, start: Mapping[str, Tensor], path: Path, lineage: str) -> None:
+        super().__init__()
         self._start, self._path, self._lineage = start, path, lineage
 
     def attach(self, trainer: Any) -> None:
-        """Keep the moments of a transformers trainer; call it once, before training."""
+        """Keep the moments of a transformers trainer, whose steps stay as they are."""
         trainer.add_callback(self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

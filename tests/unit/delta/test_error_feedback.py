@@ -82,9 +82,9 @@ def test_with_a_decay_old_errors_fade(tmp_path: Path) -> None:
 
 
 def test_sparse_updates_have_a_decay_by_default_and_others_none() -> None:
-    assert CodecPolicy(codec="sparse_sign").feedback_decay == 0.95
-    assert CodecPolicy(codec="sparse_sign", feedback_decay=1.0).feedback_decay == 1.0
-    assert CodecPolicy().feedback_decay == 1.0
+    assert CodecPolicy(codec="sparse_sign").decay == 0.95
+    assert CodecPolicy(codec="sparse_sign", feedback_decay=1.0).decay == 1.0
+    assert CodecPolicy().decay == 1.0
     with pytest.raises(ValueError, match="feedback_decay needs error_feedback: true"):
         CodecPolicy(error_feedback=False, feedback_decay=0.9)
 
