@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.federation import Federation, assert_every_contributor_counts_once_a_round
+from tests.support.federation import CONFIG, Federation, assert_every_contributor_counts_once_a_round
 from tests.support.hub import gym_server
 from tests.support.in_process import run_here
 from tests.support.quick import quick
@@ -35,6 +35,7 @@ RECIPES: dict[str, dict[str, Any]] = {
             "server_learning_rate": 0.7,
         },
         "codec": {"codec": "sparse_sign"},
+        "recipe": {**CONFIG["recipe"], "keep_optimizer_state": True},
     },
     "trimmed": {
         "soup": {
@@ -73,6 +74,8 @@ def finished(request: pytest.FixtureRequest, tmp_path: Path, tiny_base: Path) ->
             federation.join(name)
         federation.finish()
         assert_every_contributor_counts_once_a_round(federation.hub, set(names))
+        kept = len(list(tmp_path.glob("*/residuals/*/moments.safetensors")))
+        assert kept == (len(names) if request.param == "sparse" else 0)
         yield federation.hub.folder
     finally:
         federation.close()
