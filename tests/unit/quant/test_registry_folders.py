@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +63,14 @@ def test_two_files_of_one_name_are_refused(package: Path) -> None:
     write(package, {"other/__init__.py": "", "other/plain.py": MEMBER.format(package=package.name)})
     with pytest.raises(TypeError, match=r"plain is both .*\.other\.plain and .*\.plain"):
         registry(package).own()
+
+
+def test_a_built_in_member_is_found_without_reading_the_entry_points() -> None:
+    code = (
+        "from gym_quant import registry\n"
+        "assert 'bitdelta' in registry.CODECS\n"
+        "assert registry._all_installed.cache_info().currsize == 0\n"
+        "assert 'no such codec' not in registry.CODECS\n"
+        "assert registry._all_installed.cache_info().currsize == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
