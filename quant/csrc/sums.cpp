@@ -57,9 +57,68 @@ GQ_INLINE void combine_body(const Terms& t, int64_t at, int64_t size, float* out
 }
 
 void combine_scalar(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
+
 #if GQ_X86
-GQ_AVX2 void combine_avx2(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
-GQ_AVX512 void combine_avx512(const Terms& t, int64_t at, int64_t size, float* out) { combine_body(t, at, size, out); }
+constexpr int64_t HELD = 32;     // coordinates whose sums stay in registers while rows are added
+constexpr size_t STREAMS = 16;   // rows read at once, as many as the prefetchers follow
+constexpr int64_t AHEAD = 512;   // coordinates: 2 KiB, further than the hardware reads ahead in many streams
+
+// Registers of eight sums each, added in the order of combine_body.
+GQ_AVX512 void combine_avx512(const Terms& t, int64_t at, int64_t size, float* out) {
+    const int64_t whole = t.rows.empty() ? 0 : size / HELD * HELD;
+    alignas(64) double sums[STRIP];
+    for (size_t first = 0; first < t.rows.size(); first += STREAMS) {
+        const size_t stop = std::min(first + STREAMS, t.rows.size());
+        for (int64_t i = 0; i < whole; i += HELD) {
+            __m512d sum[4];
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; ++k) sum[k] = first ? _mm512_load_pd(sums + i + 8 * k) : _mm512_setzero_pd();
+            for (size_t r = first; r < stop; ++r) {
+                const float* x = t.rows[r] + at + i;
+                const __m512d weight = _mm512_set1_pd(t.weights[r]);
+                prefetch(x + AHEAD);
+                prefetch(x + AHEAD + 16);
+#pragma GCC unroll 4
+                for (int k = 0; k < 4; ++k)
+                    sum[k] = _mm512_add_pd(sum[k], _mm512_mul_pd(weight, _mm512_cvtps_pd(_mm256_loadu_ps(x + 8 * k))));
+            }
+#pragma GCC unroll 4
+            for (int k = 0; k < 4; ++k) {
+                if (stop == t.rows.size()) _mm256_storeu_ps(out + at + i + 8 * k, _mm512_cvtpd_ps(sum[k]));
+                else _mm512_store_pd(sums + i + 8 * k, sum[k]);
+            }
+        }
+    }
+    combine_body(t, at + whole, size - whole, out);
+}
+
+GQ_AVX2 void combine_avx2(const Terms& t, int64_t at, int64_t size, float* out) {
+    const int64_t whole = t.rows.empty() ? 0 : size / HELD * HELD;
+    alignas(64) double sums[STRIP];
+    for (size_t first = 0; first < t.rows.size(); first += STREAMS) {
+        const size_t stop = std::min(first + STREAMS, t.rows.size());
+        for (int64_t i = 0; i < whole; i += HELD) {
+            __m256d sum[8];
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; ++k) sum[k] = first ? _mm256_load_pd(sums + i + 4 * k) : _mm256_setzero_pd();
+            for (size_t r = first; r < stop; ++r) {
+                const float* x = t.rows[r] + at + i;
+                const __m256d weight = _mm256_set1_pd(t.weights[r]);
+                prefetch(x + AHEAD);
+                prefetch(x + AHEAD + 16);
+#pragma GCC unroll 8
+                for (int k = 0; k < 8; ++k)
+                    sum[k] = _mm256_add_pd(sum[k], _mm256_mul_pd(weight, _mm256_cvtps_pd(_mm_loadu_ps(x + 4 * k))));
+            }
+#pragma GCC unroll 8
+            for (int k = 0; k < 8; ++k) {
+                if (stop == t.rows.size()) _mm_storeu_ps(out + at + i + 4 * k, _mm256_cvtpd_ps(sum[k]));
+                else _mm256_store_pd(sums + i + 4 * k, sum[k]);
+            }
+        }
+    }
+    combine_body(t, at + whole, size - whole, out);
+}
 #endif
 
 using Combine = void (*)(const Terms& t, int64_t at, int64_t size, float* out);

@@ -238,6 +238,16 @@ def test_a_row_of_weight_zero_is_not_looked_at(path: str) -> None:
         assert torch.equal(kernels.linear_combination(x, one), x[3])
 
 
+@pytest.mark.parametrize("path", NATIVE)
+@pytest.mark.parametrize("n", [15, 16, 17, 33])
+def test_a_long_sum_over_several_groups_of_rows_has_the_reference_s_bits(path: str, n: int) -> None:
+    x, weights = updates_of(n, 4096 + 37, n), weights_of(n)
+    with kernels.using("torch"):
+        expected = kernels.linear_combination(x, weights)
+    with kernels.using(path):
+        assert torch.equal(kernels.linear_combination(x, weights), expected)
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("n", "d", "m"), [(1, 1, 1), (5, 172, 3), (32, 5000, 32), (130, 1000, 4), (3, 0, 2)])
 def test_many_combinations_are_each_what_one_would_be(path: str, n: int, d: int, m: int) -> None:
