@@ -111,27 +111,54 @@ GQ_AVX512 uint64_t differ_avx512(const uint8_t* a, const uint8_t* b, int64_t n) 
     return tail_avx512(a, b, i, n, sum);
 }
 
-// Four rows of `a` against four of `b` at a time: every word that is loaded is used four times.
+// Adds the differing bits of four rows of `a` and four of `b` to sums: every word that is loaded is used four times.
+GQ_POPCNT512 GQ_INLINE void add_four(const __m512i* va, const __m512i* vb, __m512i* sums) {
+#pragma GCC unroll 4
+    for (int h = 0; h < 4; ++h)
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k)
+            sums[4 * h + k] =
+                _mm512_add_epi64(sums[4 * h + k], _mm512_popcnt_epi64(_mm512_xor_si512(va[h], vb[k])));
+}
+
+// The total of each of eight registers, in one register.
+GQ_POPCNT512 GQ_INLINE __m512i totals(const __m512i* sums) {
+    __m512i two[4], four[2];
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k)
+        two[k] = _mm512_add_epi64(_mm512_unpacklo_epi64(sums[2 * k], sums[2 * k + 1]),
+                                  _mm512_unpackhi_epi64(sums[2 * k], sums[2 * k + 1]));
+#pragma GCC unroll 2
+    for (int k = 0; k < 2; ++k)
+        four[k] = _mm512_add_epi64(_mm512_shuffle_i64x2(two[2 * k], two[2 * k + 1], 0x88),
+                                   _mm512_shuffle_i64x2(two[2 * k], two[2 * k + 1], 0xDD));
+    const __m512i all = _mm512_add_epi64(_mm512_shuffle_i64x2(four[0], four[1], 0x88),
+                                         _mm512_shuffle_i64x2(four[0], four[1], 0xDD));
+    return all;
+}
+
 GQ_POPCNT512 GQ_INLINE void four_popcnt512(const uint8_t* const* a, const uint8_t* const* b, int64_t bytes,
                                            uint64_t* found) {
-    __m512i sums[16];
+    __m512i sums[16], va[4], vb[4];
+#pragma GCC unroll 16
     for (int k = 0; k < 16; ++k) sums[k] = _mm512_setzero_si512();
-    for (int64_t i = 0; i < bytes; i += 64) {
-        const int64_t left = bytes - i;
-        const __mmask64 there = left < 64 ? (uint64_t{1} << left) - 1 : ~uint64_t{0};
-        __m512i vb[4];
+    int64_t i = 0;
+    for (; i + 64 <= bytes; i += 64) {
 #pragma GCC unroll 4
-        for (int k = 0; k < 4; ++k) vb[k] = _mm512_maskz_loadu_epi8(there, b[k] + i);
-#pragma GCC unroll 4
-        for (int h = 0; h < 4; ++h) {
-            const __m512i va = _mm512_maskz_loadu_epi8(there, a[h] + i);
-#pragma GCC unroll 4
-            for (int k = 0; k < 4; ++k)
-                sums[4 * h + k] =
-                    _mm512_add_epi64(sums[4 * h + k], _mm512_popcnt_epi64(_mm512_xor_si512(va, vb[k])));
-        }
+        for (int k = 0; k < 4; ++k) va[k] = _mm512_loadu_si512(a[k] + i), vb[k] = _mm512_loadu_si512(b[k] + i);
+        add_four(va, vb, sums);
     }
-    for (int k = 0; k < 16; ++k) found[k] = static_cast<uint64_t>(_mm512_reduce_add_epi64(sums[k]));
+    if (i < bytes) {
+        const __mmask64 there = (uint64_t{1} << (bytes - i)) - 1;
+#pragma GCC unroll 4
+        for (int k = 0; k < 4; ++k) {
+            va[k] = _mm512_maskz_loadu_epi8(there, a[k] + i);
+            vb[k] = _mm512_maskz_loadu_epi8(there, b[k] + i);
+        }
+        add_four(va, vb, sums);
+    }
+    _mm512_storeu_si512(found, totals(sums));
+    _mm512_storeu_si512(found + 8, totals(sums + 8));
 }
 
 GQ_POPCNT512 void tile_popcnt512(const uint8_t* const* a, int64_t na, const uint8_t* const* b, int64_t nb, bool same,
@@ -352,6 +379,7 @@ GQ_AVX512 void weigh_avx512(const uint8_t* rows, const int32_t* weights, int64_t
 #endif
 
 constexpr int64_t BLOCK_BYTES = 1 << 18;  // of all rows compared at once: they stay in the L2 cache
+constexpr int64_t PIECE_BYTES = 1 << 23;  // of all rows in one piece of work: a share of the L3 cache
 constexpr int64_t VOTE_BYTES = WORDS * 8;
 constexpr int64_t VOTE_PIECE = 16;     // blocks in one piece of work
 
@@ -373,11 +401,13 @@ void distances(int path, int threads, int features, const uint8_t* const* rows, 
     const int64_t tiles = (n + COUNTED - 1) / COUNTED, pairs = tiles * (tiles + 1) / 2;
     const int64_t held = std::min(n, 2 * COUNTED), block = std::max<int64_t>(1024, BLOCK_BYTES / held / 1024 * 1024);
     const int64_t blocks = (bytes + block - 1) / block;
-    const int64_t pieces = std::max<int64_t>(1, std::min(blocks, (8 * threads + pairs - 1) / pairs));
+    // All pairs of tiles take one piece of the bytes before the next: a piece of all rows stays in the L3 cache.
+    const int64_t cached = (n * bytes + PIECE_BYTES - 1) / PIECE_BYTES, busy = (8 * threads + pairs - 1) / pairs;
+    const int64_t pieces = std::max<int64_t>(1, std::min(blocks, std::max(cached, busy)));
     std::mutex guard;
     auto body = [&](int64_t item) {
-        int64_t pair = item / pieces, I = 0;
-        const int64_t p = item % pieces;
+        int64_t pair = item % pairs, I = 0;
+        const int64_t p = item / pairs;
         while (pair >= tiles - I) pair -= tiles - I++;
         const int64_t i0 = I * COUNTED, j0 = (I + pair) * COUNTED;
         const int64_t ni = std::min(COUNTED, n - i0), nj = std::min(COUNTED, n - j0);
@@ -389,8 +419,13 @@ void distances(int path, int threads, int features, const uint8_t* const* rows, 
             for (int64_t j = std::max(i + 1, j0); j < j0 + nj; ++j) out[i * n + j] += sums[(i - i0) * COUNTED + j - j0];
     };
     parallel_for(threads, pairs * pieces, body);
-    for (int64_t i = 0; i < n; ++i)
-        for (int64_t j = 0; j < i; ++j) out[i * n + j] = out[j * n + i];
+    // Tile by tile: whole rows would touch another page for every element that is copied.
+    auto mirror = [&](int64_t I) {
+        for (int64_t j0 = I * COUNTED; j0 < n; j0 += COUNTED)
+            for (int64_t j = j0; j < std::min(n, j0 + COUNTED); ++j)
+                for (int64_t i = I * COUNTED; i < std::min(j, (I + 1) * COUNTED); ++i) out[j * n + i] = out[i * n + j];
+    };
+    parallel_for(threads, tiles, mirror);
 }
 
 }  // namespace gq

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdlib>
 #include <limits>
+#include <memory>
 #include <utility>
 
 #include "common.h"
@@ -666,12 +667,15 @@ GQ_API int gq_sign_products(int path, int threads, int features, const uint8_t* 
     return guarded([&] {
         const int64_t width = (cols + 7) / 8;
         if (group == 0) {
-            std::vector<int64_t> found(static_cast<size_t>(n * n));
-            distances(path, threads, features, bits, n, rows * width, found.data());
-            for (int64_t i = 0; i < n; ++i)
+            std::unique_ptr<int64_t[]> found(new int64_t[static_cast<size_t>(n * n)]);
+            distances(path, threads, features, bits, n, rows * width, found.get());
+            std::vector<double> scale(static_cast<size_t>(n));
+            for (int64_t i = 0; i < n; ++i) scale[i] = static_cast<double>(*scales[i]);
+            auto row = [&](int64_t i) {
                 for (int64_t j = 0; j < n; ++j)
-                    out[i * n + j] = static_cast<double>(*scales[i]) * static_cast<double>(*scales[j]) *
-                                     static_cast<double>(rows * cols - 2 * found[i * n + j]);
+                    out[i * n + j] = scale[i] * scale[j] * static_cast<double>(rows * cols - 2 * found[i * n + j]);
+            };
+            parallel_for(threads, n, row);
             return static_cast<int>(OK);
         }
         auto products = plain::products;

@@ -74,6 +74,14 @@ def test_the_number_of_threads_changes_no_count(path: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.parametrize("path", [name for name in PATHS if name != "torch"])
+def test_distances_of_more_bytes_than_the_cache_holds_are_the_sums_of_their_parts(path: str) -> None:
+    packed = packed_rows(70, 200_003)
+    with kernels.using(path):
+        parts = [kernels.hamming(part.contiguous()) for part in packed.split(50_000, dim=1)]
+        assert torch.equal(kernels.hamming(packed), sum(parts))
+
+
 def test_weights_that_could_overflow_and_things_that_are_not_packed_are_refused() -> None:
     packed = packed_rows(2, 3)
     with pytest.raises(CodecError, match="weights sum to 4294967294"):
