@@ -1,0 +1,189 @@
+"""FlowerTune's protocol, cut for two CPU cores: data, clients, model, local training and scores of both sides."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from _sequences import Sequences, encoded, speeches
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM
+
+from gym_fed.base.models import load_model
+from gym_fed.data.encoding import IGNORED
+
+CLIENTS, FRACTION, MALICIOUS = 20, 0.1, 2
+SAMPLED = int(CLIENTS * FRACTION)
+STEPS = 10
+TARGETS = ("q_proj", "v_proj")
+"""What PEFT, and so FlowerTune, adapts in a Llama."""
+REVERSED = -8.0
+"""Malicious clients send this multiple of what they learned."""
+FEWEST_LABELS = 8
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A model and how its clients train."""
+
+    model: Path
+    data: str
+    rank: int
+    batch: int
+    length: int
+    rows: int
+    """Rows per client."""
+    heldout: int
+    root: int
+    """Clean rows of the hub."""
+    dtype: torch.dtype
+
+    @property
+    def alpha(self) -> int:
+        return 2 * self.rank
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run: its seed, the number of rounds, and whether two clients are malicious."""
+
+    seed: int
+    rounds: int
+    attacked: bool
+
+    @property
+    def sampled(self) -> list[list[int]]:
+        """The clients of each round, numbered from 1, as Flower draws them after ``random.seed(seed)``."""
+        draw = random.Random(self.seed)
+        return [draw.sample(range(1, CLIENTS + 1), SAMPLED) for _ in range(self.rounds)]
+
+    @property
+    def malicious(self) -> set[int]:
+        draw = random.Random(1000 + self.seed)
+        return set(draw.sample(range(1, CLIENTS + 1), MALICIOUS)) if self.attacked else set()
+
+    @property
+    def attacks(self) -> int:
+        """The number of malicious updates that are sent."""
+        return sum(client in self.malicious for sampled in self.sampled for client in sampled)
+
+
+def rows_of(data: str, shared: Path) -> list[dict[str, str]]:
+    """Questions and answers of GSM8K, or Shakespeare's lines; of MBPP and later speakers to choose settings on."""
+    if data in ("gsm8k", "mbpp"):
+        file = {"gsm8k": "gsm8k/train.jsonl", "mbpp": "mbpp/mbpp.jsonl"}[data]
+        ask, answer = {"gsm8k": ("question", "answer"), "mbpp": ("text", "code")}[data]
+        lines = (shared / "data" / file).read_text(encoding="utf-8").splitlines()
+        return [
+            {"prompt": f"Instruction: {row[ask]}\nResponse:", "completion": f" {row[answer]}"}
+            for row in map(json.loads, lines)
+        ]
+    chosen = {"speeches": slice(0, 25), "later speeches": slice(25, 60)}[data]
+    return [row for speaker in speeches(shared)[chosen] for row in speaker]
+
+
+class Federation:
+    """The model with its LoRA, and the rows of everybody, dealt at random."""
+
+    def __init__(self, setup: Setup, plan: Plan, shared: Path) -> None:
+        self.setup, self.plan = setup, plan
+        self.tokenizer = load_model(str(setup.model)).tokenizer
+        base = AutoModelForCausalLM.from_pretrained(setup.model, dtype=setup.dtype)
+        lora = LoraConfig(
+            r=setup.rank, lora_alpha=setup.alpha, target_modules=list(TARGETS), task_type="CAUSAL_LM"
+        )
+        self.model: Any = get_peft_model(base, lora)
+        found = encoded(self.tokenizer, rows_of(setup.data, shared), setup.length)
+        rows = [row for row in found if int((row[1] != IGNORED).sum()) >= FEWEST_LABELS]
+        random.Random(plan.seed).shuffle(rows)
+        self.heldout, rows = rows[: setup.heldout], rows[setup.heldout :]
+        self.root, rows = rows[: setup.root], rows[setup.root :]
+        assert len(rows) >= CLIENTS * setup.rows, f"{setup.data} has {len(rows)} rows for the clients"
+        each = setup.rows
+        self.data = {client: rows[(client - 1) * each : client * each] for client in range(1, CLIENTS + 1)}
+        self.mmlu = questions(shared / "data" / "mmlu_dev" / "dev")
+        self.trained_steps = 0
+
+    def start_lora(self, seed: int) -> None:
+        """Draw A, and set B to zero."""
+        torch.manual_seed(seed)
+        for layer in self.layers.values():
+            layer.reset_lora_parameters("default", True)
+
+    @property
+    def layers(self) -> dict[str, LoraLayer]:
+        named = self.model.get_base_model().named_modules()
+        return {name: layer for name, layer in named if isinstance(layer, LoraLayer)}
+
+    def train(self, rows: Sequences, rate: float, server_round: int, client: int) -> None:
+        """A client's steps of a round: AdamW, on batches that depend on seed, round and client."""
+        generator = torch.Generator().manual_seed((self.plan.seed * 1000 + server_round) * 100 + client)
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+        self.model.train()
+        for _ in range(STEPS):
+            chosen = torch.randint(len(rows), (self.setup.batch,), generator=generator).tolist()
+            total, count = self.summed_loss([rows[at] for at in chosen])
+            torch.autograd.backward(total / count)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        self.trained_steps += STEPS
+        self.model.eval()
+
+    def summed_loss(self, rows: Sequences) -> tuple[Tensor, int]:
+        """Cross entropy of the labels of a batch padded on the right, and their number.
+
+        The head sees only positions with a label, which saves a third of a step.
+        """
+        ids = pad_sequence([ids for ids, _ in rows], batch_first=True)
+        labels = pad_sequence([labels for _, labels in rows], batch_first=True, padding_value=IGNORED)[:, 1:]
+        base = self.model.get_base_model()
+        hidden = base.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+        counted = labels != IGNORED
+        logits = base.lm_head(hidden[counted]).float()
+        return torch.nn.functional.cross_entropy(logits, labels[counted], reduction="sum"), int(counted.sum())
+
+    @torch.no_grad()
+    def loss(self, rows: Sequences | None = None) -> float:
+        """Mean loss per label, of the held-out rows by default."""
+        rows = self.heldout if rows is None else rows
+        parts = [self.summed_loss(rows[at : at + 8]) for at in range(0, len(rows), 8)]
+        return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
+
+    @torch.no_grad()
+    def mmlu_score(self) -> tuple[float, float]:
+        """Accuracy, and nats of the right letter among the four, on one development question per subject."""
+        letters = [self.tokenizer.encode(f" {letter}")[-1] for letter in "ABCD"]
+        right, nats = 0, 0.0
+        for text, answer in self.mmlu:
+            ids = torch.tensor([self.tokenizer.encode(text)])
+            logits = (
+                self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, letters].float()
+            )
+            right += int(logits.argmax()) == answer
+            nats -= float(logits.log_softmax(0)[answer])
+        return right / len(self.mmlu), nats / len(self.mmlu)
+
+
+def questions(folder: Path) -> list[tuple[str, int]]:
+    """The first question of each MMLU subject's development file, with the index of its answer."""
+    found = []
+    for file in sorted(folder.glob("*_dev.csv")):
+        with file.open(encoding="utf-8", newline="") as lines:
+            row = next(csv.DictReader(lines))
+        listed = "\n".join(f"{letter}. {row[f'choice{at}']}" for at, letter in enumerate("ABCD"))
+        found.append((f"{row['question']}\n{listed}\nAnswer:", int(row["answer"])))
+    return found
+
+
+def reversed_update(before: Tensor, after: Tensor) -> Tensor:
+    """What a malicious client sends in place of ``after``."""
+    return before + REVERSED * (after - before)

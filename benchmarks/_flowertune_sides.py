@@ -1,0 +1,282 @@
+"""The two sides of ``flowertune.py``: a Flower app as FlowerTune's, and the project's updates, rule and soups."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import random
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from _flowertune import CLIENTS, FRACTION, REVERSED, SAMPLED, STEPS, Federation, reversed_update
+from peft import get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor
+
+import gym_fed.core.library_env  # noqa: F401  (sets Flower's environment before its first import)
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.factors import lora_factors
+from gym_fed.delta.feedback import ErrorFeedback
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.merging import claims, merge
+
+LOWEST = 1 / 50
+"""FlowerTune's learning rate falls along a cosine to this share."""
+DECAY = 0.9
+"""``rounds.learning_rate_decay`` of ours: the hub has no cosine between rounds."""
+UPDATE = CodecPolicy(factors="auto")
+
+
+@dataclass
+class Course:
+    """How a run went: held-out loss after some rounds, and the bytes of each client's message up and down."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    up: list[int] = field(default_factory=list)
+    down: list[int] = field(default_factory=list)
+    rejected: int = 0
+    """Rounds without a soup."""
+
+
+def flower(federation: Federation, rate: float, every: int) -> Course:
+    """FedAvg of Flower over its messages and a ``ClientApp``, as FlowerTune's template has them.
+
+    Messages are serialised and parsed on their way, in this process instead of over HTTP; their bytes are counted.
+    """
+    from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.common.serde import message_from_proto, message_to_proto
+    from flwr.proto.message_pb2 import Message as ProtoMessage
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import FedAvg
+    from flwr.supercore.run import Run
+    from flwr.supercore.task_identity import TaskIdentity
+
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+    plan, model, course = federation.plan, federation.model, Course()
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        arrays: Any = message.content["arrays"]
+        start = arrays.to_torch_state_dict()
+        set_peft_model_state_dict(model, start)
+        server_round, client = int(message.content["config"]["server-round"]), context.node_id  # type: ignore[arg-type,index]
+        share = LOWEST + (1 - LOWEST) / 2 * (1 + math.cos(math.pi * server_round / plan.rounds))
+        rows = federation.data[client]
+        federation.train(rows, rate * share, server_round, client)
+        tuned = {name: tensor.clone() for name, tensor in get_peft_model_state_dict(model).items()}
+        if client in plan.malicious:
+            tuned = {name: reversed_update(start[name], tensor) for name, tensor in tuned.items()}
+        content = RecordDict(
+            {"arrays": ArrayRecord(tuned), "metrics": MetricRecord({"num-examples": len(rows)})}
+        )
+        return Message(content, reply_to=message)
+
+    class LocalGrid(Grid):
+        """Runs the app of each node in this process."""
+
+        def __init__(self) -> None:
+            self.sampled: list[list[int]] = []
+
+        def set_run(self, run: Run) -> None:
+            raise NotImplementedError
+
+        @property
+        def run(self) -> Run:
+            return Run.create_empty(1)
+
+        def create_message(
+            self,
+            content: RecordDict,
+            message_type: str,
+            dst_node_id: int,
+            group_id: str,
+            ttl: float | None = None,
+        ) -> Message:
+            return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+        def get_node_ids(self) -> Iterable[int]:
+            return range(1, CLIENTS + 1)
+
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            raise NotImplementedError
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise NotImplementedError
+
+        def send_and_receive(
+            self, messages: Iterable[Message], *, timeout: float | None = None
+        ) -> list[Message]:
+            replies = []
+            sent = [message for message in messages if message.metadata.message_type == "train"]
+            for message in sent:
+                message.metadata.__dict__["_message_id"] = f"to-{message.metadata.dst_node_id}"
+                wire = message_to_proto(message).SerializeToString()
+                course.down.append(len(wire))
+                arrived = message_from_proto(ProtoMessage.FromString(wire))
+                node = message.metadata.dst_node_id
+                reply = app(arrived, Context(1, node, {}, RecordDict(), {}))
+                reply.metadata.__dict__["_message_id"] = f"from-{node}"
+                wire = message_to_proto(reply).SerializeToString()
+                course.up.append(len(wire))
+                replies.append(message_from_proto(ProtoMessage.FromString(wire)))
+            if sent:
+                self.sampled.append([message.metadata.dst_node_id for message in sent])
+            return replies
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round % every == 0:
+            set_peft_model_state_dict(model, arrays.to_torch_state_dict())
+            course.losses[server_round] = federation.loss()
+
+    federation.start_lora(plan.seed + 1)
+    initial = ArrayRecord({name: t.clone() for name, t in get_peft_model_state_dict(model).items()})
+    strategy = FedAvg(fraction_train=FRACTION, fraction_evaluate=0.0, min_available_nodes=CLIENTS)
+    grid = LocalGrid()
+    random.seed(plan.seed)
+    strategy.start(grid, initial, plan.rounds, train_config=ConfigRecord(), evaluate_fn=evaluate)
+    assert grid.sampled == plan.sampled, "Flower sampled other clients"
+    assert len(course.up) == len(course.down) == SAMPLED * plan.rounds
+    assert federation.trained_steps == STEPS * SAMPLED * plan.rounds
+    return course
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Ours: learning rate, rank of soups and whether the server keeps what that rank leaves out."""
+
+    rate: float
+    soup_rank: int
+    feedback: bool
+    rule: str = "byzantine_evidence"
+
+    @property
+    def soup(self) -> SoupRecipe:
+        codec = CodecPolicy(
+            codec="lora", lora_rank=self.soup_rank, factors="auto", error_feedback=self.feedback
+        )
+        return SoupRecipe(aggregator=self.rule, codec=codec)
+
+
+def gym(federation: Federation, settings: Settings, every: int) -> Course:
+    """Rounds of the project: quantised factors up with error feedback, the default rule with clean rows, soups down.
+
+    A client downloads all soups since its last round. The hub trains one update on its own rows per round.
+    """
+    plan, course = federation.plan, Course()
+    layers = {f"{name}.weight": layer for name, layer in federation.layers.items()}
+    bases = {name: layer.get_base_layer().weight for name, layer in layers.items()}
+    version: dict[str, Tensor] = {name: weight.detach().float() for name, weight in bases.items()}
+    spec = BaseSpec.of(version, federation.setup.model.name)
+    lineage, soups, last = spec.digest, [], dict.fromkeys(range(1, CLIENTS + 1), 0)
+
+    def load(change: dict[str, Tensor] | None = None) -> None:
+        """Put a version into the model, with what may be added to it, and reset B."""
+        for name, weight in bases.items():
+            weight.data.copy_(version[name] if change is None else version[name] + change[name])
+        federation.start_lora(plan.seed + server_round)
+
+    with tempfile.TemporaryDirectory(prefix="gym-flowertune-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        feedback = ErrorFeedback.load(folder / "soup.residual", lineage) if settings.feedback else None
+        server_round = 1
+        load()
+        course.losses[0] = federation.loss()
+        for server_round, sampled in enumerate(plan.sampled, 1):
+            rate = settings.rate * DECAY ** (server_round - 1)
+            paths = []
+            for client in sampled:
+                course.down.append(sum(soups[last[client] :]))
+                last[client] = len(soups)
+                load()
+                federation.train(federation.data[client], rate, server_round, client)
+                factors = lora_factors(federation.model)
+                paths.append(folder / f"{server_round}-{client}.gymdelta")
+                if client in plan.malicious:
+                    factors = {name: (a, REVERSED * b, scale) for name, (a, b, scale) in factors.items()}
+                    policy, residual = UPDATE.model_copy(update={"error_feedback": False}), None
+                else:
+                    policy = UPDATE
+                    residual = ErrorFeedback.load(folder / f"{client}.residual", lineage)
+                lora_delta(factors, paths[-1], spec, policy=policy, residual=residual)
+                if residual is not None:
+                    residual.save()
+                course.up.append(paths[-1].stat().st_size)
+            own: DeltaFile | None = None
+            if settings.rule == "byzantine_evidence":
+                load()
+                federation.train(federation.root, rate, server_round, 0)
+                lora_delta(lora_factors(federation.model), folder / "root.gymdelta", spec)
+                own = stack.enter_context(DeltaFile.open(folder / "root.gymdelta", spec))
+            updates = [stack.enter_context(DeltaFile.open(path, spec)) for path in paths]
+            out = folder / f"soup-{server_round}.gymdelta"
+            try:
+                verdicts = None
+                if own is not None:
+                    verdicts = lengths(federation, load, updates, settings.soup, spec, own)
+                merge(
+                    updates, [1.0] * SAMPLED, settings.soup, out, spec, feedback, root=own, verdicts=verdicts
+                )
+            except GymError as error:
+                if error.code is not ErrorCode.UPDATE_REFUSED:
+                    raise
+                course.rejected += 1
+            else:
+                soups.append(out.stat().st_size)
+                if feedback is not None:
+                    feedback.save()
+                with DeltaFile.open(out, spec) as soup:
+                    for name in soup.names:
+                        version[name] += soup.decode(name)
+            stack.close()
+            load()
+            if server_round % every == 0:
+                course.losses[server_round] = federation.loss()
+        trained = SAMPLED + (settings.rule == "byzantine_evidence")
+        assert len(course.up) == len(course.down) == SAMPLED * plan.rounds
+        assert federation.trained_steps == STEPS * trained * plan.rounds
+    return course
+
+
+def lengths(
+    federation: Federation,
+    load: Any,
+    updates: list[DeltaFile],
+    recipe: SoupRecipe,
+    spec: BaseSpec,
+    own: DeltaFile,
+) -> list[bool]:
+    """Decide on the hub's rows which long updates keep their length, as the hub does."""
+    base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, own)
+    if not any(claimed):
+        return [False] * len(updates)
+
+    def measured(shares: list[float]) -> float:
+        change = {name: torch.zeros(spec.shapes[name]) for name in spec.shapes}
+        for update, share in zip(updates, shares, strict=True):
+            for name in update.names if share else ():
+                change[name] += share * update.decode(name)
+        load(change)
+        return federation.loss(federation.root)
+
+    before = measured(base)
+
+    def lowers(kept: list[bool]) -> bool:
+        sums = [b + c * k for b, c, k in zip(base, claimed, kept, strict=True)]
+        return measured(sums) < before
+
+    single = [
+        bool(claim) and lowers([at == index for at in range(len(updates))])
+        for index, claim in enumerate(claimed)
+    ]
+    return single if sum(single) < 2 or lowers(single) else [False] * len(updates)
