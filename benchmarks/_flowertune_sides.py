@@ -70,7 +70,7 @@ def flower(federation: Federation, rate: float, every: int) -> Course:
         arrays: Any = message.content["arrays"]
         start = arrays.to_torch_state_dict()
         set_peft_model_state_dict(model, start)
-        server_round, client = int(message.content["config"]["server-round"]), context.node_id  # type: ignore[arg-type,index]
+        server_round, client = int(message.content["config"]["server-round"]), context.node_id  # type: ignore[arg-type]
         share = LOWEST + (1 - LOWEST) / 2 * (1 + math.cos(math.pi * server_round / plan.rounds))
         rows = federation.data[client]
         federation.train(rows, rate * share, server_round, client)
@@ -174,11 +174,14 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
     A client downloads all soups since its last round. The hub trains one update on its own rows per round.
     """
     plan, course = federation.plan, Course()
-    layers = {f"{name}.weight": layer for name, layer in federation.layers.items()}
-    bases = {name: layer.get_base_layer().weight for name, layer in layers.items()}
-    version: dict[str, Tensor] = {name: weight.detach().float() for name, weight in bases.items()}
+    bases: dict[str, Tensor] = {
+        f"{name}.weight": federation.model.get_base_model().get_submodule(name).get_base_layer().weight
+        for name in federation.layers
+    }
+    version = {name: weight.detach().to(torch.float32, copy=True) for name, weight in bases.items()}
     spec = BaseSpec.of(version, federation.setup.model.name)
-    lineage, soups, last = spec.digest, [], dict.fromkeys(range(1, CLIENTS + 1), 0)
+    lineage, last = spec.digest, dict.fromkeys(range(1, CLIENTS + 1), 0)
+    soups: list[int] = []
 
     def load(change: dict[str, Tensor] | None = None) -> None:
         """Put a version into the model, with what may be added to it, and reset B."""

@@ -107,9 +107,12 @@ def measure(report: Report, part: str, cells: list[Any], rounds: int) -> None:
                 f"{where}: {words}{note}", own["losses"][rounds], other["losses"][rounds], unit="nats"
             )
         own, other = ours[number], theirs[number]
-        budget = sum(own["up"]) + sum(own["down"])
+        budget = 2 * (sum(own["up"]) + sum(own["down"]))
         report.compare(
-            f"{where}: loss at our bytes", own["losses"][rounds], at_budget(other, budget), unit="nats"
+            f"{where}: loss, Flower's at twice our bytes",
+            own["losses"][rounds],
+            at_budget(other, budget),
+            unit="nats",
         )
         target = own["losses"][0] - 0.5 * (other["losses"][0] - other["losses"][rounds])
         spent = [bytes_to(one, target) for one in (own, other)]
@@ -133,11 +136,11 @@ def measure(report: Report, part: str, cells: list[Any], rounds: int) -> None:
             sum(own[way]) / sum(other[way]) for own, other in zip(ours, theirs, strict=True)
         )
         report.aim(f"{part}: bytes {way} against Flower's", share, SHARE_OF_BYTES)
-    attacked = [
+    kept_gains = [
         (own["losses"][0] - own["losses"][rounds]) / (honest["losses"][0] - honest["losses"][rounds])
         for own, honest in zip(found["gym", True], ours, strict=True)
     ]
-    report.aim(f"{part}: share of our gain with 2 malicious", min(attacked), 0.9, better="higher")
+    report.aim(f"{part}: share of our gain with 2 malicious", min(kept_gains), 0.9, better="higher")
 
 
 def at_budget(course: dict[str, Any], budget: int) -> float:
