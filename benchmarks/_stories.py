@@ -8,11 +8,12 @@ its "labels" are the next tokens.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from _digits import ROOT_IMAGES, Schedule
+from _digits import ROOT_IMAGES, Losses, Schedule
 from _sequences import encoded, speeches
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, rms_norm, scaled_dot_product_attention, silu
@@ -165,6 +166,16 @@ class Stories:
                 weights = weights - schedule.lr * velocity
             found.append(weights - start)
         return torch.stack(found)
+
+    def coordinators_losses(self, model: Tensor) -> list[Losses]:
+        """For each seed, the loss on the coordinator's sequences with soups added to ``model`` ``[S, d]``."""
+
+        @torch.no_grad()
+        def losses(seed: int, soups: Tensor) -> Tensor:
+            ids = self._train[seed, :ROOT_IMAGES].expand(len(soups), -1, -1)
+            return self.network.loss(model[seed] + soups, ids[..., :-1], ids[..., 1:])
+
+        return [functools.partial(losses, seed) for seed in range(len(model))]
 
     @torch.no_grad()
     def score(self, model: Tensor) -> Tensor:
