@@ -7,6 +7,7 @@ change the run.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gym_fed.config.train.defaults import (
     Default,
     RowFacts,
     applied,
+    high_rate,
     method_defaults,
     row_defaults,
     split_default,
@@ -31,6 +33,7 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
 from gym_fed.training.rows.run_rows import rows_to_encode
 from gym_fed.training.run.folder import RunFolder
+from gym_fed.training.run.reproducibility import RunWarning
 
 _SAMPLE_ROWS = 512
 _SAME_KEYS = ("model", "algorithm", "data", "eval_data")
@@ -95,6 +98,8 @@ class Defaults:
             )
         if self.chosen and is_main() and not console.wants_json():
             _report(self.chosen)
+        if self._check and self.is_large and is_main() and (problem := high_rate(config)):
+            warnings.warn(problem, RunWarning, stacklevel=2)
         return config
 
     def _choose(

@@ -56,6 +56,9 @@ _LEAST_LENGTH = 256
 _JOINED_LENGTH = 1024
 _OUTLIER = 4
 """Maximum ratio of the longest row to the 95th percentile at which the longest row determines ``max_length``."""
+_HIGH_RATE = 10
+"""A learning rate above this many times the usual one is reported: a config written for another model, for example."""
+
 MEMORY_SHARE = 0.7
 """Fraction of the device's memory that the estimated peak of a run may use."""
 
@@ -196,6 +199,21 @@ def learning_rate(algorithm: str, finetuning: str, optimizer: str = "adamw") -> 
     rate *= ALGORITHMS.type_of(algorithm).learning_rate_scale
     reason = f"for {finetuning} under {algorithm}"
     return float(f"{rate:.3g}"), reason if scale == 1.0 else f"{reason} with {optimizer}"
+
+
+def high_rate(config: TrainingConfig) -> str | None:
+    """Return a warning if the learning rate that the user set would ruin a large pre-trained model; None otherwise."""
+    if (
+        "learning_rate" not in config.model_fields_set
+        or OPTIMIZERS.new(config.optimizer).learning_rate_scale is None
+    ):
+        return None
+    usual, reason = learning_rate(config.algorithm, config.finetuning, config.optimizer)
+    if config.learning_rate <= _HIGH_RATE * usual:
+        return None
+    times = f"{config.learning_rate / usual:.0f} times the {usual:g} that is usual {reason}"
+    remedy = f"--learning-rate {usual:g}"
+    return f"learning_rate {config.learning_rate:g} is {times}; the model can lose what it knows: {remedy}"
 
 
 def _needs_full(config: TrainingConfig) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,22 @@ def test_the_rounds_of_a_hub_are_trained_by_the_recipe_alone(large_base: Path, t
     assert defaults.is_large
     assert defaults.chosen == []
     assert chosen == settings
+
+
+@pytest.mark.parametrize(
+    ("given", "warns"), [({"learning_rate": 5e-3}, True), ({"learning_rate": 1e-3}, False), ({}, False)]
+)
+def test_a_rate_far_above_the_usual_one_is_reported_before_the_model_is_loaded(
+    large_base: Path, tmp_path: Path, given: dict[str, Any], warns: bool
+) -> None:
+    settings = config(large_base, tmp_path / "run", max_steps=1, **given)
+    defaults = Defaults(settings, check=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        defaults.for_rows(defaults.for_method(settings), None, ROWS)
+
+    expected = "learning_rate 0.005 is 25 times the 0.0002 that is usual for lora under sft"
+    assert sum(expected in str(one.message) for one in caught) == warns
 
 
 def test_gym_nano_keeps_its_values(tmp_path: Path) -> None:
