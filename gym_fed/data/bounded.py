@@ -28,6 +28,15 @@ _WIDE = (
     (b"\xff\xfe", "UTF-16"),
     (b"\xfe\xff", "UTF-16"),
 )
+_BINARY = (
+    (b"ARROW1", "an Arrow file"),
+    (b"\xff\xff\xff\xff", "an Arrow stream"),
+    (b"PAR1", "a Parquet file without the suffix .parquet"),
+    (b"PK\x03\x04", "a ZIP archive or a workbook"),
+    (b"\x1f\x8b", "a gzip file without the suffix .gz"),
+    (b"SQLite format 3", "an SQLite database"),
+    (b"%PDF", "a PDF"),
+)
 _HEAD_BYTES = 256
 
 
@@ -50,10 +59,16 @@ def buffered(name: str, stream: BinaryIO) -> io.BufferedReader:
     """Wrap a text stream so that its lines can be read up to a maximum length.
 
     Raises:
-        GymError: ``DATA_INVALID`` for UTF-16 and UTF-32.
+        GymError: ``DATA_INVALID`` for UTF-16, UTF-32 and files that are not text.
     """
     reader: io.BufferedReader = io.BufferedReader(_Unbuffered(stream), _CHUNK_BYTES)
     head = reader.peek(_HEAD_BYTES)[:_HEAD_BYTES]
+    if (binary := next((kind for mark, kind in _BINARY if head.startswith(mark)), None)) is not None:
+        raise GymError(
+            ErrorCode.DATA_INVALID,
+            f"{name}: is {binary}, and no text",
+            "write the rows as .parquet, .jsonl, .json, .csv or .txt",
+        )
     wide_encoding = next((encoding for mark, encoding in _WIDE if head.startswith(mark)), None)
     if wide_encoding is None and head.count(0) > len(head) // 4:  # every other byte of ASCII in UTF-16
         wide_encoding = "UTF-16LE" if head[1:2] == b"\0" else "UTF-16BE"

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import feather, parquet
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -152,6 +153,36 @@ def test_files_of_wide_characters_are_refused_with_the_command_that_converts_the
         .stdout.lstrip(b"\xef\xbb\xbf")
         .startswith(b"[{")
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.arrow", "an Arrow file"),
+        ("stream.arrow", "an Arrow stream"),
+        ("a.xlsx", "a ZIP archive or a workbook"),
+        ("a.jsonl", "a gzip file without the suffix"),
+        ("parquet", "a Parquet file without the suffix"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused_by_its_kind(tmp_path: Path, name: str, kind: str) -> None:
+    file, table = tmp_path / name, pyarrow.table({"text": ["first", "second"]})
+    if name == "stream.arrow":
+        with pyarrow.OSFile(str(file), "wb") as sink, pyarrow.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    elif name.endswith(".arrow"):
+        feather.write_feather(table, file, compression="uncompressed")
+    elif name == "parquet":
+        parquet.write_table(table, file)
+    elif name.endswith(".xlsx"):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("xl/workbook.xml", "<workbook/>")
+    else:
+        file.write_bytes(gzip.compress(b'{"text": "first"}\n'))
+
+    with pytest.raises(GymError, match=f"is {kind}") as caught:
+        load_rows(file)
+    assert caught.value.code is ErrorCode.DATA_INVALID
 
 
 def test_text_of_one_byte_a_character_is_refused_with_the_byte_and_the_command(tmp_path: Path) -> None:
