@@ -301,7 +301,8 @@ add_dashboard_commands(app)
 
 def main() -> None:
     """Run the `gym-server` command line."""
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    # At ERROR, gRPC's core writes a line for every caller that names another host or does not finish its handshake.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         run_app(app)
     except StoreAway as away:
