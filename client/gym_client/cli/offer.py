@@ -137,11 +137,18 @@ class Offer:
 
     def panel(self) -> Panel:
         """Return the offer as text for a terminal."""
-        table = TextTable.grid(padding=(0, 2))
-        table.add_column(style="bold", no_wrap=True)
+        table = TextTable.grid()
         table.add_column(overflow="fold")
+        paragraphs: list[Text] = []
         for label, text in self.lines():
-            table.add_row(label, Text(plain(text, 1000)))
+            if label:
+                paragraphs.append(Text.assemble((label, "bold"), f": {plain(text, 1000)}"))
+            else:
+                paragraphs[-1].append(
+                    f"{' ' if paragraphs[-1].plain.endswith(':') else '; '}{plain(text, 1000)}"
+                )
+        for paragraph in paragraphs:
+            table.add_row(paragraph)
         return Panel(table, title=Text(plain(f"join {self.server} at {self.address}", 120)), expand=False)
 
     def lines(self) -> list[tuple[str, str]]:

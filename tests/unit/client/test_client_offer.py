@@ -20,6 +20,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.train.training import LoraSettings
@@ -29,6 +30,7 @@ from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
+PAY = RewardsConfig(score="estimate").terms().model_dump()
 FINGERPRINT = "sha256:" + "0123456789abcdef" * 4
 
 
@@ -132,6 +134,23 @@ def test_the_terms_fit_fifteen_lines_and_begin_with_what_leaves_the_machine() ->
     shown = console.export_text().splitlines()
     assert len(shown) - 2 <= 15, shown
     assert "leaves this machine" in shown[1]
+
+
+def test_the_terms_of_a_hub_that_pays_fit_a_terminal_of_80_columns_with_the_question() -> None:
+    console = Console(record=True, width=80, file=open("/dev/null", "w"))  # noqa: SIM115
+    offer = an_offer(
+        rounds=10,
+        join_download_bytes=5_000_000,
+        round_download_bytes=1_000_000,
+        soup_form="full",
+        pay=PAY,
+        contributor="c2354f318d9f2f582aafa98cf55b67e4f",
+    )
+    timed = RoundTime(90.0, "2 training steps of 3 rows, after a warm-up step")
+    costed = offer.with_costs(timed, 1_000_000_000, Bandwidth(5e6, "measured just now"))
+    console.print(replace(costed, rows_in_words=("all 40 rows are learned: 7,817 labelled tokens",)).panel())
+    shown = console.export_text().splitlines()
+    assert len(shown) <= 23, shown
 
 
 def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
