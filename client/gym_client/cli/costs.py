@@ -69,14 +69,15 @@ def time_round(
         raise GymError(ErrorCode.INTERRUPTED, "stopped", "run the same command again")
     batch = recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps
     pace, tokens = _pace(model.model, recipe.max_length, device, stop)
-    row_seconds = _PASSES * pace * recipe.max_length
+    row_tokens = _row_tokens(model, recipe, rows)
+    row_seconds = _PASSES * pace * row_tokens
     least = _least_rows(recipe)
     fitting = max(int(_MAX_SECONDS / ((1 + _STEPS) * row_seconds)), least)
     if (1 + _STEPS) * row_seconds * least > _TOO_MANY_SECONDS:
         seconds = row_seconds * batch * recipe.max_steps
         return RoundTime(
             seconds,
-            f"a pass of {counted(tokens, 'token')}; with rows of {counted(recipe.max_length, 'token')}",
+            f"a pass of {counted(tokens, 'token')}; with rows of {counted(row_tokens, 'token')}",
         )
     try:
         step, tried = _step_seconds(model, recipe, rows, device, stop, fitting)
@@ -86,6 +87,26 @@ def time_round(
         return RoundTime(None, f"its steps could not be tried here: {error.message}")
     description = f"{_STEPS} training steps of {counted(tried, 'row')}, after a warm-up step"
     return RoundTime(step * batch / tried * recipe.max_steps, description)
+
+
+def _row_tokens(model: GlobalModel, recipe: TrainingRecipe, rows: Sequence[dict[str, Any]]) -> int:
+    """Return the tokens of most rows (95%), with padding; ``max_length`` where rows are joined or cannot be encoded."""
+    from gym_fed.config.hub.round_training import round_training
+    from gym_fed.core.registries import ALGORITHMS
+    from gym_fed.data.chat_templates.choice import use_chat_template
+    from gym_fed.training.rows.run_rows import rows_to_encode
+
+    config = round_training(recipe, 1, Path("run"), "cpu")
+    algorithm = ALGORITHMS.new(config.algorithm)
+    if algorithm.packing_default if config.packing is None else bool(config.packing):
+        return recipe.max_length
+    try:
+        tokenizer = use_chat_template(model.tokenizer, config.chat_template)
+        encoded = rows_to_encode(config, tokenizer, _some(rows, _FEWEST_ROWS))
+        lengths = sorted(algorithm.lengths(config, tokenizer, encoded))
+    except GymError:
+        return recipe.max_length
+    return min(recipe.max_length, lengths[-1 - len(lengths) // 20] if lengths else recipe.max_length)
 
 
 def _step_seconds(

@@ -56,6 +56,7 @@ def test_steps_that_would_take_long_are_timed_on_fewer_rows_and_by_a_pass_alone(
         return 0.5, 3
 
     monkeypatch.setattr(costs, "_step_seconds", step)
+    monkeypatch.setattr(costs, "_row_tokens", lambda *_: 32)
     monkeypatch.setattr(costs, "_pace", lambda *_: (6.0 / (3 * 3 * 32 * 3), 32))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
     assert tried == [3]
@@ -64,6 +65,27 @@ def test_steps_that_would_take_long_are_timed_on_fewer_rows_and_by_a_pass_alone(
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
     assert tried == [3]
     assert found == RoundTime(3 * 32 * 8 * 40, "a pass of 16 tokens; with rows of 32 tokens")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "max_length", "expected"), [("sft", 512, None), ("sft", 8, 8), ("pretrain", 512, 512)]
+)
+def test_a_slow_round_is_estimated_from_the_tokens_of_the_rows_that_exist(
+    tiny_base: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str, max_length: int, expected: int | None
+) -> None:
+    model = GlobalModel(str(tiny_base))
+    rows = ROWS if algorithm == "sft" else [{"text": "abc"}] * 8
+    if expected is None:
+        lengths = [
+            len(model.tokenizer.apply_chat_template(row["messages"], return_dict=True)["input_ids"])
+            for row in ROWS
+        ]
+        expected = max(lengths)
+        assert expected < max_length // 4
+    monkeypatch.setattr(costs, "_pace", lambda *_: (1.0, 16))
+    wanted = recipe(algorithm=algorithm, max_length=max_length)
+    found = time_round(model, wanted, rows, "cpu", threading.Event())
+    assert found == RoundTime(3 * expected * 2 * 40, f"a pass of 16 tokens; with rows of {expected} tokens")
 
 
 def test_a_stop_ends_the_measurement(tiny_base: Path) -> None:
