@@ -26,7 +26,7 @@ from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
-from gym_fed.soup.gram import Evidence
+from gym_fed.soup.gram import RowEvidence
 from gym_fed.soup.merging import claims, merge
 
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
@@ -146,7 +146,7 @@ def _add(model: Any, delta: Delta) -> None:
 
 def _evidence(
     model: Any, updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec, root: DeltaFile, rows: Any
-) -> Evidence:
+) -> RowEvidence:
     """What the hub finds on its clean rows (``gym_server.rounds.evidence``)."""
     base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, root)
 
@@ -167,4 +167,4 @@ def _evidence(
     lengths = {length: loss([length * c for c in added(useful)]) for length in LENGTHS}
     best = min(LENGTHS, key=lengths.__getitem__)
     print(f"long updates kept: {sum(useful)}; length of the soup: {best}", file=sys.stderr, flush=True)
-    return Evidence(useful, best)
+    return RowEvidence(useful, best)

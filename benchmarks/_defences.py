@@ -18,7 +18,7 @@ from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobu
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
-from gym_fed.soup.gram import CombinationWeights, Evidence, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, RowEvidence, GramMatrix, Needs
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = ByzantineEvidence.name
@@ -142,7 +142,7 @@ class Defence:
         if verdicts.any():
             soup = soup + together
         lengths = losses(torch.tensor(LENGTHS)[:, None] * soup).nan_to_num(nan=math.inf)
-        return replace(gram, evidence=Evidence(verdicts.tolist(), LENGTHS[int(lengths.argmin())]))
+        return replace(gram, evidence=RowEvidence(verdicts.tolist(), LENGTHS[int(lengths.argmin())]))
 
     def _gram_matrix(self, updates: Tensor, root: Tensor, losses: Losses | None) -> GramMatrix:
         assert self.pipeline is not None

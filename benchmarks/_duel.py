@@ -35,7 +35,7 @@ class Shares:
     """How much of the soup is a minority contributor's, mean over rounds and seeds.
 
     Attributes:
-        by_coefficient: Its coefficient times n; for a rule without coefficients, by how much the soup moves along its
+        by_coefficient: Its share of the sum of the coefficients, times n; for a rule without coefficients, by how much the soup moves along its
             deviation from the others' mean when it is there and not that mean, over what the plain mean would move.
         by_length: Its part of the soup, each update counted by coefficient times length, times n; None for a
             rule without coefficients.
@@ -140,7 +140,8 @@ def minority(
                 by_coefficient[index] += _moved(defence, round_updates, root, soup)
                 by_length = None
             else:
-                by_coefficient[index] += CONTRIBUTORS * coefficients
+                total = float(coefficients.sum())  # a rule may shorten the whole soup, which favours nobody
+                by_coefficient[index] += CONTRIBUTORS * coefficients / (total or 1.0)
                 lengths = coefficients * round_updates.norm(dim=1)
                 by_length[index] += CONTRIBUTORS * lengths / lengths.sum()
         model = model + torch.stack(soups)

@@ -86,7 +86,7 @@ class Aggregator(Rule):
     def claims(self, gram: GramMatrix) -> tuple[Tensor, Tensor]:
         """Return soup_0 and what each update claims in addition; only for rules with ``Needs.EVIDENCE``.
 
-        The verdict on an update (``Evidence.verdicts``) is whether its claim, added to soup_0, lowers the loss on the
+        The verdict on an update (``RowEvidence.verdicts``) is whether its claim, added to soup_0, lowers the loss on the
         coordinator's clean rows.
 
         Returns:

@@ -39,7 +39,7 @@ class Needs(IntEnum):
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RowEvidence:
     """What the coordinator's clean rows say about the updates of a round.
 
     Attributes:
@@ -66,7 +66,7 @@ class GramMatrix:
     products: Tensor
     weights: Tensor
     root: Tensor | None = None
-    evidence: Evidence | None = None
+    evidence: RowEvidence | None = None
 
     @classmethod
     def of(cls, updates: Tensor, weights: Tensor, root: Tensor | None = None) -> GramMatrix:

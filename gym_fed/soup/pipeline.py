@@ -11,7 +11,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
-from gym_fed.soup.gram import CombinationWeights, Evidence, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, RowEvidence, GramMatrix, Needs
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 
@@ -74,7 +74,7 @@ class Pipeline:
             )
         self.aggregator.check(torch.ones(rows))
 
-    def check_evidence(self, evidence: Evidence | None = None, count: int = 0) -> None:
+    def check_evidence(self, evidence: RowEvidence | None = None, count: int = 0) -> None:
         """Refuse evidence for rules that do not use it, and evidence that is not about ``count`` updates.
 
         Raises:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
-from gym_client.agent.data import Data
-from gym_client.agent.data import load_data
-from gym_client.agent.global_model import GlobalModel
-from gym_client.agent.global_model import base_source
-from gym_client.agent.global_model import global_model
-from gym_client.agent.hooks import Hooks
-from gym_client.agent.hooks import TimeLimit
-from gym_client.agent.hooks import current_hooks
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from gym_client.agent.data import Data, load_data
+from gym_client.agent.global_model import GlobalModel, base_source, global_model
+from gym_client.agent.hooks import Hooks, TimeLimit, current_hooks
 from gym_client.agent.policy import Policy
 from gym_client.agent.residuals import Residuals
-from gym_client.agent.tasks import FinishedUpdate
-from gym_client.agent.tasks import TaskFolder
-from gym_client.agent.tasks import Trained
+from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.agent.version_sum import VersionSum
 from gym_client.audits.evidence import begin_record
 from gym_client.base.store import BaseStore
@@ -27,19 +24,11 @@ from gym_client.identity.pins import key_at
 from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.private_task import PrivateTask
 from gym_client.privacy.secure_round import SecureRound
-from gym_fed.config.hub.task import TaskSpec
-from gym_fed.config.hub.task import check_lineage
-from gym_fed.config.schema.plugins import plugins_of
-from gym_fed.config.schema.plugins import require_plugins
-from gym_fed.core.errors import ErrorCode
-from gym_fed.core.errors import GymError
+from gym_fed.config.hub.task import TaskSpec, check_lineage
+from gym_fed.config.schema.plugins import plugins_of, require_plugins
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
-from gym_fed.core.text import counted
-from gym_fed.core.text import plain
-from pathlib import Path
-from pydantic import ValidationError
-from typing import Any
-from typing import TYPE_CHECKING
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.data.row_counts import RowCounts

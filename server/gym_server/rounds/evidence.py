@@ -1,4 +1,4 @@
-"""Evidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
+"""RowEvidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
 
 It is measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads it there.
 """
@@ -22,7 +22,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
-from gym_fed.soup.gram import Evidence, Needs
+from gym_fed.soup.gram import RowEvidence, Needs
 from gym_fed.soup.merging import claims
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.merge_progress import MergeProgress
@@ -44,9 +44,9 @@ class LengthEvidence:
     verdicts: Mapping[str, bool]
     length: float
 
-    def of(self, updates: Sequence[str]) -> Evidence:
+    def of(self, updates: Sequence[str]) -> RowEvidence:
         """Return what a merge of these updates, by id, needs."""
-        return Evidence([self.verdicts[update] for update in updates], self.length)
+        return RowEvidence([self.verdicts[update] for update in updates], self.length)
 
     def entry_fields(self) -> dict[str, Any]:
         """Return the fields of the version's ledger entry."""

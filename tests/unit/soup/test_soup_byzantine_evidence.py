@@ -17,7 +17,7 @@ from gym_fed.delta.encode import DeltaEntry, write_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregators.byzantine_evidence import BUDGET, LONG, MAX_LENGTH, ByzantineEvidence
 from gym_fed.soup.aggregators.byzantine_robust import ByzantineRobust
-from gym_fed.soup.gram import Evidence, GramMatrix
+from gym_fed.soup.gram import RowEvidence, GramMatrix
 from gym_fed.soup.merging import claims, merge
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.rule import RuleConfig
@@ -33,7 +33,7 @@ def gram_of(lengths: list[float], seed: int = 0, verdicts: list[bool] | None = N
     updates = torch.randn(len(lengths), 400, generator=torch.Generator().manual_seed(seed)).double()
     updates = updates / updates.norm(dim=1, keepdim=True) * torch.tensor(lengths)[:, None]
     gram = GramMatrix.of(updates, torch.ones(len(lengths)))
-    return gram if verdicts is None else replace(gram, evidence=Evidence(verdicts))
+    return gram if verdicts is None else replace(gram, evidence=RowEvidence(verdicts))
 
 
 def weights(gram: GramMatrix, malicious: int = 0) -> tuple[Tensor, Tensor]:
@@ -74,7 +74,7 @@ def test_an_update_a_thousand_times_as_long_counts_for_at_most_four_medians(verd
 def test_the_length_of_the_soup_scales_all_weights() -> None:
     gram = gram_of([1.0, 2.0, 0.5, 1.0, 3.0], verdicts=[True] * 5)
     whole, _ = weights(gram)
-    half, _ = weights(replace(gram, evidence=Evidence([True] * 5, 0.5)))
+    half, _ = weights(replace(gram, evidence=RowEvidence([True] * 5, 0.5)))
     assert torch.equal(half, 0.5 * whole)
 
 
@@ -104,7 +104,7 @@ def test_an_update_that_points_away_from_the_root_update_has_no_weight_whatever_
     updates[:, 0] = torch.tensor([1.0, 2.0, 1.0, 3.0, 1.0, -1.0, -2.0])
     updates[-1] *= 3.0
     gram = GramMatrix.of(updates, torch.ones(7), root)
-    found, _ = weights(replace(gram, evidence=Evidence([True] * 7)), malicious=1)
+    found, _ = weights(replace(gram, evidence=RowEvidence([True] * 7)), malicious=1)
     assert (found[:5] > 0.0).all()
     assert found[5:].tolist() == [0.0, 0.0]
     rule = ByzantineEvidence(RuleConfig())
@@ -160,17 +160,19 @@ def test_a_merge_of_files_uses_claims_and_verdicts_of_packed_float_and_low_rank_
     assert [claim > 0.0 for claim in claimed] == [False, False, False, True, True]
     out = tmp_path / "soup.gymdelta"
     verdicts = [False, False, False, True, False]
-    report = merge(updates, [1.0] * 5, recipe, out, SPEC, evidence=Evidence(verdicts))
+    report = merge(updates, [1.0] * 5, recipe, out, SPEC, evidence=RowEvidence(verdicts))
     wanted = [base[i] + claimed[i] * verdicts[i] for i in range(5)]
     assert report.coefficients == pytest.approx(wanted, rel=1e-12)
     with DeltaFile.open(out, SPEC) as soup:
         for name in SHAPES:
             by_hand = sum(c * u.decode(name).double() for c, u in zip(wanted, updates, strict=True))
             torch.testing.assert_close(soup.decode(name).double(), by_hand, rtol=1e-4, atol=1e-5)
-    again = merge(updates, [1.0] * 5, recipe, tmp_path / "again.gymdelta", SPEC, evidence=Evidence(verdicts))
+    again = merge(
+        updates, [1.0] * 5, recipe, tmp_path / "again.gymdelta", SPEC, evidence=RowEvidence(verdicts)
+    )
     assert again.sha256 == report.sha256
     other = merge(
-        updates, [1.0] * 5, recipe, tmp_path / "other.gymdelta", SPEC, evidence=Evidence([False] * 5)
+        updates, [1.0] * 5, recipe, tmp_path / "other.gymdelta", SPEC, evidence=RowEvidence([False] * 5)
     )
     assert other.sha256 != report.sha256
 
@@ -185,13 +187,15 @@ def test_verdicts_are_refused_by_other_rules_after_pre_aggregators_and_in_a_wron
     ):
         recipe = SoupRecipe.model_validate({"codec": SOUP, **changes})
         with pytest.raises(GymError, match=reason) as refused:
-            merge(updates, [1.0] * 3, recipe, tmp_path / "soup.gymdelta", SPEC, evidence=Evidence([True] * 3))
+            merge(
+                updates, [1.0] * 3, recipe, tmp_path / "soup.gymdelta", SPEC, evidence=RowEvidence([True] * 3)
+            )
         assert refused.value.code is ErrorCode.CONFIG_INVALID
         with pytest.raises(GymError, match=reason):
             claims(updates, [1.0] * 3, recipe, SPEC)
     recipe = SoupRecipe(aggregator="byzantine_evidence", codec=SOUP)
     with pytest.raises(GymError, match="3 updates but 2 verdicts"):
-        merge(updates, [1.0] * 3, recipe, tmp_path / "soup.gymdelta", SPEC, evidence=Evidence([True] * 2))
+        merge(updates, [1.0] * 3, recipe, tmp_path / "soup.gymdelta", SPEC, evidence=RowEvidence([True] * 2))
     for length in (0.0, 1.1, float("nan")):
         with pytest.raises(GymError, match="is not a share of its full length"):
             merge(
@@ -200,7 +204,7 @@ def test_verdicts_are_refused_by_other_rules_after_pre_aggregators_and_in_a_wron
                 recipe,
                 tmp_path / "soup.gymdelta",
                 SPEC,
-                evidence=Evidence([True] * 3, length),
+                evidence=RowEvidence([True] * 3, length),
             )
     assert not (tmp_path / "soup.gymdelta").exists()
 
