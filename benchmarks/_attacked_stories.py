@@ -16,6 +16,7 @@ from typing import Any
 
 from _defences import DEFAULT
 from _report import Report
+from _row_evidence import row_evidence
 from _sequences import Delta, encoded, loss_of, speeches, trained
 
 from gym_fed.base.models import load_model
@@ -25,9 +26,7 @@ from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.encode import encode_source
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
-from gym_fed.soup.gram import RowEvidence
-from gym_fed.soup.merging import claims, merge
+from gym_fed.soup.merging import merge
 
 CONTRIBUTORS, MALICIOUS, HELDOUT = 10, 2, 8
 LENGTH, BATCH, LR, LR_DECAY = 128, 16, 2e-3, 0.7
@@ -131,7 +130,15 @@ def _merged(
         if root is not None:
             encode_source(root.__getitem__, SOUP_CODEC, folder / "root.gymdelta", spec)
             own = stack.enter_context(DeltaFile.open(folder / "root.gymdelta", spec))
-            evidence = _evidence(model, opened, recipe, spec, own, rows)
+
+            def loss(coefficients: list[float]) -> float:
+                moved = copy.deepcopy(model)
+                for update, coefficient in zip(opened, coefficients, strict=True):
+                    if coefficient:
+                        apply_delta(moved, update, coefficient)
+                return loss_of(moved, rows)
+
+            evidence = row_evidence(opened, recipe, spec, own, loss)
         out = folder / f"{number}-soup.gymdelta"
         merge(opened, [1.0] * len(opened), recipe, out, spec, root=own, evidence=evidence)
         soup = stack.enter_context(DeltaFile.open(folder / f"{number}-soup.gymdelta", spec))
@@ -142,29 +149,3 @@ def _add(model: Any, delta: Delta) -> None:
     tensors = model_tensors(model)
     for name, change in delta.items():
         tensors[name].add_(change)
-
-
-def _evidence(
-    model: Any, updates: list[DeltaFile], recipe: SoupRecipe, spec: BaseSpec, root: DeltaFile, rows: Any
-) -> RowEvidence:
-    """What the hub finds on its clean rows (``gym_server.rounds.evidence``)."""
-    base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, root)
-
-    def loss(coefficients: list[float]) -> float:
-        moved = copy.deepcopy(model)
-        for update, coefficient in zip(updates, coefficients, strict=True):
-            if coefficient:
-                apply_delta(moved, update, coefficient)
-        return loss_of(moved, rows)
-
-    def added(kept: list[bool]) -> list[float]:
-        return [b + c * k for b, c, k in zip(base, claimed, kept, strict=True)]
-
-    before, each = loss(base), range(len(updates))
-    useful = [claimed[i] > 0.0 and loss(added([j == i for j in each])) < before for i in each]
-    if sum(useful) > 1 and not loss(added(useful)) < before:
-        useful = [False] * len(updates)
-    lengths = {length: loss([length * c for c in added(useful)]) for length in LENGTHS}
-    best = min(LENGTHS, key=lengths.__getitem__)
-    print(f"long updates kept: {sum(useful)}; length of the soup: {best}", file=sys.stderr, flush=True)
-    return RowEvidence(useful, best)

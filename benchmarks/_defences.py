@@ -18,7 +18,7 @@ from gym_fed.soup.aggregators.byzantine_robust import MAX_STRETCH, ByzantineRobu
 from gym_fed.soup.aggregators.caf import CAF
 from gym_fed.soup.aggregators.fltrust import trusted
 from gym_fed.soup.aggregators.fltrust_caf import FLTrustCAF
-from gym_fed.soup.gram import CombinationWeights, RowEvidence, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs, RowEvidence
 from gym_fed.soup.pipeline import Pipeline
 
 DEFAULT = ByzantineEvidence.name

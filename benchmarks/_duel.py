@@ -35,8 +35,9 @@ class Shares:
     """How much of the soup is a minority contributor's, mean over rounds and seeds.
 
     Attributes:
-        by_coefficient: Its share of the sum of the coefficients, times n; for a rule without coefficients, by how much the soup moves along its
-            deviation from the others' mean when it is there and not that mean, over what the plain mean would move.
+        by_coefficient: Its share of the sum of the coefficients, times n; for a rule without coefficients, by how much
+            the soup moves along its deviation from the others' mean when it is there and not that mean, over what the
+            plain mean would move.
         by_length: Its part of the soup, each update counted by coefficient times length, times n; None for a
             rule without coefficients.
         worst_by_coefficient: ``by_coefficient`` of the contributor who has least of it.

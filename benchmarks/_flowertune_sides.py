@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from _flowertune import CLIENTS, FRACTION, REVERSED, SAMPLED, STEPS, Federation, reversed_update
+from _row_evidence import row_evidence
 from peft import get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
@@ -26,7 +27,8 @@ from gym_fed.delta.encode import lora_delta
 from gym_fed.delta.factors import lora_factors
 from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.delta.file import DeltaFile
-from gym_fed.soup.merging import claims, merge
+from gym_fed.soup.gram import RowEvidence
+from gym_fed.soup.merging import merge
 
 LOWEST = 1 / 50
 """FlowerTune's learning rate falls along a cosine to this share."""
@@ -224,11 +226,11 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
             updates = [stack.enter_context(DeltaFile.open(path, spec)) for path in paths]
             out = folder / f"soup-{server_round}.gymdelta"
             try:
-                verdicts = None
+                evidence = None
                 if own is not None:
-                    verdicts = lengths(federation, load, updates, settings.soup, spec, own)
+                    evidence = evidence_on(federation, load, updates, settings.soup, spec, own)
                 merge(
-                    updates, [1.0] * SAMPLED, settings.soup, out, spec, feedback, root=own, verdicts=verdicts
+                    updates, [1.0] * SAMPLED, settings.soup, out, spec, feedback, root=own, evidence=evidence
                 )
             except GymError as error:
                 if error.code is not ErrorCode.UPDATE_REFUSED:
@@ -251,18 +253,15 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
     return course
 
 
-def lengths(
+def evidence_on(
     federation: Federation,
     load: Any,
     updates: list[DeltaFile],
     recipe: SoupRecipe,
     spec: BaseSpec,
     own: DeltaFile,
-) -> list[bool]:
-    """Decide on the hub's rows which long updates keep their length, as the hub does."""
-    base, claimed = claims(updates, [1.0] * len(updates), recipe, spec, own)
-    if not any(claimed):
-        return [False] * len(updates)
+) -> RowEvidence:
+    """Measure lengths on the hub's rows, as the hub does."""
 
     def measured(shares: list[float]) -> float:
         change = {name: torch.zeros(spec.shapes[name]) for name in spec.shapes}
@@ -272,14 +271,4 @@ def lengths(
         load(change)
         return federation.loss(federation.root)
 
-    before = measured(base)
-
-    def lowers(kept: list[bool]) -> bool:
-        sums = [b + c * k for b, c, k in zip(base, claimed, kept, strict=True)]
-        return measured(sums) < before
-
-    single = [
-        bool(claim) and lowers([at == index for at in range(len(updates))])
-        for index, claim in enumerate(claimed)
-    ]
-    return single if sum(single) < 2 or lowers(single) else [False] * len(updates)
+    return row_evidence(updates, recipe, spec, own, measured)

@@ -86,8 +86,8 @@ class Aggregator(Rule):
     def claims(self, gram: GramMatrix) -> tuple[Tensor, Tensor]:
         """Return soup_0 and what each update claims in addition; only for rules with ``Needs.EVIDENCE``.
 
-        The verdict on an update (``RowEvidence.verdicts``) is whether its claim, added to soup_0, lowers the loss on the
-        coordinator's clean rows.
+        The verdict on an update (``RowEvidence.verdicts``) is whether its claim, added to soup_0, lowers the loss on
+        the coordinator's clean rows.
 
         Returns:
             ``[n]`` float64 coefficients of soup_0, and ``[n]`` float64 further coefficients, 0 for no claim.

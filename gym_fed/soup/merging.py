@@ -29,7 +29,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.adapters import write_adapters
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_optimizer
-from gym_fed.soup.gram import CombinationWeights, RowEvidence, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs, RowEvidence
 from gym_fed.soup.optimizer import OptimizerState
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.private import PrivateMerge, PrivateReport, RootGateView, private_stacks

@@ -11,7 +11,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.soup.aggregator import Aggregator
 from gym_fed.soup.building import build_aggregator, build_pre_aggregators
-from gym_fed.soup.gram import CombinationWeights, RowEvidence, GramMatrix, Needs
+from gym_fed.soup.gram import CombinationWeights, GramMatrix, Needs, RowEvidence
 from gym_fed.soup.pre_aggregator import PreAggregator
 
 

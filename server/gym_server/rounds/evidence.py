@@ -1,4 +1,4 @@
-"""RowEvidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
+"""Evidence on lengths: which long updates, and what length of the soup, lower the loss on the coordinator's clean rows.
 
 It is measured once, when a round is merged, and recorded in the version's ledger entry. A replay reads it there.
 """
@@ -22,7 +22,7 @@ from gym_fed.data.rows import as_kind
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregators.byzantine_evidence import LENGTHS
-from gym_fed.soup.gram import RowEvidence, Needs
+from gym_fed.soup.gram import Needs, RowEvidence
 from gym_fed.soup.merging import claims
 from gym_server.rounds.hub_model import HubModel, coordinator_rows
 from gym_server.rounds.merge_progress import MergeProgress

@@ -17,7 +17,7 @@ from gym_fed.delta.encode import DeltaEntry, write_delta
 from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.aggregators.byzantine_evidence import BUDGET, LONG, MAX_LENGTH, ByzantineEvidence
 from gym_fed.soup.aggregators.byzantine_robust import ByzantineRobust
-from gym_fed.soup.gram import RowEvidence, GramMatrix
+from gym_fed.soup.gram import GramMatrix, RowEvidence
 from gym_fed.soup.merging import claims, merge
 from gym_fed.soup.pipeline import Pipeline
 from gym_fed.soup.rule import RuleConfig
