@@ -155,26 +155,34 @@ def _mnist() -> Images:
     return Images(squares.reshape(len(squares), -1), labels, 1000, True, Perceptron(196, 32), 0.3, (0, 1, 14))
 
 
-def _clusters() -> Images:
+def _clusters(
+    features: int, informative: int, redundant: int, separation: float, hidden: int, seed: int
+) -> Images:
     rows, labels = make_classification(
         3000,
-        40,
-        n_informative=20,
-        n_redundant=10,
+        features,
+        n_informative=informative,
+        n_redundant=redundant,
         n_classes=10,
         n_clusters_per_class=1,
-        class_sep=1.8,
-        random_state=1,
+        class_sep=separation,
+        random_state=seed,
     )
     low, high = np.quantile(rows, (0.005, 0.995), axis=0)
     scaled = np.clip((rows - low) / (high - low), 0.0, 1.0).astype(np.float32)
-    return Images(scaled, labels.astype(np.int64), 600, False, Perceptron(40, 64), 0.3, (0, 1, 2))
+    return Images(scaled, labels.astype(np.int64), 600, False, Perceptron(features, hidden), 0.3, (0, 1, 2))
 
 
 Losses = Callable[[Tensor], Tensor]
 """The loss with each of ``[k, d]`` soups added to a model, ``[k]``."""
 
-SETS = {"digits": _digits, "mnist": _mnist, "clusters": _clusters}
+SETS = {
+    "digits": _digits,
+    "mnist": _mnist,
+    "clusters": functools.partial(_clusters, 40, 20, 10, 1.8, 64, 1),
+    "clusters30": functools.partial(_clusters, 30, 15, 7, 1.6, 48, 7),
+    "clusters45": functools.partial(_clusters, 45, 20, 11, 1.6, 64, 21),
+}
 
 
 LABELS = 10
