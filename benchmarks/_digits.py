@@ -176,7 +176,7 @@ def _clusters(
 Losses = Callable[[Tensor], Tensor]
 """The loss with each of ``[k, d]`` soups added to a model, ``[k]``."""
 
-SETS = {
+SETS: dict[str, Callable[[], Images]] = {
     "digits": _digits,
     "mnist": _mnist,
     "clusters": functools.partial(_clusters, 40, 20, 10, 1.8, 64, 1),
