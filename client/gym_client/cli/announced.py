@@ -21,9 +21,9 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 Announced = TypeVar("Announced", bound=StrictModel)
 
 SOUP_FORMS = {
-    "factors": "the soup as LoRA factors",
-    "values": "the soup as full matrices",
-    "full": "the soup of full updates",
+    "factors": "LoRA factors",
+    "values": "full matrices",
+    "full": "full updates",
 }
 """Descriptions of the forms in which a hub may send its soups. Any other value from a hub is ignored."""
 

@@ -85,8 +85,7 @@ def time_round(
         if error.code is ErrorCode.INTERRUPTED:
             raise
         return RoundTime(None, f"its steps could not be tried here: {error.message}")
-    description = f"{_STEPS} training steps of {counted(tried, 'row')}, after a warm-up step"
-    return RoundTime(step * batch / tried * recipe.max_steps, description)
+    return RoundTime(step * batch / tried * recipe.max_steps, f"{_STEPS} steps of {counted(tried, 'row')}")
 
 
 def _row_tokens(model: GlobalModel, recipe: TrainingRecipe, rows: Sequence[dict[str, Any]]) -> int:
@@ -251,26 +250,24 @@ class Costs:
     def time_line(self, rounds: int | None) -> str:
         """Describe the training time."""
         if self.round_seconds is None:
-            return f"not measured: {self.measured}"
-        each = f"about {readable_seconds(self.round_seconds)} of training each round"
+            return f"not timed: {self.measured}"
+        each = f"about {readable_seconds(self.round_seconds)} a round"
         if self.total_seconds is not None and rounds is not None and rounds > 1:
             each += f", {readable_seconds(self.total_seconds)} in all"
-        return f"{each} (measured here: {self.measured})"
+        return f"{each} (timed: {self.measured})"
 
     def base_in_words(self) -> str:
         """Describe the download of the base."""
         if not self.base_bytes:
-            return "nothing for the base model, which is already on this machine"
-        return f"the base model's {readable_bytes(self.base_bytes)} are fetched"
+            return "no base, which is here"
+        return f"the base's {readable_bytes(self.base_bytes)}"
 
     def download_time(self) -> str:
         """Describe the total download time; empty if the bandwidth is unknown."""
         if self.down_bytes_per_second is None:
             return ""
         pace = Bandwidth(self.down_bytes_per_second, self.bandwidth_known_by)
-        return (
-            f"{readable_bytes(self.total_download_bytes)} in all, {pace.duration(self.total_download_bytes)}"
-        )
+        return pace.duration(self.total_download_bytes)
 
 
 def update_bytes(model: GlobalModel, recipe: TrainingRecipe, codec: CodecPolicy) -> int:

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.panel import Panel
+from rich.console import Group
+from rich.rule import Rule
 from rich.text import Text
 
 from gym_client.agent.data import Data
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 _MANY_PASSES = 5
 """Passes over the rows per round from which they are displayed; a model memorizes few rows."""
 _BF16_BYTES = 2
+_ID_CHARS = 12
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
@@ -135,8 +137,8 @@ class Offer:
         if self.secure is not None:
             policy.check_update(self.update_bytes)
 
-    def panel(self) -> Panel:
-        """Return the offer as text for a terminal."""
+    def panel(self) -> Group:
+        """Return the offer as text for a terminal; a usual one takes at most 15 lines of 80 columns."""
         table = TextTable.grid()
         table.add_column(overflow="fold")
         paragraphs: list[Text] = []
@@ -149,7 +151,7 @@ class Offer:
                 )
         for paragraph in paragraphs:
             table.add_row(paragraph)
-        return Panel(table, title=Text(plain(f"join {self.server} at {self.address}", 120)), expand=False)
+        return Group(Rule(Text(plain(f"join {self.server} at {self.address}", 120))), table)
 
     def lines(self) -> list[tuple[str, str]]:
         """Return label and text of every line."""
@@ -165,14 +167,14 @@ class Offer:
         return [
             (
                 "leaves this machine",
-                f"the name {self.name!r}, your public key {self.contributor}, and each round:",
+                f"{self._identity()}; each round:",
             ),
-            *self._sent(f"{written}; {ratio:.1f} x smaller than the model in bf16"),
+            *self._sent(f"{written}, the bf16 model is {ratio:.1f} x larger"),
             (
                 "",
-                "a signed manifest: round, digests, number of examples, loss, tokens, time"
+                "a signed manifest: round, digests, loss, time, row and token counts"
                 if self.privacy.local is None and self.secure is None
-                else "a signed manifest: round, digests, time; no loss, no number of examples or tokens",
+                else "a signed manifest: round, digests, time; no loss, no row or token counts",
             ),
             (
                 "never leaves",
@@ -188,22 +190,26 @@ class Offer:
                 f"{recipe['learning_rate']:g}: {counted(recipe['max_steps'], 'step')} of {batch} x "
                 f"{counted(recipe['max_length'], 'token')} a round",
             ),
+            *self._time(),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
             *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
-            *self._time(),
-            ("data", f"{counted(self.num_examples, 'example')}: {self.data}"),
-            *(("", line) for line in self.rows_in_words),
-            ("server's key", key),
+            ("data", self.data),
+            *(("", line) for line in self.rows_in_words or (counted(self.num_examples, "example"),)),
+            ("hub key", key),
         ]
+
+    def _identity(self) -> str:
+        key = f"public key {self.contributor[:_ID_CHARS]}..."
+        return f"{key} (also your name)" if self.name == self.contributor else f"name {self.name!r}, {key}"
 
     def _rounds(self) -> str:
         if self.rounds is None:
-            return "as many rounds as the hub requests, until you end it"
-        return f"{counted(self.rounds, 'round')} to come, unless you end it earlier"
+            return "rounds until you end it"
+        return f"{counted(self.rounds, 'round')} or until you end it"
 
     def _time(self) -> list[tuple[str, str]]:
-        lines = [f"{self._rounds()}; {self.device}"]
+        lines = [f"{self._rounds()}, on {self.device}"]
         if self.costs is not None:
             lines.append(self.costs.time_line(self.rounds))
         if self.continuous is not None:
@@ -211,23 +217,24 @@ class Offer:
             lines.append(
                 f"continuous rounds: none waits for you, and an update counts until it is {oldest} old"
             )
-        return [("time" if not number else "", line) for number, line in enumerate(lines)]
+        return [("", line) for line in lines]
 
     def _fetched(self) -> list[tuple[str, str]]:
-        per_round = f"about {readable_bytes(self.round_download_bytes)} each round"
         form = SOUP_FORMS.get(self.soup_form)
-        now = f"{per_round} ({form})" if form else per_round
+        now = f"{readable_bytes(self.round_download_bytes)} a round{f' ({form})' if form else ''}"
         if self.join_download_bytes:
-            now += f"; {readable_bytes(self.join_download_bytes)} to join: the soups so far"
-        lines = [now if self.costs is None else f"{now}; {self.costs.base_in_words()}"]
+            now += f", {readable_bytes(self.join_download_bytes)} to join"
+        lines = [now if self.costs is None else f"{now}, {self.costs.base_in_words()}"]
+        down = self.join_download_bytes + (self.rounds or 0) * self.round_download_bytes
+        pace = "" if self.costs is None else self.costs.download_time()
+        if self.costs is not None:
+            down = self.costs.total_download_bytes
         if self.rounds is not None and self.rounds > 1:
-            down = self.join_download_bytes + self.rounds * self.round_download_bytes
-            up = self.rounds * self.update_bytes
-            lines.append(
-                f"{counted(self.rounds, 'round')}: about {readable_bytes(down)} down, at most {readable_bytes(up)} up"
-            )
-        if self.costs is not None and (pace := self.costs.download_time()):
-            lines[-1] += f"; {pace}"
+            up = readable_bytes(self.rounds * self.update_bytes)
+            total = f"{readable_bytes(down)} down{pace and f', {pace}'}"
+            lines.append(f"{counted(self.rounds, 'round')}: {total}, {up} up")
+        elif pace:
+            lines.append(f"{readable_bytes(down)} in all, {pace}")
         return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
 
     def _sent(self, written: str) -> list[tuple[str, str]]:

@@ -124,7 +124,7 @@ class Bandwidth:
     def duration(self, num_bytes: int) -> str:
         """Describe how long a download takes."""
         seconds = readable_seconds(num_bytes / self.bytes_per_second)
-        return f"about {seconds} at {readable_bytes(self.bytes_per_second)}/s, {self.known_by}"
+        return f"about {seconds} at {readable_bytes(self.bytes_per_second)}/s ({self.known_by})"
 
 
 class DownloadPace:
@@ -151,7 +151,7 @@ class DownloadPace:
     def bandwidth(self) -> Bandwidth | None:
         """Return the bandwidth of this run, or of the last download, or None; at most the limit."""
         measured = self._measured()
-        best = None if measured is None else Bandwidth(measured, "measured just now")
+        best = None if measured is None else Bandwidth(measured, "just measured")
         if best is None:
             remembered = self._home.settings().get(_SETTING)
             if isinstance(remembered, int | float) and remembered > 0:

@@ -155,7 +155,7 @@ class PrivacyTerms:
         )
         if self.epsilon_per_round is None and self.central is None and not self.epsilon_spent:
             sees = sees.partition(",")[0]
-            return [f"no noise, here or at the hub (epsilon is infinite); the hub sees {sees}"]
+            return [f"no noise anywhere (epsilon is infinite); the hub sees {sees}"]
         lines = []
         if self.epsilon_per_round is None:
             lines.append("examples: nothing bounds what an update reveals about one (epsilon is infinite)")

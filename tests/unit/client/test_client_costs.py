@@ -35,7 +35,7 @@ def test_a_round_is_timed_by_real_steps_that_leave_the_model_as_it_was(
     model = GlobalModel(str(tiny_base))
     wanted = recipe(finetuning=finetuning, lora=LoraRecipe(r=2))
     found = time_round(model, wanted, ROWS, "cpu", threading.Event())
-    assert found.measured == "2 training steps of 2 rows, after a warm-up step"
+    assert found.measured == "2 steps of 2 rows"
     assert found.seconds is not None
     assert 0 < found.seconds < 600
     names = {name for name, _ in model.model.named_parameters()}
@@ -105,11 +105,11 @@ def test_a_recipe_that_cannot_be_tried_is_said_to_be_not_measured(tiny_base: Pat
 
 def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on_them() -> None:
     plain = an_offer(rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000)
-    offer = plain.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "measured just now"))
+    offer = plain.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "just measured"))
     lines = "\n".join(text for _, text in offer.lines())
-    assert "about 2 min of training each round, 15 min in all (measured here: 2 steps)" in lines
-    assert "the base model's 1.00 GB are fetched" in lines
-    assert "1.01 GB in all, about 3 min at 5.0 MB/s, measured just now" in lines
+    assert "about 2 min a round, 15 min in all (timed: 2 steps)" in lines
+    assert "5.0 MB to join, the base's 1.00 GB" in lines
+    assert "10 rounds: 1.01 GB down, about 3 min at 5.0 MB/s (just measured), 10.0 kB up" in lines
     costs = offer.to_dict()["costs"]
     assert costs["round_seconds"] == 90.0
     assert costs["total_seconds"] == 900.0
@@ -118,6 +118,6 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     assert offer.fixed_terms() == plain.fixed_terms()
     here = replace(plain, rounds=None).with_costs(RoundTime(None, "why"), 0, None)
     lines = "\n".join(text for _, text in here.lines())
-    assert "not measured: why" in lines
-    assert "nothing for the base model, which is already on this machine" in lines
+    assert "not timed: why" in lines
+    assert "no base, which is here" in lines
     assert here.to_dict()["costs"]["total_seconds"] is None

@@ -121,36 +121,70 @@ def test_the_panel_shows_the_whole_fingerprint_on_a_narrow_terminal() -> None:
     console.print(an_offer().panel())
     shown = "".join(c for c in console.export_text() if c.isalnum() or c in ":.,")
     assert FINGERPRINT in shown
-    assert "16.0xsmaller" in shown
+    assert "16.0xlarger" in shown
 
 
-def test_the_terms_fit_fifteen_lines_and_begin_with_what_leaves_the_machine() -> None:
-    console = Console(record=True, width=110, file=open("/dev/null", "w"))  # noqa: SIM115
-    offer = an_offer(
-        rounds=10, join_download_bytes=5_000_000, round_download_bytes=1_000_000, soup_form="full"
-    )
-    costed = offer.with_costs(RoundTime(90.0, "2 steps"), 1_000_000_000, Bandwidth(5e6, "measured just now"))
-    console.print(replace(costed, rows_in_words=("3 of 3 rows are learned",)).panel())
-    shown = console.export_text().splitlines()
-    assert len(shown) - 2 <= 15, shown
-    assert "leaves this machine" in shown[1]
-
-
-def test_the_terms_of_a_hub_that_pays_fit_a_terminal_of_80_columns_with_the_question() -> None:
+def shown_at_80_columns(offer: Offer) -> list[str]:
     console = Console(record=True, width=80, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(offer.panel())
+    return console.export_text().splitlines()
+
+
+def a_usual_offer() -> Offer:
     offer = an_offer(
-        rounds=10,
-        join_download_bytes=5_000_000,
-        round_download_bytes=1_000_000,
-        soup_form="full",
-        pay=PAY,
+        server="our community",
+        address="hub.example.org:9443",
         contributor="c2354f318d9f2f582aafa98cf55b67e4f",
+        base_model="SmolLM2-135M-Instruct",
+        recipe=TrainingRecipe(finetuning="lora", lora=LoraRecipe(), learning_rate=2e-4).model_dump(),
+        update_bytes=4_885_248,
+        bf16_bytes=269_000_000,
+        device="cpu (2 threads)",
+        rounds=10,
+        join_download_bytes=24_400_000,
+        round_download_bytes=14_700_000,
+        soup_form="factors",
+        pay=PAY,
     )
-    timed = RoundTime(90.0, "2 training steps of 3 rows, after a warm-up step")
-    costed = offer.with_costs(timed, 1_000_000_000, Bandwidth(5e6, "measured just now"))
-    console.print(replace(costed, rows_in_words=("all 40 rows are learned: 7,817 labelled tokens",)).panel())
-    shown = console.export_text().splitlines()
-    assert len(shown) <= 23, shown
+    timed = RoundTime(760.0, "2 steps of 16 rows")
+    costed = offer.with_costs(timed, 269_000_000, Bandwidth(5e6, "just measured"))
+    return replace(costed, rows_in_words=("all 40 rows are learned: 7,817 labelled tokens",))
+
+
+@pytest.mark.parametrize("name", ["ann", "c2354f318d9f2f582aafa98cf55b67e4f"])
+def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_begin_with_what_leaves(
+    name: str,
+) -> None:
+    shown = shown_at_80_columns(replace(a_usual_offer(), name=name))
+    assert len(shown) <= 15, "\n".join(shown)
+    assert "join our community at hub.example.org:9443" in shown[0]
+    assert shown[1].startswith("leaves this machine: ")
+    text = " ".join(" ".join(shown).split())
+    for fact in (
+        "public key c2354f318d9f...",
+        "a delta of at most 4.9 MB (LoRA factors in bfloat16, the bf16 model is 55.1 x larger)",
+        "a signed manifest: round, digests, loss, time, row and token counts",
+        "never leaves: your data, your private key",
+        "no noise anywhere (epsilon is infinite); the hub sees your update",
+        "14.7 MB a round (LoRA factors), 24.4 MB to join, the base's 269.0 MB",
+        "10 rounds: 440.4 MB down, about 88 s at 5.0 MB/s (just measured), 48.9 MB up",
+        "sft of SmolLM2-135M-Instruct, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round",
+        "about 13 min a round, 2 h 7 min in all (timed: 2 steps of 16 rows)",
+        "at most 1,000 credits a round and 10,000 per nat",
+        "my.jsonl; all 40 rows are learned: 7,817 labelled tokens",
+        f"hub key: {FINGERPRINT}",
+    ):
+        assert fact in text, fact
+
+
+def test_what_a_hub_adds_to_the_usual_terms_is_shown_in_lines_of_its_own() -> None:
+    usual = a_usual_offer()
+    added = replace(usual, seeding=("it sends soups to others",), continuous={"max_staleness": 4})
+    shown = shown_at_80_columns(added)
+    assert len(shown) > len(shown_at_80_columns(usual))
+    text = " ".join(" ".join(shown).split())
+    assert "seeding: it sends soups to others" in text
+    assert "an update counts until it is 4 versions old" in text
 
 
 def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and_a_bare_manifest(
@@ -164,7 +198,7 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
     shown = "\n".join(text for _, text in offer.lines())
     assert "masked votes of at most" in shown
     assert "sealed shares of its secrets for up to 4 others" in shown
-    assert "no loss, no number of examples" in shown
+    assert "no loss, no row or token counts" in shown
     assert "the sum of 3 votes or more" in shown
     assert "a delta of" not in shown
     offer.check(Policy(max_update_bytes=size))

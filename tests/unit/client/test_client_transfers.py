@@ -260,8 +260,8 @@ def test_bandwidth_is_measured_remembered_and_never_above_the_limit(tmp_path: Pa
     clock.now += 2
     pace.note(4_000_000)
     pace.save()
-    assert pace.duration(10**9) == "about 8 min at 2.0 MB/s, measured just now"
+    assert pace.duration(10**9) == "about 8 min at 2.0 MB/s (just measured)"
     again = DownloadPace(home)
-    assert again.duration(60_000_000) == "about 30 s at 2.0 MB/s, measured at the last download"
+    assert again.duration(60_000_000) == "about 30 s at 2.0 MB/s (measured at the last download)"
     limited = DownloadPace(home, limit=1_000_000)
-    assert limited.duration(60_000_000) == "about 60 s at 1.0 MB/s, the most that policy.yaml allows"
+    assert limited.duration(60_000_000) == "about 60 s at 1.0 MB/s (the most that policy.yaml allows)"

@@ -147,7 +147,7 @@ def test_the_terms_show_a_round_and_all_rounds_before_joining(home: Home) -> Non
     assert "only the sum" in shown
     open_terms = "\n".join(make_terms(TrainingRecipe(), Promises(), None, book, "d2", 2).lines())
     assert "epsilon is infinite" in open_terms
-    assert "no noise, here or at the hub" in open_terms
+    assert "no noise anywhere" in open_terms
 
 
 def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds: Rounds) -> None:
