@@ -21,7 +21,7 @@ from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.library_env import quiet_loading as quiet_loading
-from gym_fed.core.library_env import settle
+from gym_fed.core.library_env import settle, without_collection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +60,7 @@ def nano_path() -> Path:
     return Path(str(resources.files("gym_fed") / "assets" / "gym-nano"))
 
 
+@without_collection()
 def load_model(
     name_or_path: str,
     *,

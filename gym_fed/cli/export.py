@@ -18,7 +18,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import AdapterOption, ServedVariants
 from gym_fed.core.progress import progress_bar
 from gym_fed.core.registries import EXPORT_FORMATS
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import parse_bytes, readable_bytes
 
 if TYPE_CHECKING:
     from gym_fed.export.formats.base import ExportFormat
@@ -113,7 +113,6 @@ def export(
     from dataclasses import replace
 
     from gym_fed.base.models import DTYPES, model_name
-    from gym_fed.config.serving import parse_bytes
     from gym_fed.data.reading import load_rows
     from gym_fed.export.choice import formats, resolve_format
     from gym_fed.export.formats.base import Options, require_room

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -13,29 +12,9 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
 from gym_fed.core.registries import TOOL_FORMATS
+from gym_fed.core.text import parse_bytes
 
-_UNITS = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-def parse_bytes(value: object) -> object:
-    """Parse ``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) to a number of bytes; numbers are unchanged."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{value!r} is not a size such as 10GB or 512MiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(ge=0)]

@@ -15,6 +15,17 @@ from gym_fed.core.errors import ErrorCode, GymError
 MAX_TEXT = 300
 """Maximum characters of an untrusted text on one line."""
 
+_UNITS = {
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", re.IGNORECASE)
 _INVISIBLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
     chr(code) for start, end in ((0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(start, end + 1)
 }
@@ -172,6 +183,16 @@ def readable_bytes(num_bytes: float) -> str:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.2f} GB"
+
+
+def parse_bytes(value: object) -> object:
+    """Parse ``10GB`` (powers of 1000) or ``10GiB`` (powers of 1024) to a number of bytes; numbers are unchanged."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value)
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size such as 10GB or 512MiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def with_error(value: float, error: float | None) -> str:

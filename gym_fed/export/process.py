@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import gc
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 
 from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.library_env import without_collection
 from gym_fed.core.portable import SIGKILL
 
 Report = Callable[[str, int, int], None]
@@ -158,12 +158,10 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
     Anything printed in the block goes to standard error.
     """
     _die_with_parent()
-    gc.disable()  # saves a quarter of the time of these imports, which leave no garbage
-    for name in json.loads(_next_line()):
-        with suppress(ImportError):  # the job reports it, or works without
-            import_module(name)
-    gc.freeze()
-    gc.enable()
+    with without_collection():
+        for name in json.loads(_next_line()):
+            with suppress(ImportError):  # the job reports it, or works without
+                import_module(name)
     job: dict[str, Any] = json.loads(_next_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +31,7 @@ from gym_fed.core.help import (
     ServedVariants,
     SetOption,
 )
+from gym_fed.core.library_env import without_collection
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 
@@ -161,7 +160,7 @@ def serve(
             os.write(sys.stderr.fileno(), text.encode())
 
     with loading:
-        loading.enter_context(_without_collection())
+        loading.enter_context(without_collection())
         with spinner("starting the server"):
             from gym_fed.serving.http.server import run_server
         finished = run_server(
@@ -185,17 +184,6 @@ def _leave_if_loading() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Disable garbage collection within the block and freeze its objects: collections would delay start and answers."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def _require_config(config: Path) -> None:
