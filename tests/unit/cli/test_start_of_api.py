@@ -1,4 +1,4 @@
-"""`gym api` while it loads: no garbage is collected, and what was loaded is never looked at again."""
+"""The start of `gym api`: it listens before it loads."""
 
 from __future__ import annotations
 
@@ -14,32 +14,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from gym_fed.cli.api.app import _without_collection
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.http import server
 from tests.support.wait import SECONDS
-
-
-def test_nothing_is_collected_while_a_server_loads_and_what_it_loaded_is_never_looked_at_again() -> None:
-    before = gc.get_freeze_count()
-    try:
-        with _without_collection():
-            assert not gc.isenabled()
-            kept: list[list[int]] = [[] for _ in range(1000)]
-        assert gc.isenabled()
-        assert gc.get_freeze_count() >= before + len(kept)
-    finally:
-        gc.unfreeze()
-
-
-def test_a_server_that_cannot_load_leaves_collection_on() -> None:
-    try:
-        with pytest.raises(OSError, match="no"), _without_collection():
-            raise OSError("no")
-        assert gc.isenabled()
-    finally:
-        gc.unfreeze()
 
 
 def test_a_server_listens_before_it_loads_torch() -> None:
