@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -79,6 +80,7 @@ def may_connect(host: str, via: str) -> bool:
 _LOOPBACK, _PRIVATE, _GLOBAL = 1, 2, 3
 
 
+@lru_cache(4096)  # a hub compares a caller with many seeders
 def _reach(host: str) -> int | None:
     """Return from how far an IP address can be reached; None for names and addresses without a host."""
     try:

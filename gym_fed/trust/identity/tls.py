@@ -101,7 +101,7 @@ def certificate_host(certificate_pem: bytes) -> str:
         )
     except x509.ExtensionNotFound:
         return TLS_NAME
-    except ValueError as error:
+    except (ValueError, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
         raise GymError(ErrorCode.STATE_CORRUPT, f"a certificate that cannot be read: {error}") from error
     for name in names.value.get_values_for_type(x509.DNSName):
         return name.replace("*", TLS_NAME, 1)

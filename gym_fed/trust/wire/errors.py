@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import harmless
@@ -27,7 +28,10 @@ def from_rpc_error(error: Any, target: str) -> GymError:
     """Return the ``GymError`` of a failed call, or one that describes a transport failure."""
     for key, value in error.trailing_metadata() or ():
         if key == TRAILER:
-            body = pb.Error.FromString(value)
+            try:
+                body = pb.Error.FromString(value)
+            except DecodeError:
+                break
             return GymError.from_dict({"code": body.code, "message": body.message, "hint": body.hint})
     status, details = error.code(), error.details() or ""
     if status == grpc.StatusCode.UNAVAILABLE:

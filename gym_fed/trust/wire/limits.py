@@ -48,12 +48,15 @@ IDLE_CONNECTION_SECONDS = 300
 """Time after which a connection without calls is closed; the next call opens a new one."""
 
 
-def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[str, int], ...]:
-    """Return the gRPC options of a hub's server.
+def server_options(
+    handshake_seconds: float, connections: int, idle_seconds: int = IDLE_CONNECTION_SECONDS
+) -> tuple[tuple[str, int], ...]:
+    """Return the gRPC options of the server of a hub or a seeder.
 
     Args:
         handshake_seconds: Time limit of the TLS handshake, after which the connection is closed.
         connections: Maximum number of connections; further ones are closed immediately.
+        idle_seconds: Time after which a connection without calls is closed.
     """
     return (
         *CHANNEL_OPTIONS,
@@ -61,7 +64,7 @@ def server_options(handshake_seconds: float, connections: int) -> tuple[tuple[st
         ("grpc.server_handshake_timeout_ms", int(1000 * handshake_seconds)),
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS_PER_CONNECTION),
-        ("grpc.max_connection_idle_ms", 1000 * IDLE_CONNECTION_SECONDS),
+        ("grpc.max_connection_idle_ms", 1000 * idle_seconds),
         ("grpc.max_connection_age_ms", 1000 * MAX_CONNECTION_SECONDS),
         ("grpc.max_connection_age_grace_ms", 1000 * (MAX_CONNECTION_SECONDS + 300)),
     )

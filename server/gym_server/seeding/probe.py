@@ -6,7 +6,8 @@ import asyncio
 import ssl
 from collections.abc import Awaitable, Callable
 
-from gym_fed.trust.identity.tls import certificate_host
+from gym_fed.core.errors import GymError
+from gym_fed.trust.identity.tls import certificate_host, fingerprint
 
 Probe = Callable[[str, int, str], Awaitable[bool]]
 """Takes host, port and certificate; returns True if a server with the certificate's key listens there."""
@@ -23,10 +24,15 @@ async def probe_seeder(host: str, port: int, certificate_pem: str) -> bool:
     try:
         context.load_verify_locations(cadata=certificate_pem)
         context.set_alpn_protocols(["h2"])
+        announced = fingerprint(certificate_pem.encode())
         name = certificate_host(certificate_pem.encode())
         async with asyncio.timeout(_SECONDS):
             _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=name)
-    except (OSError, TimeoutError, ValueError):  # ssl.SSLError is an OSError
+    except (OSError, TimeoutError, ValueError, GymError):  # ssl.SSLError is an OSError
         return False
-    writer.close()
-    return True
+    try:
+        # A CA is trusted for its certificates too, whose keys others may own.
+        shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return fingerprint(ssl.DER_cert_to_PEM_cert(shown).encode()) == announced
+    finally:
+        writer.close()

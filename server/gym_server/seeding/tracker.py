@@ -8,14 +8,16 @@ that the hub sends few copies.
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from gym_fed.config.hub.seeding import SeedingConfig
-from gym_fed.core.addresses import host_port, may_connect
+from gym_fed.core.addresses import host_port, may_connect, network_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.trust.identity.keys import SigningKey
@@ -23,7 +25,10 @@ from gym_fed.trust.identity.ticket import SeedTicket
 from gym_fed.trust.identity.tls import fingerprint
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.accounts.accounts import Session
+from gym_server.rpc.limits import TokenBuckets
 from gym_server.seeding.probe import Probe, probe_seeder
+from gym_server.seeding.searches import BaseWaits, HubCopies, SeedSearch, SeedSearches, SpreadTimes
+from gym_server.seeding.seeders import Seeder, SeederList, SeederReports
 from gym_server.traffic import HubTraffic
 
 LEASE_SECONDS = 60.0
@@ -32,9 +37,12 @@ TICKET_SECONDS = 60
 """Time in which a download with a ticket may begin."""
 MAX_OBJECTS = 1_000
 """Maximum objects per announcement."""
+TICKETS_PER_MINUTE = 60
+"""Tickets per account, each of which shows a seeder's address; it may save up ``_MAX_TICKETS``."""
+_MAX_TICKETS = 200
 _MAX_PROBES = 16
+_MAX_PROBES_PER_NETWORK = 8
 _MAX_SEEDERS = 2_000
-_MAX_WISHES = 20_000
 _MAX_CERTIFICATE_CHARS = 4_096
 _MAX_SLOTS = 64
 _LEAST_PORT = 1_024
@@ -43,47 +51,19 @@ _WAITING_PER_SECOND = 100
 """Calls per second of all that wait for an object."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Rate at which a slot of a seeder is assumed to be busy at most."""
-_BAD_REPORTS = 2
-"""Reports by as many contributors take a seeder off the list for ``_MARK_SECONDS``."""
-_MARK_SECONDS = 3600.0
+_SHARE_OF_ROUND = 0.25
+"""Largest part of a round's deadline for which a contributor waits for a soup."""
+_EXPIRE_SECONDS = 1.0
 _MAX_FAILED = 8
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-@dataclass(eq=False)
-class _Seeder:
-    """A contributor who serves objects."""
+@dataclass(frozen=True)
+class PublicObject:
+    """Size of an object that every contributor may read, and whether it is a file of the base."""
 
-    contributor: str
-    host: str
-    port: int
-    certificate_pem: str
-    name: str
-    """Fingerprint of its TLS key."""
-    slots: int
-    objects: frozenset[str]
-    expires: float
-    reporters: set[str] = field(default_factory=set)
-
-
-@dataclass
-class _Wish:
-    """A node's search for one object.
-
-    Attributes:
-        contributor: Account of the node.
-        sha256: The object.
-        began: Monotonic time of the first request.
-        seeder: Name of the seeder that the node was sent to; empty for none.
-        from_hub: True if the node will seed the object, and was sent to the hub for it.
-        until: Monotonic time at which a download counts as ended.
-    """
-
-    contributor: str
-    sha256: str
-    began: float
-    seeder: str = ""
-    from_hub: bool = False
-    until: float = 0.0
+    size_bytes: int
+    is_base: bool
 
 
 class SeedTracker:
@@ -96,7 +76,8 @@ class SeedTracker:
         now: The hub's clock, Unix seconds.
         on_loopback: True if the hub listens on loopback; seeders may be there only then.
         public: Returns those of some objects that every contributor may read; runs on a thread.
-        size_of: Returns the size of a public object in bytes; None for any other; runs on a thread.
+        describe: Describes a public object; None for any other; runs on a thread.
+        round_seconds: Deadline of a round, of which waiting for a soup takes a part at most.
         traffic: Counters of the hub.
         probe: Connects to a seeder, which must present its certificate.
         clock: Monotonic clock in seconds; tests pass their own.
@@ -110,19 +91,23 @@ class SeedTracker:
         now: Callable[[], float],
         on_loopback: bool,
         public: Callable[[Collection[str]], set[str]],
-        size_of: Callable[[str], int | None],
+        describe: Callable[[str], PublicObject | None],
+        round_seconds: float,
         traffic: HubTraffic,
         probe: Probe = probe_seeder,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._server, self._key, self._now = config, server, key, now
-        self._on_loopback, self._public, self._size_of = on_loopback, public, size_of
+        self._on_loopback, self._public, self._describe = on_loopback, public, describe
+        self._round_seconds = round_seconds
         self._traffic, self._probe, self._clock = traffic, probe, clock
-        self._seeders: dict[int, _Seeder] = {}  # by node
-        self._wishes: OrderedDict[int, _Wish] = OrderedDict()  # by node, which downloads one object at a time
-        self._spread: dict[str, float] = {}  # when the last contributor got an object that others wait for
-        self._banned, self._slow = _AccountMarks(), _AccountMarks()
+        self._seeders, self._reports = SeederList(), SeederReports()
+        self._searches, self._copies = SeedSearches(), HubCopies()
+        self._spread, self._base_waits = SpreadTimes(), BaseWaits()
+        self._tickets = TokenBuckets(TICKETS_PER_MINUTE / 60, _MAX_TICKETS, clock=clock)
+        self._probed: Counter[str] = Counter()  # running probes by account and by network
         self._probes = asyncio.Semaphore(_MAX_PROBES)
+        self._expired = 0.0
         traffic.seeders = lambda: len(self._seeders)
 
     async def announce(self, caller: Session, host: str, request: pb.SeedRequest) -> pb.SeedReply:
@@ -135,52 +120,50 @@ class SeedTracker:
 
         Raises:
             GymError: ``POLICY_REFUSED`` if the hub allows no seeding; ``USAGE`` or ``TOO_LARGE`` for a malformed
-                announcement.
+                announcement; ``BUSY`` while the account's or too many of its network's seeders are probed.
         """
         self._settings()
         self._expire()
         node = caller.node_id
         if request.port == 0:
-            self._seeders.pop(node, None)
+            self._seeders.drop(node)
             return pb.SeedReply(lease_seconds=LEASE_SECONDS)
-        self._check(request)
-        try:
-            name = fingerprint(request.certificate_pem.encode())
-        except GymError as error:
-            text = f"the announcement has an invalid certificate: {error.message}"
-            raise GymError(ErrorCode.USAGE, text) from error
+        name = self._checked_name(request)
         if why := self._why_not(caller, host, name):
-            self._seeders.pop(node, None)
-            return pb.SeedReply(lease_seconds=LEASE_SECONDS, why_not=why)
+            return self._not_listed(node, why)
         known = self._seeders.get(node)
-        place = host, request.port, name
-        if known is None or (known.host, known.port, known.name) != place:
-            async with self._probes:
+        if known is None or (known.host, known.port, known.name) != (host, request.port, name):
+            async with self._probing(caller.contributor, host):
                 is_there = await self._probe(host, request.port, request.certificate_pem)
             if not is_there:
-                self._seeders.pop(node, None)
                 where = host_port(host, request.port)
                 text = f"the hub does not reach this seeder at {where}; open the port, or forward it"
-                return pb.SeedReply(lease_seconds=LEASE_SECONDS, why_not=text)
-            known = None
-        objects = await asyncio.to_thread(self._public, set(request.sha256))
-        wanted = {wish.sha256 for wish in self._wishes.values()}
-        before = known.objects if known else frozenset[str]()
-        self._spread.update(dict.fromkeys(wanted & objects - before, self._clock()))
-        self._seeders[node] = _Seeder(
-            caller.contributor,
-            host,
-            request.port,
-            request.certificate_pem,
-            name,
-            max(1, min(request.slots, _MAX_SLOTS)),
-            frozenset(objects),
-            self._clock() + LEASE_SECONDS,
-            known.reporters if known else set(),
+                return self._not_listed(node, text)
+        objects = frozenset(await asyncio.to_thread(self._public, set(request.sha256)))
+        if why := self._why_not(caller, host, name):  # others were listed meanwhile
+            return self._not_listed(node, why)
+        now, known = self._clock(), self._seeders.get(node)
+        for sha256 in objects - (known.objects if known else frozenset()):
+            if self._searches.wanted[sha256]:
+                self._spread.note(sha256, caller.contributor, now)
+        slots = max(1, min(request.slots, _MAX_SLOTS))
+        self._seeders.put(
+            node,
+            Seeder(
+                caller.contributor,
+                host,
+                request.port,
+                request.certificate_pem,
+                name,
+                slots,
+                objects,
+                now + LEASE_SECONDS,
+            ),
         )
-        wish = self._wishes.get(node)
-        if wish is not None and wish.sha256 in objects:
-            del self._wishes[node]
+        self._copies.served(caller.contributor, objects)
+        search = self._searches.get(node)
+        if search is not None and search.sha256 in objects:
+            self._searches.drop(node)
         return pb.SeedReply(lease_seconds=LEASE_SECONDS)
 
     async def find(self, caller: Session, host: str, request: pb.FindSeederRequest) -> pb.FindSeederReply:
@@ -189,48 +172,50 @@ class SeedTracker:
         Args:
             caller: The caller.
             host: IP address from which the hub sees the call.
-            request: The object, and the seeders that failed to deliver it to the caller.
+            request: The object, empty to end the last search, and the seeders that failed to deliver it to the caller.
 
         Raises:
-            GymError: ``POLICY_REFUSED`` if the hub allows no seeding.
+            GymError: ``POLICY_REFUSED`` if the hub allows no seeding; ``USAGE`` for a name that is not a sha256.
         """
-        config = self._settings()
-        failed = set(request.failed[:_MAX_FAILED])
-        tried = failed | set(request.busy[:_MAX_FAILED])
-        size = await asyncio.to_thread(self._size_of, request.sha256)
+        config, sha256 = self._settings(), request.sha256
+        if sha256 and not _SHA256.fullmatch(sha256):
+            raise _not_a_sha256()
+        found = await asyncio.to_thread(self._describe, sha256) if sha256 else None
         self._expire()
-        if size is None or size < config.min_bytes:
-            return pb.FindSeederReply()
         now, node = self._clock(), caller.node_id
-        wish = self._wishes.pop(node, None)
-        if wish is None or wish.sha256 != request.sha256:
-            wish = _Wish(caller.contributor, request.sha256, now)
-        self._wishes[node] = wish
-        if wish.seeder in failed:  # only the seeder that the hub has sent the caller to can be reported by it
-            self._report(caller.contributor, wish.seeder)
-        wish.seeder, wish.from_hub, wish.until = "", False, now + 10 + size / _SLOWEST_BYTES_PER_SECOND
-        having = [
-            seeder
-            for other, seeder in self._seeders.items()
-            if not self._banned.has(seeder.contributor, now)
-            and request.sha256 in seeder.objects
-            and other != node
-            and seeder.name not in tried
-            and may_connect(seeder.host, host)
-        ]
-        if chosen := self._least_busy(having):
-            wish.seeder = chosen.name
-            return pb.FindSeederReply(seeder=self._with_ticket(chosen, request.sha256))
-        same = [other for other in self._wishes.values() if other.sha256 == request.sha256]
-        copies = sum(other.from_hub for other in same)
-        will_seed = node in self._seeders and not self._slow.has(caller.contributor, now)
-        must_wait = bool(having) or copies >= (config.hub_copies if will_seed else 1)
-        since = max(wish.began, self._spread.get(request.sha256, 0.0))
-        ends = min(since + config.idle_seconds(size), wish.began + config.wait_seconds(size))
-        if must_wait and now < ends:
-            return pb.FindSeederReply(wait_seconds=_WAIT_SECONDS + len(same) / _WAITING_PER_SECOND)
-        wish.from_hub = will_seed
-        wish.until = now + config.idle_seconds(size)
+        failed = set(request.failed[:_MAX_FAILED])
+        before = self._searches.get(node)
+        if before is not None and before.seeder in failed:
+            # Only the seeder that the hub has sent the caller to can be reported by it.
+            self._report(caller.contributor, before.seeder)
+        if found is None or found.size_bytes < config.min_bytes:
+            self._searches.drop(node)
+            return pb.FindSeederReply()
+        until = now + 10 + found.size_bytes / _SLOWEST_BYTES_PER_SECOND
+        search = self._searches.renew(node, caller.contributor, sha256, now, until)
+        tried = failed | set(request.busy[:_MAX_FAILED])
+        having = self._usable(caller, host, sha256, tried)
+        chosen = self._least_busy(having)
+        if chosen is not None and self._tickets.take(caller.contributor) == 0:
+            self._searches.send(search, chosen.name)
+            self._reports.note_ticket(caller.contributor)
+            return pb.FindSeederReply(seeder=self._with_ticket(chosen, sha256))
+        copies = self._copies.of(sha256)
+        sibling = copies.get(caller.contributor)
+        others = len(copies) - (sibling is not None)
+        will_seed = node in self._seeders and not self._copies.slow.has(caller.contributor, now)
+        must_wait = (
+            bool(having)
+            or others >= (config.hub_copies if will_seed else 1)
+            or (sibling is not None and sibling[0] != node)  # another machine of the account fetches it
+        )
+        if must_wait and self._may_wait(search, node, found, now):
+            search.waits_since = now
+            seconds = _WAIT_SECONDS + self._searches.wanted[sha256] / _WAITING_PER_SECOND
+            return pb.FindSeederReply(wait_seconds=seconds)
+        search.until = now + config.idle_seconds(found.size_bytes)
+        if will_seed:
+            self._copies.add(sha256, caller.contributor, node, search.until)
         return pb.FindSeederReply()
 
     # ---- the list ----
@@ -242,7 +227,8 @@ class SeedTracker:
             )
         return self._config
 
-    def _check(self, request: pb.SeedRequest) -> None:
+    def _checked_name(self, request: pb.SeedRequest) -> str:
+        """Return the fingerprint of the key in an announcement."""
         if not _LEAST_PORT <= request.port <= 65_535:
             raise GymError(
                 ErrorCode.USAGE, f"port {request.port} is not from {_LEAST_PORT} to 65535", "announce another"
@@ -254,56 +240,112 @@ class SeedTracker:
                 f"{counted(len(request.certificate_pem), 'character')}; at most {MAX_OBJECTS} and "
                 f"{_MAX_CERTIFICATE_CHARS}",
             )
+        if not all(map(_SHA256.fullmatch, request.sha256)):
+            raise _not_a_sha256()
+        pem = request.certificate_pem
+        if not pem.isascii() or pem.count("BEGIN CERTIFICATE") != 1:
+            raise GymError(ErrorCode.USAGE, "the announcement must have exactly one certificate, in PEM")
+        try:
+            return fingerprint(pem.encode())
+        except GymError as error:
+            text = f"the announcement has an invalid certificate: {error.message}"
+            raise GymError(ErrorCode.USAGE, text) from error
+
+    def _not_listed(self, node: int, why: str) -> pb.SeedReply:
+        self._seeders.drop(node)
+        return pb.SeedReply(lease_seconds=LEASE_SECONDS, why_not=why)
+
+    @asynccontextmanager
+    async def _probing(self, contributor: str, host: str) -> AsyncIterator[None]:
+        """Wait for a free probe.
+
+        Raises:
+            GymError: ``BUSY``, so that one account or network cannot take all of them.
+        """
+        network = network_of(host)
+        if self._probed[contributor] or self._probed[network] >= _MAX_PROBES_PER_NETWORK:
+            raise GymError(
+                ErrorCode.BUSY,
+                "another announcement of this account or network is checked",
+                "repeat it later",
+            )
+        self._probed.update((contributor, network))
+        try:
+            async with self._probes:
+                yield
+        finally:
+            self._probed.subtract((contributor, network))
+            self._probed += Counter()  # drops zeros
 
     def _why_not(self, caller: Session, host: str, name: str) -> str:
         """Return why a caller is not listed; empty if it may be probed."""
         if not may_connect(host, "127.0.0.1" if self._on_loopback else "10.0.0.0"):
             return "the hub sees this contributor at an address that others cannot connect to"
-        if self._banned.has(caller.contributor, self._clock()):
+        if self._reports.banned.has(caller.contributor, self._clock()):
             return "other contributors reported this seeder; it is listed again after an hour"
-        if any(seeder.name == name and node != caller.node_id for node, seeder in self._seeders.items()):
+        if self._seeders.node_of(name) not in (None, caller.node_id):
             return "another contributor announced this certificate"
         if caller.node_id not in self._seeders and len(self._seeders) >= _MAX_SEEDERS:
             return f"{_MAX_SEEDERS} seeders are listed already"
         return ""
 
     def _expire(self) -> None:
-        """Drop announcements and searches that have ended."""
+        """Drop what has ended, at most once a second."""
         now = self._clock()
-        self._seeders = {node: seeder for node, seeder in self._seeders.items() if seeder.expires > now}
-        for node, wish in [(node, wish) for node, wish in self._wishes.items() if wish.until <= now]:
-            if (
-                wish.from_hub
-            ):  # others waited for a copy that did not come; they do not wait for this account again
-                self._slow.add(wish.contributor, now)
-            del self._wishes[node]
-        while len(self._wishes) > _MAX_WISHES:
-            self._wishes.popitem(last=False)
-        wanted = {wish.sha256 for wish in self._wishes.values()}
-        self._spread = {sha256: at for sha256, at in self._spread.items() if sha256 in wanted}
+        if now < self._expired + _EXPIRE_SECONDS:
+            return
+        self._expired = now
+        self._seeders.expire(now)
+        self._searches.expire(now)
+        self._copies.expire(now)
+        self._base_waits.expire(now)
+        self._spread.keep(self._searches.wanted.keys())
 
     def _report(self, contributor: str, name: str) -> None:
-        """Note that a seeder failed; several reporters take it off the list."""
+        """Note that a seeder failed, unless it has withdrawn its announcement meanwhile."""
         self._traffic.note_failed_seeder()
-        seeder = next((s for s in self._seeders.values() if s.name == name), None)
-        if seeder is not None:
-            seeder.reporters.add(contributor)
-            if len(seeder.reporters) >= _BAD_REPORTS:
-                self._banned.add(seeder.contributor, self._clock())
+        if (seeder := self._seeders.named(name)) is not None:
+            self._reports.add(contributor, seeder.contributor, self._clock())
 
     # ---- one object ----
 
-    def _least_busy(self, seeders: Collection[_Seeder]) -> _Seeder | None:
-        """Return the seeder with the most free slots; None if all are busy."""
-        busy = {seeder: 0 for seeder in seeders}
-        by_name = {seeder.name: seeder for seeder in seeders}
-        for wish in self._wishes.values():
-            if (seeder := by_name.get(wish.seeder)) is not None:
-                busy[seeder] += 1
-        free = [seeder for seeder in seeders if busy[seeder] < seeder.slots]
-        return min(free, key=lambda seeder: (busy[seeder] / seeder.slots, secrets.randbits(16)), default=None)
+    def _usable(self, caller: Session, host: str, sha256: str, tried: Collection[str]) -> list[Seeder]:
+        """Return the seeders of an object to which a caller at an address may connect."""
+        now = self._clock()
+        return [
+            seeder
+            for node, seeder in self._seeders.having(sha256)
+            if node != caller.node_id
+            and seeder.name not in tried
+            and (":" in seeder.host) == (":" in host)  # the caller may have no route to the other family
+            and may_connect(seeder.host, host)
+            and not self._reports.banned.has(seeder.contributor, now)
+        ]
 
-    def _with_ticket(self, seeder: _Seeder, sha256: str) -> pb.SeederInfo:
+    def _least_busy(self, seeders: Collection[Seeder]) -> Seeder | None:
+        """Return a seeder with the fewest downloads; None if all are busy.
+
+        Slots are the seeders' own claims, so more of them do not attract more downloads.
+        """
+        downloads = self._searches.downloads
+        free = [seeder for seeder in seeders if downloads[seeder.name] < seeder.slots]
+        return min(free, key=lambda seeder: (downloads[seeder.name], secrets.randbits(16)), default=None)
+
+    def _may_wait(self, search: SeedSearch, node: int, found: PublicObject, now: float) -> bool:
+        """Return True if a node waits on: the wait for an object is bounded, and that for the base in all."""
+        config, size = self._settings(), found.size_bytes
+        most = config.wait_seconds(size)
+        if not found.is_base:
+            most = min(most, _SHARE_OF_ROUND * self._round_seconds)
+        else:
+            if search.waits_since is not None:
+                self._base_waits.add(node, now - search.waits_since, now)
+            if self._base_waits.seconds(node) >= config.max_wait_seconds:
+                return False
+        since = max(search.began, self._spread.last(search.sha256))
+        return now < min(since + config.idle_seconds(size), search.began + most)
+
+    def _with_ticket(self, seeder: Seeder, sha256: str) -> pb.SeederInfo:
         expires = int(self._now()) + TICKET_SECONDS
         ticket = SeedTicket(self._server, seeder.name, sha256, secrets.token_hex(16), expires)
         self._traffic.note_ticket()
@@ -315,16 +357,5 @@ class SeedTracker:
         )
 
 
-class _AccountMarks:
-    """Accounts that are marked for ``_MARK_SECONDS``; the oldest marks beyond ``_MAX_WISHES`` are dropped."""
-
-    def __init__(self) -> None:
-        self._until: OrderedDict[str, float] = OrderedDict()
-
-    def add(self, contributor: str, now: float) -> None:
-        self._until[contributor] = now + _MARK_SECONDS
-        while len(self._until) > _MAX_WISHES:
-            self._until.popitem(last=False)
-
-    def has(self, contributor: str, now: float) -> bool:
-        return self._until.get(contributor, now) > now
+def _not_a_sha256() -> GymError:
+    return GymError(ErrorCode.USAGE, "an object's name is not a sha256", "64 hex digits in lower case")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from gym_server.accounts.accounts import Session
-from gym_server.seeding.tracker import LEASE_SECONDS, SeedTracker
+from gym_server.seeding.tracker import LEASE_SECONDS, PublicObject, SeedTracker
 from gym_server.traffic import HubTraffic
 
 from gym_fed.config.hub.seeding import SeedingConfig
@@ -72,7 +72,8 @@ def scene() -> Iterator[Scene]:
         lambda: 5000.0,
         False,
         lambda names: set(names) & {OBJECT},
-        lambda name: SIZE if name == OBJECT else None,
+        lambda name: PublicObject(SIZE, is_base=True) if name == OBJECT else None,
+        1800.0,
         HubTraffic(),
         probe,
         lambda: scene.seconds,
@@ -126,7 +127,8 @@ def test_a_wait_begins_again_when_the_object_reaches_another_contributor_and_end
 
 def test_a_large_base_reaches_32_contributors_who_come_at_once_from_a_few_copies(scene: Scene) -> None:
     """500 MiB at the default rates: the hub takes 125 s for its copies, and a seeder 1,000 s for each of two."""
-    scene.tracker._config, scene.tracker._size_of = SeedingConfig(), lambda name: 500 << 20
+    scene.tracker._config = SeedingConfig()
+    scene.tracker._describe = lambda name: PublicObject(500 << 20, is_base=True)
     everybody = range(0, 320, 10)
     ends: dict[int, float] = {}
     from_hub = 0

@@ -1,0 +1,144 @@
+"""The seeders of a hub, and the failures that contributors report of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+MARK_SECONDS = 3600.0
+"""Time for which a report counts, and for which an account stays marked."""
+_MAX_ACCOUNTS = 20_000
+_BAD_REPORTS = 2
+"""Reports by as many contributors take a seeder off the list."""
+_MANY_REPORTS = 3
+"""Reports from which on a contributor who reports most of its seeders is ignored."""
+
+
+@dataclass(eq=False)
+class Seeder:
+    """A contributor who serves objects."""
+
+    contributor: str
+    host: str
+    port: int
+    certificate_pem: str
+    name: str
+    """Fingerprint of its TLS key."""
+    slots: int
+    objects: frozenset[str]
+    expires: float
+
+
+class SeederList:
+    """Seeders by node, by object and by name; a node has one entry."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, Seeder] = {}
+        self._names: dict[str, int] = {}
+        self._objects: dict[str, dict[int, Seeder]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def get(self, node: int) -> Seeder | None:
+        """Return the seeder of a node."""
+        return self._nodes.get(node)
+
+    def values(self) -> Collection[Seeder]:
+        """Return all seeders."""
+        return self._nodes.values()
+
+    def node_of(self, name: str) -> int | None:
+        """Return the node that announced a key."""
+        return self._names.get(name)
+
+    def named(self, name: str) -> Seeder | None:
+        """Return the seeder with a key."""
+        return self._nodes.get(self._names.get(name, -1))
+
+    def having(self, sha256: str) -> Iterable[tuple[int, Seeder]]:
+        """Return the seeders of an object, with their nodes."""
+        return self._objects.get(sha256, {}).items()
+
+    def put(self, node: int, seeder: Seeder) -> None:
+        """Add a seeder, or replace the one of its node."""
+        self.drop(node)
+        self._nodes[node], self._names[seeder.name] = seeder, node
+        for sha256 in seeder.objects:
+            self._objects.setdefault(sha256, {})[node] = seeder
+
+    def drop(self, node: int) -> None:
+        """Remove the seeder of a node, if there is one."""
+        if (seeder := self._nodes.pop(node, None)) is None:
+            return
+        self._names.pop(seeder.name, None)
+        for sha256 in seeder.objects:
+            nodes = self._objects[sha256]
+            del nodes[node]
+            if not nodes:
+                del self._objects[sha256]
+
+    def expire(self, now: float) -> None:
+        """Remove the seeders whose announcements have ended."""
+        for node in [node for node, seeder in self._nodes.items() if seeder.expires <= now]:
+            self.drop(node)
+
+
+class AccountMarks:
+    """Accounts that are marked for ``MARK_SECONDS``; the oldest marks beyond a maximum are dropped."""
+
+    def __init__(self) -> None:
+        self._until: OrderedDict[str, float] = OrderedDict()
+
+    def add(self, contributor: str, now: float) -> None:
+        """Mark an account."""
+        self._until[contributor] = now + MARK_SECONDS
+        _trim(self._until)
+
+    def has(self, contributor: str, now: float) -> bool:
+        """Return True if an account is marked."""
+        return self._until.get(contributor, now) > now
+
+
+class SeederReports:
+    """Reports of accounts whose seeders failed; ``banned`` are those that several contributors reported."""
+
+    def __init__(self) -> None:
+        self.banned = AccountMarks()
+        self._reports: OrderedDict[str, dict[str, float]] = (
+            OrderedDict()
+        )  # times by account, then by reporter
+        self._given: OrderedDict[str, tuple[int, int]] = OrderedDict()  # tickets and reports of a reporter
+
+    def note_ticket(self, reporter: str) -> None:
+        """Count a seeder that a contributor was sent to."""
+        self._count(reporter, 1, 0)
+
+    def add(self, reporter: str, account: str, now: float) -> None:
+        """Note a failure. Reports by contributors who report most of their seeders are ignored."""
+        tickets, reports = self._count(reporter, 0, 1)
+        if reporter == account or (reports >= _MANY_REPORTS and 2 * reports > tickets):
+            return
+        known = self._reports.pop(account, {})
+        recent = {who: at for who, at in known.items() if at + MARK_SECONDS > now} | {reporter: now}
+        if len(recent) >= _BAD_REPORTS:
+            self.banned.add(account, now)
+            return
+        self._reports[account] = recent
+        _trim(self._reports)
+
+    def _count(self, reporter: str, tickets: int, reports: int) -> tuple[int, int]:
+        before = self._given.pop(reporter, (0, 0))
+        after = self._given[reporter] = before[0] + tickets, before[1] + reports
+        _trim(self._given)
+        return after
+
+
+def _trim(accounts: OrderedDict[str, Any]) -> None:
+    while len(accounts) > _MAX_ACCOUNTS:
+        accounts.popitem(last=False)
