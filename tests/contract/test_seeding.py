@@ -6,33 +6,42 @@ import asyncio
 import dataclasses
 import hashlib
 import json
+import logging
 import secrets
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import Proxy
 from gym_client.seeding.fetch import require_seeder
 from gym_client.seeding.policy import SeedingPolicy
+from gym_client.seeding.seeding import Seeding
 from gym_client.seeding.store import SeedingTotals
-from gym_server.store.tables import updates
+from gym_server.seeding.probe import probe_seeder
+from gym_server.store.database import insert_if_absent
+from gym_server.store.tables import readers
 
+from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.trust.identity.keys import SigningKey
+from gym_fed.trust.identity.keys import SigningKey, plain_pem
 from gym_fed.trust.identity.ticket import SeedTicket
-from gym_fed.trust.identity.tls import TLS_NAME
-from gym_fed.trust.wire.errors import from_rpc_error
+from gym_fed.trust.identity.tls import TLS_NAME, self_signed
+from gym_fed.trust.wire.errors import TRAILER, from_rpc_error
 from gym_fed.trust.wire.service import SeederStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.agent_scene import Recorder
 from tests.support.contributor import RawContributor
 from tests.support.loopback_hub import LoopbackHub, some_delta
 from tests.support.seeding import SERVES, SeedingScene, server_of
-from tests.support.tls_files import seeder_certificate
+from tests.support.tls_files import RawTlsServer, seeder_certificate, signed_by
 from tests.support.wait import SECONDS
 
 
@@ -68,6 +77,21 @@ def ticket_for(scene: SeedingScene, serving: HubClient, **changes: Any) -> SeedT
         fed.server, server_of(serving).fingerprint, scene.sha256, secrets.token_hex(16), expires
     )
     return dataclasses.replace(ticket, **changes)
+
+
+def pausing(seconds: float, num_bytes: int, resumed: list[int] | None = None) -> Any:
+    """A way to send a file that pauses once after some bytes, and notes when it resumes."""
+
+    async def send(file: Any, context: Any) -> AsyncIterator[int]:
+        for size in (num_bytes, -1):
+            data = file.read(size)
+            yield len(data)
+            await context.write(pb.DownloadChunk(data=data))
+            if size > 0:
+                await asyncio.sleep(seconds)
+                (resumed if resumed is not None else []).append(1)
+
+    return send
 
 
 def refused(action: Any) -> ErrorCode:
@@ -120,22 +144,8 @@ def test_a_hub_without_seeding_refuses_announcements_and_serves_everything_itsel
 def test_an_update_is_never_served_or_listed_even_if_its_bytes_are_public_too(scene: SeedingScene) -> None:
     delta = some_delta(scene.folder).read_bytes()
     sha256 = scene.publish(delta)
-    row = {
-        "update_id": "u",
-        "contributor": "c",
-        "server_round": 1,
-        "message_id": "m",
-        "manifest": "{}",
-        "signature": b"",
-        "nonce": "n",
-        "delta_sha256": sha256,
-        "delta_bytes": len(delta),
-        "verdict": "merged",
-        "ledger_sequence": 1,
-        "received_at": 0.0,
-    }
     with scene.hub.fed.database.transaction() as tx:
-        tx.execute(updates.insert().values(**row))
+        insert_if_absent(tx, readers, sha256=sha256, contributor="c" + "0" * 16)  # as for every upload
     ann, bob = scene.seeder("ann"), scene.contributor("bob", **SERVES)
     assert scene.fetch(ann, sha256, len(delta)) == len(delta)
     ann.seeding._announce()  # type: ignore[union-attr]
@@ -213,13 +223,130 @@ def test_wrong_bytes_are_refused_reported_and_the_object_comes_from_the_hub(scen
 
 
 @pytest.mark.parametrize("size", [1_000, 400_000])
-def test_a_seeder_that_sends_another_size_is_given_up(scene: SeedingScene, size: int) -> None:
+def test_a_seeder_that_sends_another_size_is_given_up(
+    scene: SeedingScene, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gym_client")
     ann = scene.seeder("ann")
     store = ann.seeding._store  # type: ignore[union-attr]
     path = scene.folder / "ann" / "seeds" / scene.sha256
     path.write_bytes(b"x" * size)
     store._seeds[scene.sha256] = dataclasses.replace(store._seeds[scene.sha256], size_bytes=size)
+    bob = scene.contributor("bob")
+    assert scene.fetch(bob) == len(scene.data)
+    assert "another size" in caplog.text
+    assert bob.seeding is not None
+    assert bob.seeding.totals.now.received == 0  # the announced size is compared before the first byte
+
+
+def test_a_seeder_that_says_the_size_and_sends_more_is_given_up(
+    scene: SeedingScene, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gym_client")
+    scene.seeder("ann")
+    with (scene.folder / "ann" / "seeds" / scene.sha256).open("ab") as file:
+        file.write(b"more" * 100_000)
+    server = server_of(scene.clients[0])
+    server._store.find = lambda sha256: server._store._seeds[sha256]
+    bob = scene.contributor("bob")
+    assert scene.fetch(bob) == len(scene.data)
+    assert "another size" in caplog.text
+    assert bob.seeding is not None
+    assert bob.seeding.totals.now.received <= len(scene.data)
+
+
+def test_what_a_seeder_says_never_ends_a_download(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    for number, said in enumerate((pb.Error(code="interrupted").SerializeToString(), b"\xff\xff")):
+
+        async def says(_: Any, context: Any, said: bytes = said) -> AsyncIterator[int]:
+            await context.abort(grpc.StatusCode.CANCELLED, "stopped", ((TRAILER, said),))
+            yield 0
+
+        monkeypatch.setattr(server_of(ann), "_send", says)
+        assert scene.fetch(scene.contributor(f"bob{number}")) == len(scene.data)
+
+
+def test_a_seeder_that_is_fast_and_then_silent_is_given_up_after_the_grace_time(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    monkeypatch.setattr(server_of(ann), "_send", pausing(2.0, len(scene.data) - 1))
+    assert scene.fetch(scene.contributor("bob", grace_seconds=0.5)) == len(scene.data)
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
+
+
+def test_a_download_from_a_silent_seeder_stops_when_it_should(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    resumed: list[int] = []
+    monkeypatch.setattr(server_of(ann), "_send", pausing(4.0, 1000, resumed))
+    bob, stop = scene.contributor("bob", grace_seconds=100), threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    cache = ObjectCache(bob.home.objects)
+    found = refused(
+        lambda: download(bob, cache, scene.sha256, len(scene.data), should_stop=stop.is_set, kind="soups")
+    )
+    assert found is ErrorCode.INTERRUPTED
+    assert not resumed
+
+
+def test_a_download_that_takes_longer_than_the_hub_would_is_given_up_without_a_report(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann, bob = scene.seeder("ann"), scene.contributor("bob")
+    monkeypatch.setattr(server_of(ann), "_send", pausing(0.8, 200_000))
+    monkeypatch.setattr(bob.seeding, "_most_seconds", lambda size_bytes: 0.3)
+    assert scene.fetch(bob) == len(scene.data)
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 0
+
+
+def test_the_time_for_an_object_follows_from_the_hubs_pace(scene: SeedingScene) -> None:
+    bob = scene.contributor("bob", grace_seconds=0.0)
+    most_seconds = bob.seeding._most_seconds  # type: ignore[union-attr]
+    size = 1 << 30
+    assert most_seconds(size) == size / (64 << 10)
+    for pace, least in ((32 << 10, 32 << 10), (1 << 20, 128 << 10), (1 << 30, 256 << 10)):
+        bob.home.remember(down_bytes_per_second=pace)
+        assert most_seconds(size) == size / least
+
+
+def test_a_seeder_that_refuses_after_the_first_byte_is_reported(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    busy = pb.Error(code="busy").SerializeToString()
+
+    async def refuses(_: Any, context: Any) -> AsyncIterator[int]:
+        await context.write(pb.DownloadChunk(data=b"s"))
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "busy", ((TRAILER, busy),))
+        yield 0
+
+    monkeypatch.setattr(server_of(ann), "_send", refuses)
     assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+    assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 1
+
+
+def test_seeders_are_tried_until_the_failed_bytes_are_those_of_the_object(scene: SeedingScene) -> None:
+    for name in ("ann", "bob"):
+        scene.seeder(name)
+        (scene.folder / name / "seeds" / scene.sha256).write_bytes(b"evil" * 75_000)
+    cid = scene.contributor("cid")
+    assert scene.fetch(cid) == len(scene.data)
+    assert cid.seeding is not None
+    assert cid.seeding.totals.now.received == len(scene.data)
+
+
+def test_a_finished_download_frees_its_slot_though_the_contributor_serves_nothing(
+    scene: SeedingScene,
+) -> None:
+    scene.seeder("ann", max_downloads=1)
+    for name in ("bob", "cid"):
+        assert scene.fetch(scene.contributor(name)) == 0
+    assert not scene.tracker._searches.downloads
 
 
 def test_a_dead_seeder_costs_little_time_and_the_object_comes_from_the_hub(scene: SeedingScene) -> None:
@@ -227,6 +354,9 @@ def test_a_dead_seeder_costs_little_time_and_the_object_comes_from_the_hub(scene
     server_of(ann).close()
     began = time.monotonic()
     assert scene.fetch(scene.contributor("bob")) == len(scene.data)
+    assert (
+        scene.hub.fed.traffic.counts()["seeding"]["failures"] == 0
+    )  # the cause may be the downloader's network
     assert time.monotonic() - began < SECONDS
 
 
@@ -235,8 +365,9 @@ def test_a_seeder_that_sends_nothing_is_given_up_after_the_grace_time(
 ) -> None:
     ann = scene.seeder("ann")
 
-    async def silence(*_: Any) -> None:
+    async def silence(*_: Any) -> AsyncIterator[int]:
         await asyncio.sleep(SECONDS)
+        yield 0
 
     monkeypatch.setattr(server_of(ann), "_send", silence)
     assert scene.fetch(scene.contributor("bob", grace_seconds=0.3)) == len(scene.data)
@@ -286,15 +417,15 @@ def test_beyond_the_days_bytes_a_seeder_refuses_and_is_not_reported(scene: Seedi
 
 
 def test_the_rate_limits_of_seeding_and_of_all_uploads_are_kept(scene: SeedingScene) -> None:
-    ann = scene.seeder("ann", max_bytes_per_second=64 << 10)
+    ann = scene.seeder("ann", max_bytes_per_second=128 << 10)
     server = server_of(ann)
     taken: list[float] = []
     server.rate._sleep = ann.rates.up._sleep = lambda seconds: taken.append(seconds) or time.sleep(0)
     server.rate._clock = ann.rates.up._clock = lambda: sum(taken)
     server.rate._at = ann.rates.up._at = 0.0
-    ann.rates.up.bytes_per_second = 32 << 10
+    ann.rates.up.bytes_per_second = 64 << 10
     assert fetched(ann, ticket_for(scene, ann).signed(scene.hub.fed.key)) == scene.data
-    assert sum(taken) >= (len(scene.data) - (64 << 10)) / (32 << 10)
+    assert sum(taken) >= (len(scene.data) - (128 << 10)) / (64 << 10)
 
 
 def test_no_more_downloads_are_served_at_once_than_the_policy_allows(scene: SeedingScene) -> None:
@@ -327,7 +458,113 @@ def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) 
     assert scene.fetch(scene.contributor("bob")) == len(scene.data)
 
 
+def test_a_pause_ends_running_downloads_and_nobody_reports_them(scene: SeedingScene) -> None:
+    ann, bob = scene.seeder("ann", max_bytes_per_second=64 << 10), scene.contributor("bob")
+    server_of(ann).rate._tokens = 0.0  # 300 kB take five seconds
+    pauser = threading.Timer(0.5, lambda: ann.pause_seeding(True))
+    pauser.start()
+    assert scene.fetch(bob) == len(scene.data)
+    pauser.join()
+    assert ann.seeding is not None
+    assert 0 < ann.seeding.totals.now.served < len(scene.data)
+    assert not scene.tracker._reports._reports
+    assert ann.seeding.totals.now.served_on_day == ann.seeding.totals.now.served
+
+
+def test_nothing_is_served_before_the_terms_are_accepted(scene: SeedingScene) -> None:
+    client = scene.hub.client(scene.folder / "ann")
+    scene.clients.append(client)
+    seeding = Seeding(client, SeedingPolicy(**SERVES), SeedingTerms(min_bytes=1), Recorder())
+    client.seeding = seeding
+    assert scene.fetch(client) == len(scene.data)
+    assert seeding._server is None
+    assert not scene.tracker._seeders
+
+
+def test_a_port_that_is_in_use_is_reported_and_the_download_goes_on(scene: SeedingScene) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        ann = scene.contributor("ann", listen=f"127.0.0.1:{port}")
+    (text,) = scene.displays["ann"].texts("seeding")
+    assert f"127.0.0.1:{port}" in text
+    assert scene.fetch(ann) == len(scene.data)
+
+
+def test_a_changed_policy_counts_at_once_or_is_said_to_count_later(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    assert ann.seeding is not None
+    ann.seeding.follow(SeedingPolicy(**{**SERVES, "listen": "127.0.0.1:9999"}, max_downloads=1))
+    assert "next join" in scene.displays["ann"].texts("seeding")[-1]
+    scene.wait_for(lambda: next(iter(scene.tracker._seeders.values())).slots == 1)
+    ann.seeding.follow(SeedingPolicy(**SERVES, serves=["base"]))
+    scene.wait_for(lambda: not scene.offers(ann))
+    assert not list((scene.folder / "ann" / "seeds").iterdir())
+    ann.seeding.follow(SeedingPolicy())
+    assert not scene.tracker._seeders
+    assert ann.seeding._server is None  # type: ignore[attr-defined]
+
+
+def test_with_too_low_an_upload_limit_nothing_is_served_and_the_reason_is_reported(
+    scene: SeedingScene,
+) -> None:
+    ann = scene.seeder("ann")
+    ann.rates.up.bytes_per_second = 50_000
+    ann.seeding._announce()  # type: ignore[union-attr]
+    assert not scene.tracker._seeders
+    assert "max_upload_bytes_per_second" in scene.displays["ann"].texts("seeding")[-1]
+    ann.rates.up.bytes_per_second = None
+    ann.seeding._announce()  # type: ignore[union-attr]
+    assert scene.offers(ann)
+    assert scene.displays["ann"].texts("seeding")[-1] == "this machine is listed again"
+
+
+def test_a_cached_object_is_served_in_the_next_run_too(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    ann.seeding.follow(SeedingPolicy(**SERVES, serves=[]))  # type: ignore[union-attr]
+    ann.seeding.follow(SeedingPolicy(**SERVES))  # type: ignore[union-attr]
+    assert scene.fetch(ann) == 0
+    scene.wait_for(lambda: scene.offers(ann))
+
+
+def test_an_object_that_is_deleted_after_its_ticket_is_sent_to_the_end(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    _, file = server_of(ann)._admit(ticket_for(scene, ann))
+    ann.seeding._store.follow(SeedingPolicy(serves=[]))  # type: ignore[union-attr]
+    assert file.read() == scene.data
+    file.close()
+
+
+def test_a_failing_withdrawal_leaves_neither_a_server_nor_links(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = scene.seeder("ann")
+    server = server_of(ann)
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no network")
+
+    monkeypatch.setattr(ann, "call", fails)
+    with pytest.raises(RuntimeError):
+        ann.seeding.close()  # type: ignore[union-attr]
+    assert server._closed.is_set()
+    assert not (scene.folder / "ann" / "seeds").exists()
+
+
 # ---- addresses
+
+
+def test_a_ca_whose_certificate_a_third_party_shows_is_not_the_announced_key() -> None:
+    authority, third_party = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    announced = self_signed(plain_pem(authority)).decode()
+    shown = signed_by(authority, third_party)
+    for certificate, key, expected in ((shown, third_party, False), (announced.encode(), authority, True)):
+        server = RawTlsServer(certificate, plain_pem(key))
+        try:
+            assert asyncio.run(probe_seeder("127.0.0.1", server.port, announced)) is expected
+        finally:
+            server.close()
 
 
 def test_only_the_address_that_the_hub_sees_with_the_announced_key_is_listed(scene: SeedingScene) -> None:
@@ -379,6 +616,16 @@ def test_a_hub_cannot_send_a_contributor_to_a_low_port() -> None:
         refused(lambda: require_seeder(pb.SeederInfo(host="8.8.8.8", port=443), "hub"))
         is ErrorCode.POLICY_REFUSED
     )
+
+
+def test_a_malformed_announcement_or_name_is_refused_as_such(scene: SeedingScene) -> None:
+    bob = scene.contributor("bob")
+    for pem in (seeder_certificate() * 2, seeder_certificate().replace("-----BEGIN", "\u00fc-----BEGIN", 1)):
+        request = pb.SeedRequest(port=9445, certificate_pem=pem)
+        assert refused(lambda request=request: bob.call("Seed", request)) is ErrorCode.USAGE
+    named = pb.SeedRequest(port=9445, certificate_pem=seeder_certificate(), sha256=["A" * 64])
+    assert refused(lambda: bob.call("Seed", named)) is ErrorCode.USAGE
+    assert refused(lambda: ask(bob, "../secret")) is ErrorCode.USAGE
 
 
 def test_a_malformed_certificate_is_refused_and_changes_nothing(scene: SeedingScene) -> None:

@@ -40,7 +40,7 @@ def test_the_second_contributor_gets_the_base_and_its_soups_from_the_first(
     hub.wait_done()
     assert [client.wait(timeout=2 * SECONDS) for client in (one, two)] == [0, 0], log_of(second)
     for home in (first, second):
-        assert "who see this machine's address" in log_of(home)
+        assert "can learn this machine's address" in log_of(home)
     assert "came from another contributor" in log_of(second)
     weights = (private_base / "model.safetensors").stat().st_size
     served, received = SeedingTotals(Home.open(first)).now, SeedingTotals(Home.open(second)).now

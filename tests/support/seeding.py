@@ -54,6 +54,7 @@ class SeedingScene:
         display = self.displays[name] = Recorder()
         terms = SeedingTerms(min_bytes=MIN_BYTES)
         client.seeding = Seeding(client, SeedingPolicy(**policy), terms, display, grace_seconds)
+        client.seeding.start()
         self.clients.append(client)
         return client
 

@@ -84,7 +84,7 @@ class TaskObjects:
         self.policy.check_download(total)
         self.policy.check_total_download(self._fetched + total)
         before = 0
-        for ref in missing:
+        for ref in refs:  # cached ones too, which are served to other contributors
 
             def progress(done: int, _: int, before: int = before) -> None:
                 hooks.progress("fetch", before + done, total, None)
@@ -107,8 +107,9 @@ class TaskObjects:
                 if error.code is not ErrorCode.NOT_FOUND or start == end or again:
                     raise
                 return self.fetch(task, spec, hooks, retry, again=True)
-            before += ref.size_bytes
-            self._fetched += ref.size_bytes
+            if ref in missing:
+                before += ref.size_bytes
+                self._fetched += ref.size_bytes
         if sums is not None and start != end:
             move_file(self.cache.path(refs[-1].sha256), sums.combined(start, end))
         return passing
@@ -155,27 +156,44 @@ class TaskObjects:
         def progress(done: int, total: int) -> None:
             hooks.progress("upload", done, total, None)
 
-        for ref in refs:
-            path = self._path(task, ref)
+        # With a limit the update and the downloads of others would share it, and their downloaders would give up.
+        pauses_seeding = self._client.rates.up.bytes_per_second is not None
+        if pauses_seeding:
+            self._client.pause_seeding(True)
+        try:
+            for ref in refs:
+                self._upload(task, ref, progress, hooks, retry)
+        finally:
+            if pauses_seeding:
+                self._client.pause_seeding(False)
 
-            def send(ref: pb.ArrayRef = ref, path: Path = path) -> None:
-                try:
-                    upload(
-                        self._client,
-                        ref.sha256,
-                        path,
-                        progress,
-                        hooks.should_stop,
-                        self._traffic.count_up,
-                        lambda statement: self._keep_commitment(statement, ref.sha256),
-                    )
-                except GymError as error:
-                    if error.code is not ErrorCode.LEASE_LOST:
-                        raise
-                    # The hub still has the stream from before the reconnect, which locks the object for some time.
-                    raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
+    def _upload(
+        self,
+        task: pb.Task,
+        ref: pb.ArrayRef,
+        progress: Callable[[int, int], None],
+        hooks: Hooks,
+        retry: Retry,
+    ) -> None:
 
-            retry(send)
+        def send() -> None:
+            try:
+                upload(
+                    self._client,
+                    ref.sha256,
+                    self._path(task, ref),
+                    progress,
+                    hooks.should_stop,
+                    self._traffic.count_up,
+                    lambda statement: self._keep_commitment(statement, ref.sha256),
+                )
+            except GymError as error:
+                if error.code is not ErrorCode.LEASE_LOST:
+                    raise
+                # The hub still has the stream from before the reconnect, which locks the object for some time.
+                raise GymError(ErrorCode.UNAVAILABLE, error.message) from error
+
+        retry(send)
 
     def _keep_commitment(self, statement: str, sha256: str) -> None:
         """Verify and store the hub's signed commitment, which it makes before it receives the first byte."""

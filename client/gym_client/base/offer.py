@@ -44,8 +44,8 @@ class BaseOffer:
     """The source in words with bytes and licence; empty if the hub itself serves the base."""
     duration: str = ""
     """The expected download time in words; not part of the accepted terms."""
-    seeding: bool = False
-    """True if other contributors may send files too, and see this machine's address."""
+    seeding: tuple[str, ...] = ()
+    """What seeding does on this machine, in words; it begins with the download of the base."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:
@@ -112,8 +112,7 @@ class BaseOffer:
             )
             lines += self._duration()
             lines.append("the hub serves it to its contributors alone: you are enrolled before it is fetched")
-            if self.seeding:
-                lines.append("other contributors may send it too, who see this machine's address")
+            lines += [f"from now on this machine {line}" for line in self.seeding]
         return lines
 
     def _duration(self) -> list[str]:

@@ -230,12 +230,16 @@ class BaseFinder:
     def _fetch(self, offer: BaseOffer, again: bool) -> GlobalModel:
         self._check_policy(offer.size_bytes)
         self._display.busy("")
-        duration, seeding = self._pace.duration(offer.size_bytes), self._client.seeding is not None
-        if not self._consent.base(replace(offer, duration=duration, seeding=seeding)):
+        seeding = self._client.seeding
+        words = tuple(seeding.in_words()) if seeding is not None else ()
+        duration = self._pace.duration(offer.size_bytes)
+        if not self._consent.base(replace(offer, duration=duration, seeding=words)):
             raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
         self._fetched_bytes = offer.size_bytes
         self._display.busy(f"enrolling at {self._client.address}, to fetch the base")
         self._log_in()
+        if seeding is not None:
+            seeding.start()
         listing = self._retrying(lambda: read_listing(self._client))
         listing.require(offer.listing_sha256, offer.size_bytes)
         if again:

@@ -200,7 +200,10 @@ class _Joining:
         from gym_client.cli.offer import make_offer, require_rows
         from gym_client.privacy.terms import Promises, check_promises
         from gym_client.seeding.seeding import Seeding
+        from gym_client.seeding.store import remove_leftovers
 
+        if client.seeding is None:
+            remove_leftovers(self._home)
         recipe = announced(status)[0]
         self._policy.check_recipe(recipe, status.base_digest)
         if self._policy.seeding is not None and (terms := announced_seeding(status)) is not None:

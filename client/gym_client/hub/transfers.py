@@ -83,13 +83,15 @@ def download(
             connection breaks, or ``INTERRUPTED``, with the partial download kept.
     """
     target = cache.path(sha256)
+    seeding = client.seeding if kind is not None else None
     if cache.has(sha256, size_bytes):
+        if kind is not None and seeding is not None:
+            seeding.add(target, sha256, kind)
         return target
     part = target.with_name(f"{sha256}.part")
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     report = progress or (lambda done, total: None)
-    seeding = client.seeding if kind is not None else None
     came = (
         seeding is not None
         and not part.exists()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import threading
+import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gym_fed.trust.wire.service import SeederStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 GRACE_SECONDS = 10.0
-"""Time for which a download may wait for a seeder, beyond that of its least rate."""
+"""Time for which a seeder may send nothing, and for which all of a download may be late at the least rate."""
 _LEAST_PORT = 1_024
 _MAX_CERTIFICATE_CHARS = 4_096
 _POLL_SECONDS = 0.1
@@ -61,6 +61,7 @@ def fetch_from(
     on_bytes: Callable[[int], None],
     should_stop: Callable[[], bool],
     grace_seconds: float = GRACE_SECONDS,
+    most_seconds: float = math.inf,
 ) -> None:
     """Download an object into ``part`` and verify it.
 
@@ -71,12 +72,15 @@ def fetch_from(
         part: The file to write; deleted on failure.
         rate: Limit of the download rate.
         on_bytes: Called with the number of bytes of each chunk.
-        should_stop: Checked between chunks.
+        should_stop: Checked between chunks and while waiting for one.
         grace_seconds: See ``GRACE_SECONDS``.
+        most_seconds: Time limit of the download.
 
     Raises:
-        GymError: ``HASH_MISMATCH`` or ``TOO_LARGE`` for wrong data; ``DEADLINE_EXCEEDED`` for a slow seeder;
-            ``INTERRUPTED`` after ``should_stop``; other errors of the connection or the seeder.
+        GymError: ``INTERRUPTED`` after ``should_stop``; ``BUSY`` for a seeder that could not be reached, refused the
+            download or needs longer than ``most_seconds``. The other errors are the seeder's fault: ``HASH_MISMATCH``
+            or ``TOO_LARGE`` for wrong data, ``DEADLINE_EXCEEDED`` if it is silent or slow, ``UNAVAILABLE`` if the
+            download ended before its end.
     """
     pem = seeder.certificate_pem.encode()
     options: list[tuple[str, Any]] = [
@@ -86,89 +90,98 @@ def fetch_from(
         ("grpc.ssl_target_name_override", certificate_host(pem)),
     ]
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
-    where, digest, done = host_port(seeder.host, seeder.port), hashlib.sha256(), 0
+    where, digest = host_port(seeder.host, seeder.port), hashlib.sha256()
     try:
         with grpc.secure_channel(where, credentials, options=options) as channel, part.open("wb") as file:
-            call = SeederStub(channel).Fetch(pb.FetchRequest(ticket_json=seeder.ticket_json))
-            with _Patience(call, grace_seconds) as patience:
-                for index, chunk in enumerate(patience.chunks(where)):
-                    data = chunk.data
-                    done += len(data)
-                    if done > size_bytes or (index == 0 and chunk.size_bytes != size_bytes):
-                        raise GymError(
-                            ErrorCode.TOO_LARGE, f"the seeder at {where} sends another size than {size_bytes}"
-                        )
-                    file.write(data)
-                    digest.update(data)
-                    patience.done = done
-                    on_bytes(len(data))
-                    rate.take(len(data), should_stop)
-                    if should_stop():
-                        raise GymError(ErrorCode.INTERRUPTED, f"the download was stopped at byte {done}")
+            call = _SeederCall(channel, seeder.ticket_json, where, should_stop, grace_seconds, most_seconds)
+            for data in call.chunks(size_bytes):
+                file.write(data)
+                digest.update(data)
+                on_bytes(len(data))
+                rate.take(len(data), should_stop)
         if digest.hexdigest() != sha256:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"the seeder at {where} sent {counted(done, 'byte')} with another sha256 than {sha256[:12]}",
+                f"the seeder at {where} sent {counted(call.done, 'byte')} with another sha256 than {sha256[:12]}",
             )
     except BaseException:
         part.unlink(missing_ok=True)
         raise
 
 
-class _Patience:
-    """Cancels a call whose chunks are awaited for longer than the grace time and the least rate allow.
+class _SeederCall:
+    """A download call. Its messages are read on a thread, so that the wait for one can end at any time.
 
-    Time in which this machine itself limits the rate does not count.
+    Time in which this machine itself limits the rate does not count as waiting.
     """
 
-    def __init__(self, call: Any, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        ticket_json: str,
+        where: str,
+        should_stop: Callable[[], bool],
+        grace_seconds: float,
+        most_seconds: float,
+    ) -> None:
         self.done = 0
-        self._call, self._grace = call, grace_seconds
-        self._waited, self._since = 0.0, 0.0
-        self._is_slow = False
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="seeder-patience", daemon=True)
+        self._where, self._should_stop, self._grace = where, should_stop, grace_seconds
+        self._most_seconds, self._started, self._waited = most_seconds, time.monotonic(), 0.0
+        self._is_connected = self._has_begun = False
+        channel.subscribe(self._see)
+        self._call = SeederStub(channel).Fetch(pb.FetchRequest(ticket_json=ticket_json))
 
-    def __enter__(self) -> _Patience:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._call.cancel()
-        self._thread.join()
-
-    def chunks(self, where: str) -> Iterator[pb.DownloadChunk]:
-        """Yield the messages of the call.
+    def chunks(self, size_bytes: int) -> Iterator[bytes]:
+        """Yield the data of an object.
 
         Raises:
-            GymError: ``DEADLINE_EXCEEDED`` for a slow call; the error of a failed one.
+            GymError: See ``fetch_from``.
         """
+        with ThreadPoolExecutor(1, "seeder-download") as thread:
+            try:
+                while self.done < size_bytes:
+                    if (chunk := self._next(thread)) is None:
+                        raise self._ended("the download ended before its end")
+                    data = chunk.data
+                    self.done += len(data)
+                    if self.done > size_bytes or not (self._has_begun or chunk.size_bytes == size_bytes):
+                        text = f"the seeder at {self._where} sends another size than {size_bytes}"
+                        raise GymError(ErrorCode.TOO_LARGE, text)
+                    self._has_begun = True
+                    yield data
+                    self._check(0.0)
+            finally:
+                self._call.cancel()
+
+    def _next(self, thread: ThreadPoolExecutor) -> pb.DownloadChunk | None:
+        began, message = time.monotonic(), thread.submit(next, self._call, None)
         try:
             while True:
-                with self._waiting():
-                    chunk = next(self._call, None)
-                if chunk is None:
-                    return
-                yield chunk
+                try:
+                    chunk: pb.DownloadChunk | None = message.result(_POLL_SECONDS)
+                    return chunk
+                except TimeoutError:
+                    self._check(time.monotonic() - began)
         except grpc.RpcError as error:
-            if self._is_slow:
-                raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"the seeder at {where} is too slow") from error
-            raise from_rpc_error(error, where) from error
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        self._since = time.monotonic()
-        try:
-            yield
+            raise self._ended(from_rpc_error(error, self._where).message) from error
         finally:
-            self._waited, self._since = self._waited + time.monotonic() - self._since, 0.0
+            self._waited += time.monotonic() - began
 
-    def _watch(self) -> None:
-        while not self._ended.wait(_POLL_SECONDS):
-            since = self._since
-            waited = self._waited + (time.monotonic() - since if since else 0.0)
-            if waited > self._grace + self.done / LEAST_BYTES_PER_SECOND:
-                self._is_slow = True
-                self._call.cancel()
-                return
+    def _ended(self, reason: str) -> GymError:
+        """Return the error of a call that the seeder ended; what it says is never trusted."""
+        code = ErrorCode.UNAVAILABLE if self._has_begun else ErrorCode.BUSY
+        return GymError(code, f"the seeder at {self._where}: {plain(reason, 200)}")
+
+    def _check(self, waiting: float) -> None:
+        if self._should_stop():
+            raise GymError(ErrorCode.INTERRUPTED, f"the download was stopped at byte {self.done}")
+        allowed = self._grace + self.done / LEAST_BYTES_PER_SECOND
+        if waiting > self._grace or self._waited + waiting > allowed:
+            if not self._is_connected:
+                raise GymError(ErrorCode.BUSY, f"the seeder at {self._where} is not reached")
+            raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"the seeder at {self._where} is too slow")
+        if time.monotonic() - self._started > self._most_seconds:
+            raise GymError(ErrorCode.BUSY, f"the seeder at {self._where} needs longer than the hub would")
+
+    def _see(self, state: grpc.ChannelConnectivity) -> None:
+        self._is_connected = self._is_connected or state is grpc.ChannelConnectivity.READY

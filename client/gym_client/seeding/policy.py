@@ -16,11 +16,13 @@ Kind = Literal["base", "soups"]
 LEAST_BYTES_PER_SECOND = 64 << 10
 """Rate below which a downloader gives up on a seeder."""
 
+TOO_SLOW = "max_upload_bytes_per_second is below 64 KiB/s, at which downloaders give up"
+
 
 class SeedingPolicy(StrictModel):
     """Fetch public objects from other contributors, and serve them with ``listen``.
 
-    Contributors of the hub who serve or fetch an object see this machine's address.
+    Every contributor of the hub can learn this machine's address, and what it serves.
     """
 
     listen: str | None = None
@@ -51,19 +53,31 @@ class SeedingPolicy(StrictModel):
             Endpoint.parse(text, least_port=0)
         return text
 
-    @property
-    def slots(self) -> int:
-        """Return how many downloads are served at once, so that none is too slow for its downloader."""
-        return max(1, min(self.max_downloads, self.max_bytes_per_second // (2 * LEAST_BYTES_PER_SECOND)))
+    def slots(self, max_upload_bytes_per_second: int | None = None) -> int:
+        """Return how many downloads are served at once, so that none is too slow for its downloader; 0 for none.
 
-    def in_words(self) -> list[str]:
+        Args:
+            max_upload_bytes_per_second: The policy's limit of all uploads.
+        """
+        rate = min(self.max_bytes_per_second, max_upload_bytes_per_second or self.max_bytes_per_second)
+        if rate < LEAST_BYTES_PER_SECOND:
+            return 0
+        return max(1, min(self.max_downloads, rate // (2 * LEAST_BYTES_PER_SECOND)))
+
+    def in_words(self, max_upload_bytes_per_second: int | None = None) -> list[str]:
         """Describe what seeding does on this machine."""
-        lines = ["fetches the base and soups from other contributors too, who see this machine's address"]
-        if self.listen is not None:
+        slots = self.slots(max_upload_bytes_per_second)
+        lines = [
+            "fetches the base and soups from other contributors too; every contributor of the hub can learn this "
+            "machine's address and what it serves"
+        ]
+        if self.listen is not None and not slots:
+            lines.append(f"serves nothing: {TOO_SLOW}")
+        elif self.listen is not None:
             kinds = " and ".join({"base": "the base", "soups": "soups"}[kind] for kind in self.serves)
             lines.append(
                 f"serves {kinds or 'nothing'} at {self.listen} to contributors with a ticket of the hub, up to "
-                f"{counted(self.slots, 'download')} at once, {readable_bytes(self.max_bytes_per_second)}/s and "
+                f"{counted(slots, 'download')} at once, {readable_bytes(self.max_bytes_per_second)}/s and "
                 f"{readable_bytes(self.max_bytes_per_day)} a day; never your data or updates"
             )
         return lines

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gym_client.display import Display
+from gym_client.hub.traffic import DownloadPace
 from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import proxy_for
 from gym_client.seeding.fetch import GRACE_SECONDS, fetch_from, require_seeder
-from gym_client.seeding.policy import Kind, SeedingPolicy
+from gym_client.seeding.policy import LEAST_BYTES_PER_SECOND, TOO_SLOW, Kind, SeedingPolicy
 from gym_client.seeding.server import SeederServer
-from gym_client.seeding.store import SeedingTotals, SeedStore
+from gym_client.seeding.store import SeedingTotals, SeedStore, seeds_folder
 from gym_fed.base.files import BaseFile
 from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.core.errors import ErrorCode, GymError
@@ -36,8 +37,12 @@ _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 10.0
 """Deadline of an announcement, in which the hub connects to this machine."""
+_END_SECONDS = 2.0
+"""Deadline of calls whose failure costs only the hub's time."""
 _MOST_ANNOUNCED = 1_000
-_LONGEST_LEASE_SECONDS = 300.0
+_MAX_ANNOUNCE_SECONDS = 100.0
+_BUSY_SECONDS = 3.0
+"""Time after which an announcement is repeated that the hub was too busy to check."""
 
 
 @dataclass
@@ -46,6 +51,11 @@ class _Failed:
 
     broken: list[str] = field(default_factory=list)
     busy: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Return the number of failures."""
+        return len(self.broken) + len(self.busy)
 
 
 class Seeding:
@@ -70,19 +80,18 @@ class Seeding:
         self._client, self._policy, self._terms, self._display = client, policy, terms, display
         self._grace_seconds = grace_seconds
         self.totals = SeedingTotals(client.home, policy.max_bytes_per_day)
-        self._store = SeedStore(client.home.folder / "seeds", policy)
+        self._store = SeedStore(seeds_folder(client.home), policy)
         self._server: SeederServer | None = None
         self._announcer = threading.Thread(target=self._announce_always, name="seeding", daemon=True)
         self._news, self._stop, self._announcing = threading.Event(), threading.Event(), threading.Lock()
-        self._lease_seconds, self._shown = 60.0, ""
-        self._begun = False
+        self._announce_seconds, self._why_not = 20.0, ""
+        self._begun = self._is_listed = False
         self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
 
     def start(self) -> None:
         """Serve and announce what is here, if the policy allows it; nothing happens the second time.
 
-        Raises:
-            GymError: ``ADDRESS_IN_USE``.
+        Call it after the contributor has accepted what ``in_words`` says.
         """
         if self._begun:
             return
@@ -94,30 +103,46 @@ class Seeding:
             return
         client = self._client
         server = SeederServer(
-            self._policy, self._store, self.totals, client.rates.up, self._verified, client.now
+            self._policy, self.slots, self._store, self.totals, client.rates.up, self._verified, client.now
         )
-        server.start()
+        try:
+            server.start()
+        except GymError as error:
+            self._display.report("seeding", f"this machine serves nothing: {error.message}; {error.hint}")
+            return
         self._server = server
         self._announce()
         self._announcer.start()
 
     def in_words(self) -> list[str]:
         """Describe what seeding does on this machine."""
-        return self._policy.in_words()
+        return self._policy.in_words(self._client.rates.up.bytes_per_second)
+
+    def slots(self) -> int:
+        """Return how many downloads the limits of this machine allow at once."""
+        return self._policy.slots(self._client.rates.up.bytes_per_second)
 
     def follow(self, policy: SeedingPolicy | None) -> None:
-        """Adopt changed limits; None ends seeding. Another address counts from the next ``join`` on."""
-        if policy is None:
+        """Adopt a changed policy; None ends seeding. A new ``listen`` counts from the next ``join`` on."""
+        if policy is None or self._stop.is_set():
             self.close()
             return
+        before, self._policy = self._policy, policy
         self.totals.max_bytes_per_day = policy.max_bytes_per_day
+        self._store.follow(policy)
+        if policy.listen is None:
+            self._end_serving()
+        elif policy.listen != before.listen:
+            text = f"the policy's listen {policy.listen} counts from the next join on"
+            self._display.report("seeding", text)
         if self._server is not None:
             self._server.rate.bytes_per_second = policy.max_bytes_per_second
+            self._news.set()
 
     def pause(self, paused: bool) -> None:
-        """Withdraw the announcement and refuse downloads during a pause."""
+        """Refuse downloads during a pause, withdraw the announcement, and then end the running ones."""
         if self._server is not None and paused != self._server.is_paused:
-            self._server.is_paused = paused
+            self._server.pause(paused)
             self._news.set()
 
     def close(self) -> None:
@@ -125,19 +150,31 @@ class Seeding:
         if self._stop.is_set():
             return
         self._stop.set()
+        try:
+            self._end_serving()
+        finally:
+            self._store.close()
+            self.totals.save()
+
+    def _end_serving(self) -> None:
+        server, self._server = self._server, None
+        if server is None:
+            return
         self._news.set()
-        if self._server is not None:
-            self._announcer.join(timeout=_MAX_PAUSE_SECONDS)
-            self._announce()
-            self._server.close()
-            self._server = None
-        self._store.close()
-        self.totals.save()
+        is_mine = self._announcing.acquire(timeout=_END_SECONDS)  # a running announcement would list it again
+        try:
+            if self._is_listed:
+                self._client.call("Seed", pb.SeedRequest(), _END_SECONDS)  # port 0 withdraws
+        except GymError as error:
+            log.info("seeding is not withdrawn: %s", error)
+        finally:
+            if is_mine:
+                self._announcing.release()
+            server.close()
 
     def add(self, path: Path, sha256: str, kind: Kind) -> None:
         """Announce a verified public object to the hub, if it is large enough."""
-        is_large = path.stat().st_size >= self._terms.min_bytes
-        if self._server is not None and is_large and self._store.add(path, sha256, kind):
+        if self._server is not None and self._store.add(path, sha256, kind, self._terms.min_bytes):
             self._news.set()
 
     def share_base(self, folder: Path, files: Sequence[BaseFile]) -> None:
@@ -172,30 +209,35 @@ class Seeding:
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``. Other failures only lead to the hub.
         """
-        if self._stop.is_set() or size_bytes < self._terms.min_bytes:
+        if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:
             return False
-        self.start()
-        if not self._direct:
+        failed, left_seconds, wasted = _Failed(), self._most_seconds(size_bytes), 0
+        until, seeder = time.monotonic() + _MAX_WAIT_SECONDS, None
+        try:
+            while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
+                name, began, before = "", time.monotonic(), self.totals.now.received
+                try:
+                    require_seeder(seeder, self._client.address.host)
+                    name = fingerprint(seeder.certificate_pem.encode())
+                    self._receive(seeder, part, sha256, size_bytes, report, should_stop, left_seconds)
+                except GymError as error:
+                    if error.code is ErrorCode.INTERRUPTED and should_stop():
+                        raise
+                    (failed.busy if error.code is ErrorCode.BUSY else failed.broken).append(name)
+                    log.info("object %s was not fetched from a contributor: %s", sha256[:12], error)
+                    report(0, size_bytes)
+                    left_seconds -= time.monotonic() - began
+                    wasted += self.totals.now.received - before
+                    if left_seconds <= 0 or wasted >= size_bytes or failed.count >= _MAX_FAILED:
+                        return False
+                    continue
+                text = f"{readable_bytes(size_bytes)} came from another contributor"
+                self._display.report("seeding", text, sha256=sha256, bytes=size_bytes)
+                return True
             return False
-        failed = _Failed()
-        until = time.monotonic() + _MAX_WAIT_SECONDS
-        while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
-            name = ""
-            try:
-                require_seeder(seeder, self._client.address.host)
-                name = fingerprint(seeder.certificate_pem.encode())
-                self._receive(seeder, part, sha256, size_bytes, report, should_stop)
-            except GymError as error:
-                if error.code is ErrorCode.INTERRUPTED:
-                    raise
-                (failed.busy if error.code is ErrorCode.BUSY else failed.broken).append(name)
-                log.info("object %s was not fetched from a contributor: %s", sha256[:12], error)
-                report(0, size_bytes)
-                continue
-            text = f"{readable_bytes(size_bytes)} came from another contributor"
-            self._display.report("seeding", text, sha256=sha256, bytes=size_bytes)
-            return True
-        return False
+        finally:
+            if seeder is not None:
+                self._end_search(failed)
 
     def _receive(
         self,
@@ -205,6 +247,7 @@ class Seeding:
         size_bytes: int,
         report: Callable[[int, int], None],
         should_stop: Callable[[], bool],
+        most_seconds: float,
     ) -> None:
         done = 0
 
@@ -215,9 +258,27 @@ class Seeding:
             report(done, size_bytes)
 
         beside = part.with_suffix(".seed")  # unverified bytes never become a part that the hub continues
-        down = self._client.rates.down
-        fetch_from(seeder, sha256, size_bytes, beside, down, on_bytes, should_stop, self._grace_seconds)
+        down, grace = self._client.rates.down, self._grace_seconds
+        fetch_from(seeder, sha256, size_bytes, beside, down, on_bytes, should_stop, grace, most_seconds)
         os.replace(beside, part)
+
+    def _most_seconds(self, size_bytes: int) -> float:
+        """Return the time limit of all downloads of an object: eight times that of the hub, as far as it is known.
+
+        A seeder is not expected to send more than 256 KiB/s, and less than its least rate only on a slow line.
+        """
+        pace = DownloadPace(self._client.home, self._client.rates.down.bytes_per_second).bandwidth()
+        hubs = LEAST_BYTES_PER_SECOND if pace is None else pace.bytes_per_second
+        least = min(max(hubs / 8, min(hubs, LEAST_BYTES_PER_SECOND)), 4 * LEAST_BYTES_PER_SECOND)
+        return 6 * self._grace_seconds + size_bytes / least
+
+    def _end_search(self, failed: _Failed) -> None:
+        """Free the slot of the last seeder at the hub, and report its failure."""
+        try:
+            request = pb.FindSeederRequest(failed=failed.broken, busy=failed.busy)
+            self._client.call("FindSeeder", request, _END_SECONDS)
+        except GymError as error:
+            log.info("the hub does not know that a search has ended: %s", error)
 
     def _found(
         self, sha256: str, failed: _Failed, until: float, should_stop: Callable[[], bool]
@@ -230,8 +291,6 @@ class Seeding:
             except GymError as error:
                 log.info("the hub names no seeder of %s: %s", sha256[:12], error)
                 return None
-            if len(failed.broken) + len(failed.busy) >= _MAX_FAILED:
-                return None  # the call has reported the last failure
             if reply.HasField("seeder"):
                 seeder: pb.SeederInfo = reply.seeder
                 return seeder
@@ -253,31 +312,43 @@ class Seeding:
 
     def _announce_always(self) -> None:
         while not self._stop.is_set():
-            self._news.wait(self._lease_seconds / 3)
+            self._news.wait(self._announce_seconds)
             self._news.clear()
-            if not self._stop.is_set():
-                self._announce()
+            if self._server is None:
+                return
+            self._announce()
 
     def _announce(self) -> None:
         """Announce the objects, or withdraw; a failure is repeated with the next announcement."""
-        if (server := self._server) is None:
-            return
-        request = pb.SeedRequest()  # port 0 withdraws
-        is_open = not (self._stop.is_set() or server.is_paused)
-        if is_open and self.totals.may_serve(self._terms.min_bytes):
-            request = pb.SeedRequest(
-                port=self._policy.port or server.port,
-                certificate_pem=server.certificate_pem,
-                slots=self._policy.slots,
-                sha256=self._store.names()[-_MOST_ANNOUNCED:],
-            )
-        try:
-            with self._announcing:
+        with self._announcing:
+            if (server := self._server) is None:
+                return
+            is_paused, slots = server.is_paused, self.slots()
+            request = pb.SeedRequest()
+            if slots and not is_paused and self.totals.may_serve(self._terms.min_bytes):
+                request = pb.SeedRequest(
+                    port=self._policy.port or server.port,
+                    certificate_pem=server.certificate_pem,
+                    slots=slots,
+                    sha256=self._store.names()[-_MOST_ANNOUNCED:],
+                )
+            try:
                 reply = self._client.call("Seed", request, _ANNOUNCE_SECONDS)
-        except GymError as error:
-            log.info("seeding is not announced: %s", error)
-            return
-        self._lease_seconds = min(max(3.0, reply.lease_seconds), _LONGEST_LEASE_SECONDS)
-        if reply.why_not != self._shown:
-            self._shown = reply.why_not
-            self._display.report("seeding", f"this machine is not listed: {reply.why_not}")
+            except GymError as error:
+                log.info("seeding is not announced: %s", error)
+                if error.code is ErrorCode.BUSY:
+                    self._announce_seconds = _BUSY_SECONDS
+                return
+            finally:
+                if is_paused:
+                    server.end_downloads()  # only now, so that nobody can report a seeder that pauses
+            self._announce_seconds = min(max(1.0, reply.lease_seconds / 3), _MAX_ANNOUNCE_SECONDS)
+            self._is_listed = request.port != 0 and not reply.why_not
+            self._show(reply.why_not if slots else TOO_SLOW)
+
+    def _show(self, why_not: str) -> None:
+        """Report once why this machine is not listed, and that it is listed again."""
+        if why_not != self._why_not:
+            text = f"this machine is not listed: {why_not}" if why_not else "this machine is listed again"
+            self._display.report("seeding", text)
+        self._why_not = why_not

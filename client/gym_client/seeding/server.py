@@ -7,10 +7,11 @@ nor to whom the machine belongs. A ticket is good for one download.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, BinaryIO
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,11 +28,16 @@ from gym_fed.trust.wire.limits import server_options
 from gym_fed.trust.wire.service import add_seeder
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
+log = logging.getLogger("gym_client")
+
 _CHUNK_BYTES = 256 << 10
 _HANDSHAKE_SECONDS = 5.0
 _CONNECTIONS = 64
 _WRITE_SECONDS = 30.0
 _START_SECONDS = 10.0
+_STOP_SECONDS = 2.0
+_IDLE_SECONDS = 10
+"""Time after which a connection without a download is closed: strangers may open them too."""
 _SPARE_THREADS = 2
 """Threads that verify tickets while every download waits for its rate."""
 
@@ -41,6 +47,7 @@ class SeederServer:
 
     Args:
         policy: Address and limits.
+        slots: Returns how many downloads may be served at once.
         store: The objects.
         totals: Counts the bytes, and knows the limit of a day.
         upload_rate: The policy's rate limit of all uploads.
@@ -51,6 +58,7 @@ class SeederServer:
     def __init__(
         self,
         policy: SeedingPolicy,
+        slots: Callable[[], int],
         store: SeedStore,
         totals: SeedingTotals,
         upload_rate: TokenBucket,
@@ -62,13 +70,13 @@ class SeederServer:
         self.fingerprint = fingerprint(self._certificate)
         self.port = 0
         self.rate = TokenBucket(policy.max_bytes_per_second)
-        self._policy, self._store, self._totals = policy, store, totals
+        self._policy, self._slots, self._store, self._totals = policy, slots, store, totals
         self._upload_rate, self._ticket, self._now = upload_rate, ticket, now
         self._used: dict[str, int] = {}  # nonces of tickets, with their expiry
-        self._busy, self.is_paused = 0, False
+        self._busy, self.is_paused, self._ends_downloads = 0, False, False
         self._closed = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._threads = ThreadPoolExecutor(policy.slots + _SPARE_THREADS, "seeder")
+        self._threads = ThreadPoolExecutor(policy.slots() + _SPARE_THREADS, "seeder")
         self._loop.set_default_executor(self._threads)
         self._thread = threading.Thread(target=self._loop.run_forever, name="seeder", daemon=True)
         self._server: Any = None
@@ -95,22 +103,35 @@ class SeederServer:
                 "change seeding.listen in policy.yaml, or stop what uses the port",
             ) from error
 
+    def pause(self, paused: bool) -> None:
+        """Refuse new downloads, or serve again."""
+        self.is_paused = paused
+        if not paused:
+            self._ends_downloads = False
+
+    def end_downloads(self) -> None:
+        """End the running downloads of a paused server."""
+        self._ends_downloads = self.is_paused
+
     def close(self) -> None:
         """End all downloads and stop listening."""
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._server is not None:
-            self._wait(self._server.stop(None))
+        try:
+            if self._server is not None:
+                self._wait(self._server.stop(None), _STOP_SECONDS)
+        except TimeoutError:
+            log.info("the seeding server did not stop in time")
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        self._thread.join(_STOP_SECONDS)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._loop.close()
+        if not self._thread.is_alive():
+            self._loop.close()
 
     async def _serve(self) -> int:
-        self._server = grpc.aio.server(
-            options=server_options(_HANDSHAKE_SECONDS, _CONNECTIONS), maximum_concurrent_rpcs=_CONNECTIONS
-        )
+        options = server_options(_HANDSHAKE_SECONDS, _CONNECTIONS, _IDLE_SECONDS)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_CONNECTIONS)
         add_seeder(self, self._server)
         credentials = grpc.ssl_server_credentials([(self._key_pem, self._certificate)])
         port = int(self._server.add_secure_port(str(self._policy.listen), credentials))
@@ -121,23 +142,28 @@ class SeederServer:
         """Send one object."""
         try:
             ticket = await asyncio.to_thread(self._ticket, request.ticket_json, self.fingerprint)
-            seed = self._admit(ticket)
+            seed, file = self._admit(ticket)
         except GymError as error:
-            status, details, trailer = to_status(error)
-            await context.abort(status, details, trailer)
+            await _abort(context, error)
             return
         self._busy += 1
+        sent = 0
         try:
             async with asyncio.timeout(_WRITE_SECONDS + seed.size_bytes / LEAST_BYTES_PER_SECOND):
                 await context.write(pb.DownloadChunk(size_bytes=seed.size_bytes))
-                await self._send(seed, context)
+                async for num_bytes in self._send(file, context):
+                    sent += num_bytes
         except TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the download is too slow")
         finally:
             self._busy -= 1
+            self._totals.release(max(0, seed.size_bytes - sent))
+            file.close()
 
-    def _admit(self, ticket: SeedTicket) -> Seed:
-        """Return the object of a ticket, which is used up by this.
+    def _admit(self, ticket: SeedTicket) -> tuple[Seed, BinaryIO]:
+        """Return the object of a ticket, which is used up by this, and its open file: it may be deleted from now on.
+
+        The object's bytes are reserved of the day's limit.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for a used ticket, ``NOT_FOUND``, ``BUSY`` beyond the policy's limits.
@@ -149,24 +175,46 @@ class SeederServer:
         self._used[ticket.nonce] = ticket.expires_at_seconds
         seed = self._store.find(ticket.sha256)
         if seed is None:
-            raise GymError(ErrorCode.NOT_FOUND, "the object is not served here")
-        full = self.is_paused or self._busy >= self._policy.slots
-        if full or not self._totals.may_serve(seed.size_bytes):
-            raise GymError(ErrorCode.BUSY, "the limits of this contributor are reached", "fetch it elsewhere")
-        return seed
+            raise _not_served()
+        if self.is_paused or self._busy >= self._slots():
+            raise _busy()
+        try:
+            file = seed.path.open("rb")
+        except OSError:
+            raise _not_served() from None
+        if not self._totals.reserve(seed.size_bytes):
+            file.close()
+            raise _busy()
+        return seed, file
 
-    async def _send(self, seed: Seed, context: Any) -> None:
-        with seed.path.open("rb") as file:  # it may be deleted during the download
-            while data := await asyncio.to_thread(file.read, self.rate.chunk(_CHUNK_BYTES)):
-                async with asyncio.timeout(_WRITE_SECONDS):
-                    await context.write(pb.DownloadChunk(data=data))
-                self._totals.serve(len(data))
-                await asyncio.to_thread(self._pay, len(data))
+    async def _send(self, file: BinaryIO, context: Any) -> AsyncIterator[int]:
+        """Send a file; yield the bytes of each chunk before it is sent."""
+        while data := await asyncio.to_thread(file.read, self.rate.chunk(_CHUNK_BYTES)):
+            if self._ends_downloads:
+                await _abort(context, _busy())
+            self._totals.serve(len(data))
+            yield len(data)
+            async with asyncio.timeout(_WRITE_SECONDS):
+                await context.write(pb.DownloadChunk(data=data))
+            await asyncio.to_thread(self._pay, len(data))
 
     def _pay(self, num_bytes: int) -> None:
         """Wait as the rate limits require."""
         self.rate.take(num_bytes, self._closed.is_set)
         self._upload_rate.take(num_bytes, self._closed.is_set)
 
-    def _wait(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_SECONDS)
+    def _wait(self, work: Any, seconds: float = _START_SECONDS) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(seconds)
+
+
+async def _abort(context: Any, error: GymError) -> None:
+    status, details, trailer = to_status(error)
+    await context.abort(status, details, trailer)
+
+
+def _busy() -> GymError:
+    return GymError(ErrorCode.BUSY, "the limits of this contributor are reached", "fetch it elsewhere")
+
+
+def _not_served() -> GymError:
+    return GymError(ErrorCode.NOT_FOUND, "the object is not served here")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import shutil
 import threading
@@ -19,6 +20,8 @@ from gym_client.seeding.policy import Kind, SeedingPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.json_files import read_object
+
+log = logging.getLogger("gym_client")
 
 _SAVE_BYTES = 16 << 20
 
@@ -47,24 +50,36 @@ class SeedStore:
         self._seeds: dict[str, Seed] = {}  # oldest first
         self._lock = threading.Lock()
 
-    def add(self, path: Path, sha256: str, kind: Kind) -> bool:
-        """Add a verified object; return True if it is new here, and may be served."""
+    def add(self, path: Path, sha256: str, kind: Kind, min_bytes: int = 0) -> bool:
+        """Add a verified object; return True if it is new here, and may be served.
+
+        A file that cannot be read, linked or copied is not added: serving must not fail a download.
+        """
+        target = self._folder / sha256
         with self._lock:
-            size = path.stat().st_size
             if kind not in self._policy.serves or sha256 in self._seeds:
                 return False
-            if kind == "soups" and size > self._policy.max_disk_bytes:
-                return False
-            target = self._folder / sha256
             try:
-                os.link(path, target)  # the object stays when its file is deleted or moved
-            except OSError:
-                if kind == "base":
-                    return False  # too large to copy
-                shutil.copyfile(path, target)
+                size = path.stat().st_size
+                if size < min_bytes or (kind == "soups" and size > self._policy.max_disk_bytes):
+                    return False
+                _link(path, target, may_copy=kind != "base")
+            except OSError as error:
+                target.unlink(missing_ok=True)
+                log.info("object %s is not served: %s", sha256[:12], error)
+                return False
             self._seeds[sha256] = Seed(target, size, kind)
             self._drop_oldest()
             return True
+
+    def follow(self, policy: SeedingPolicy) -> None:
+        """Adopt a changed policy, and drop what it no longer serves."""
+        with self._lock:
+            self._policy = policy
+            for name, seed in list(self._seeds.items()):
+                if policy.listen is None or seed.kind not in policy.serves:
+                    self._drop(name)
+            self._drop_oldest()
 
     def find(self, sha256: str) -> Seed | None:
         """Return an object that may be served; None if it is not one, or its file was changed."""
@@ -91,9 +106,31 @@ class SeedStore:
         for name, seed in soups.items():
             if total <= self._policy.max_disk_bytes:
                 break
-            del self._seeds[name]
-            seed.path.unlink(missing_ok=True)
+            self._drop(name)
             total -= seed.size_bytes
+
+    def _drop(self, name: str) -> None:
+        self._seeds.pop(name).path.unlink(missing_ok=True)
+
+
+def remove_leftovers(home: Home) -> None:
+    """Delete the links of a run that was killed, which would keep deleted files on the disk."""
+    shutil.rmtree(seeds_folder(home), ignore_errors=True)
+
+
+def seeds_folder(home: Home) -> Path:
+    """Return the folder of a home's ``SeedStore``."""
+    return home.folder / "seeds"
+
+
+def _link(path: Path, target: Path, may_copy: bool) -> None:
+    """Make a link, so that the object stays when its file is deleted or moved, or a copy on another disk."""
+    try:
+        os.link(path, target)
+    except OSError:
+        if not may_copy:
+            raise
+        shutil.copyfile(path, target)
 
 
 @dataclass
@@ -134,13 +171,26 @@ class SeedingTotals:
             self._begin_day()
             return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day
 
-    def serve(self, num_bytes: int) -> None:
-        """Count bytes that were served."""
+    def reserve(self, num_bytes: int) -> bool:
+        """Take bytes of today's limit for a download; return False if too few are left."""
         with self._lock:
             self._begin_day()
-            self._bytes.served += num_bytes
+            if self._bytes.served_on_day + num_bytes > self.max_bytes_per_day:
+                return False
             self._bytes.served_on_day += num_bytes
+            return True
+
+    def serve(self, num_bytes: int) -> None:
+        """Count bytes that were served, of those reserved."""
+        with self._lock:
+            self._bytes.served += num_bytes
             self._count(num_bytes)
+
+    def release(self, num_bytes: int) -> None:
+        """Return reserved bytes that were not served."""
+        with self._lock:
+            self._begin_day()
+            self._bytes.served_on_day = max(0, self._bytes.served_on_day - num_bytes)
 
     def save(self) -> None:
         """Write the file."""

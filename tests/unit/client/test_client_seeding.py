@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from gym_client.agent.agreement import Terms
+from gym_client.base.offer import BaseOffer
 from gym_client.cli.announced import announced_seeding
 from gym_client.cli.terminal import traffic_line
 from gym_client.identity.home import Home
 from gym_client.seeding.policy import SeedingPolicy
-from gym_client.seeding.store import SeedingTotals, SeedStore
+from gym_client.seeding.store import SeedingTotals, SeedStore, remove_leftovers
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.seeding import SeedingConfig
@@ -37,11 +39,13 @@ def test_the_settings_are_off_by_default_and_refuse_an_address_that_is_none(home
     home.policy_path.write_text("seeding: {listen: '0.0.0.0:9445', max_bytes_per_second: 200000}\n")
     policy = Policy.load(home.policy_path).seeding
     assert policy is not None
-    assert policy.slots == 1  # at that rate two downloads would be too slow
+    assert policy.slots() == 1  # at that rate two downloads would be too slow
     fetches, serves = policy.in_words()
-    assert "see this machine's address" in fetches
+    assert "can learn this machine's address" in fetches
     assert "0.0.0.0:9445" in serves
     assert len(SeedingPolicy().in_words()) == 1
+    assert [policy.slots(limit) for limit in (None, 1 << 20, 100_000, 65_535)] == [1, 1, 1, 0]
+    assert "serves nothing" in policy.in_words(65_535)[1]
 
 
 def test_seeding_is_a_term_that_needs_a_new_consent(home: Home) -> None:
@@ -74,7 +78,10 @@ def test_totals_outlive_the_process_and_the_days_bytes_end_with_the_day(
 ) -> None:
     totals = SeedingTotals(home, 1000)
     totals.receive(5)
+    assert totals.reserve(950)
+    assert not totals.reserve(51)  # though none of it is sent yet
     totals.serve(900)
+    totals.release(50)
     assert totals.may_serve(100)
     assert not totals.may_serve(101)
     totals.save()
@@ -124,6 +131,42 @@ def test_the_oldest_soups_go_first_and_a_file_that_changed_its_size_is_not_serve
     assert not store.add(large, "d" * 64, "soups")
     store.close()
     assert not (tmp_path / "seeds").exists()
+
+
+def test_an_object_that_cannot_be_linked_or_copied_is_not_served_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SeedStore(tmp_path / "seeds", SeedingPolicy())
+    assert not store.add(tmp_path / "missing", "a" * 64, "soups")
+    (tmp_path / "soup").write_bytes(b"x" * 100)
+
+    def fails(*_: object) -> None:
+        raise OSError(1, "not permitted")
+
+    def is_full(source: Path, target: Path) -> None:
+        target.write_bytes(b"x" * 10)
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr("gym_client.seeding.store.os.link", fails)
+    monkeypatch.setattr("gym_client.seeding.store.shutil.copyfile", is_full)
+    assert not store.add(tmp_path / "soup", "b" * 64, "soups")
+    assert list((tmp_path / "seeds").iterdir()) == []
+
+
+def test_links_of_a_killed_run_are_removed_without_the_section_too(home: Home) -> None:
+    leftover = home.folder / "seeds" / ("a" * 64)
+    leftover.parent.mkdir()
+    leftover.write_bytes(b"x")
+    remove_leftovers(home)
+    assert not leftover.parent.exists()
+
+
+def test_the_consent_to_a_base_says_what_seeding_does_from_then_on() -> None:
+    offer = BaseOffer("base", "sha256:" + "0" * 64, 10, 1, "0" * 64, "mit", "", "")
+    policy = SeedingPolicy(listen="0.0.0.0:9445")
+    lines = replace(offer, seeding=tuple(policy.in_words())).lines()
+    assert any("serves the base and soups at 0.0.0.0:9445" in line for line in lines)
+    assert replace(offer, seeding=("x",)).fixed_terms() != offer.fixed_terms()
 
 
 def test_a_wait_is_bounded_by_the_size_and_by_the_config() -> None:
