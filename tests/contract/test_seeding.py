@@ -523,6 +523,7 @@ def test_with_too_low_an_upload_limit_nothing_is_served_and_the_reason_is_report
 def test_a_cached_object_is_served_in_the_next_run_too(scene: SeedingScene) -> None:
     ann = scene.seeder("ann")
     ann.seeding.follow(SeedingPolicy(**SERVES, serves=[]))  # type: ignore[union-attr]
+    scene.wait_for(lambda: not scene.offers(ann))
     ann.seeding.follow(SeedingPolicy(**SERVES))  # type: ignore[union-attr]
     assert scene.fetch(ann) == 0
     scene.wait_for(lambda: scene.offers(ann))

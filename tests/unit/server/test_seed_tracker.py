@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from gym_server.accounts.accounts import Session
@@ -13,6 +14,7 @@ from gym_server.seeding.tracker import LEASE_SECONDS, PublicObject, SeedTracker
 from gym_server.traffic import HubTraffic
 
 from gym_fed.config.hub.seeding import SeedingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.identity.ticket import SeedTicket
 from gym_fed.trust.identity.tls import fingerprint
@@ -20,7 +22,13 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.tls_files import seeder_certificate
 
 OBJECT = "a" * 64
+OTHER, SOUP = "c" * 64, "d" * 64
 SIZE = 4 << 20
+OBJECTS = {
+    OBJECT: PublicObject(SIZE, is_base=True),
+    OTHER: PublicObject(SIZE, is_base=True),
+    SOUP: PublicObject(SIZE, is_base=False),
+}
 HOST = "192.0.2.1"
 
 
@@ -42,13 +50,13 @@ class Scene:
         )
         return str(self.loop.run_until_complete(self.tracker.announce(person(number), host, request)).why_not)
 
-    def find(self, number: int, host: str = "8.8.4.4", **fields: list[str]) -> pb.FindSeederReply:
-        request = pb.FindSeederRequest(sha256=OBJECT, **fields)
+    def find(self, number: int, host: str = "8.8.4.4", **fields: Any) -> pb.FindSeederReply:
+        request = pb.FindSeederRequest(**{"sha256": OBJECT, **fields})
         return self.loop.run_until_complete(self.tracker.find(person(number), host, request))
 
-    def where(self, number: int, **fields: list[str]) -> str:
+    def where(self, number: int, host: str = "8.8.4.4", **fields: Any) -> str:
         """Where the tracker sends a contributor."""
-        reply = self.find(number, **fields)
+        reply = self.find(number, host, **fields)
         return "seeder" if reply.HasField("seeder") else "wait" if reply.wait_seconds else "hub"
 
 
@@ -71,8 +79,8 @@ def scene() -> Iterator[Scene]:
         key,
         lambda: 5000.0,
         False,
-        lambda names: set(names) & {OBJECT},
-        lambda name: PublicObject(SIZE, is_base=True) if name == OBJECT else None,
+        lambda names: set(names) & OBJECTS.keys(),
+        OBJECTS.get,
         1800.0,
         HubTraffic(),
         probe,
@@ -156,6 +164,206 @@ def test_contributors_who_announce_and_never_seed_delay_others_once(scene: Scene
         scene.announce(number)
     assert [scene.where(number) for number in (10, 20)] == ["hub", "hub"]
     assert scene.where(30) == "hub"
+
+
+def test_a_search_for_another_object_does_not_clear_a_copy_that_others_wait_for(scene: Scene) -> None:
+    for number in (10, 20):
+        scene.announce(number)
+        assert scene.where(number) == "hub"
+    for _ in range(26):  # neither of these moves the deadline
+        scene.seconds += 1
+        for number in (10, 20):
+            scene.announce(number)
+            scene.where(number, sha256=OTHER)
+            scene.where(number)
+    scene.announce(30)
+    assert scene.where(30) == "hub"
+    assert all(scene.tracker._copies.slow.has(account, scene.seconds) for account in ("c1", "c2"))
+
+
+def test_a_copy_counts_once_for_an_account_and_its_other_machines_wait_for_it(scene: Scene) -> None:
+    for number in (10, 11, 20, 30):
+        scene.announce(number)
+    assert [scene.where(number) for number in (10, 11, 20, 30)] == ["hub", "wait", "hub", "wait"]
+    assert scene.where(10) == "hub"  # it has lost the connection
+    scene.announce(10, [OBJECT])
+    assert scene.where(11) == "seeder"
+
+
+def test_an_account_that_announces_again_and_again_does_not_extend_a_wait(scene: Scene) -> None:
+    scene.announce(10, [OBJECT])
+    assert [scene.where(20), scene.where(30)] == ["seeder", "wait"]
+    for _ in range(25):
+        scene.seconds += 1
+        scene.announce(40, [OBJECT])
+        scene.where(45)  # takes its only slot
+        assert scene.where(30) == "wait"
+        scene.announce(40, port=0)
+    scene.seconds += 2
+    assert scene.where(30) == "hub"
+
+
+def test_the_wait_for_a_soup_is_a_part_of_the_rounds_deadline(scene: Scene) -> None:
+    scene.tracker._round_seconds = 40.0
+    for number in (10, 20, 30):
+        scene.announce(number)
+        scene.where(number, sha256=SOUP)
+    assert scene.where(30, sha256=SOUP) == "wait"
+    scene.seconds += 10
+    assert scene.where(30, sha256=SOUP) == "hub"
+
+
+def test_the_waits_for_all_files_of_the_base_are_bounded_together(scene: Scene) -> None:
+    waited = 0
+    for sha256 in (OBJECT, OTHER, OBJECT, OTHER):
+        for number in (10, 20, 30):
+            scene.announce(number)
+        scene.tracker._copies.slow._until.clear()
+        for number in (10, 20):
+            assert scene.where(number, sha256=sha256) == "hub"
+        while scene.where(30, sha256=sha256) == "wait":
+            scene.seconds += 2
+            waited += 2
+        scene.seconds += 100
+    assert 60 <= waited <= 64
+
+
+def test_an_ended_search_frees_its_slot(scene: Scene) -> None:
+    scene.announce(10, [OBJECT])
+    assert [scene.where(20), scene.where(30)] == ["seeder", "wait"]
+    assert scene.find(20, sha256="") == pb.FindSeederReply()
+    assert scene.where(30) == "seeder"
+
+
+def test_the_last_failure_is_reported_at_the_end_of_a_search(scene: Scene) -> None:
+    name = fingerprint(seeder_certificate(10).encode())
+    scene.announce(10, [OBJECT], slots=9)
+    for number in (20, 30):
+        assert scene.where(number) == "seeder"
+        scene.find(number, sha256="", failed=[name])
+    assert "reported" in scene.announce(10, [OBJECT])
+
+
+def test_reports_lapse_and_outlive_a_withdrawn_announcement(scene: Scene) -> None:
+    name = fingerprint(seeder_certificate(10).encode())
+
+    def reported_by(number: int) -> None:
+        assert scene.where(number) == "seeder"
+        scene.where(number, failed=[name])
+
+    scene.announce(10, [OBJECT], slots=9)
+    reported_by(20)
+    scene.seconds += 3601
+    scene.announce(10, [OBJECT], slots=9)
+    reported_by(30)
+    scene.announce(10, port=0)
+    assert not scene.announce(10, [OBJECT], slots=9)
+    reported_by(40)
+    assert "reported" in scene.announce(10, [OBJECT])
+
+
+def test_a_seeder_that_has_withdrawn_is_not_reported(scene: Scene) -> None:
+    name = fingerprint(seeder_certificate(10).encode())
+    scene.announce(10, [OBJECT], slots=9)
+    assert [scene.where(20), scene.where(30)] == ["seeder", "seeder"]
+    scene.announce(10, port=0)
+    for number in (20, 30):
+        assert scene.where(number, failed=[name]) == "hub"
+    assert not scene.announce(10, [OBJECT])
+
+
+def test_who_reports_most_of_its_seeders_is_ignored(scene: Scene) -> None:
+    for number in (10, 20, 30, 40):
+        scene.announce(number, [OBJECT])
+    for accuser in (50, 60):
+        failed: list[str] = []
+        while (reply := scene.find(accuser, failed=failed)).HasField("seeder"):
+            failed.append(fingerprint(reply.seeder.certificate_pem.encode()))
+    refused = [number for number in (10, 20, 30, 40) if scene.announce(number, [OBJECT])]
+    assert len(refused) <= 2  # not all four
+
+
+def test_a_contributor_is_sent_only_to_seeders_of_its_address_family(scene: Scene) -> None:
+    scene.announce(10, [OBJECT], host="2606:4700::1111")
+    assert scene.where(20) == "hub"
+    assert scene.where(30, host="2001:4860:4860::8888") == "seeder"
+
+
+def test_more_claimed_slots_attract_no_more_downloads(scene: Scene) -> None:
+    for number, slots in ((10, 64), (20, 6)):
+        scene.announce(number, [OBJECT], slots=slots)
+    for number in range(100, 220, 10):
+        assert scene.where(number) == "seeder"
+    assert set(scene.tracker._searches.downloads.values()) == {6}
+
+
+def test_an_account_gets_a_limited_number_of_tickets(scene: Scene) -> None:
+    scene.announce(10, [OBJECT])
+    given = 0
+    while scene.where(20, sha256=OBJECT) == "seeder":
+        given += 1
+        assert given <= 200
+    assert given == 200
+    assert scene.where(30) == "seeder"
+    scene.seconds += 1
+    scene.find(30, sha256="")
+    assert scene.where(20) == "seeder"
+
+
+def test_one_certificate_is_listed_once_and_one_account_is_probed_once_at_a_time(scene: Scene) -> None:
+    tracker, may_answer = scene.tracker, asyncio.Event()
+
+    async def probe(host: str, port: int, certificate_pem: str) -> bool:
+        await may_answer.wait()
+        return True
+
+    async def announce(number: int) -> str:
+        request = pb.SeedRequest(port=9445, slots=1, certificate_pem=seeder_certificate(1))
+        try:
+            return str((await tracker.announce(person(number), "8.8.8.8", request)).why_not)
+        except GymError as error:
+            return error.code.value
+
+    async def all_at_once() -> list[str]:
+        tasks = [asyncio.create_task(announce(number)) for number in (10, 20, 11)]
+        await asyncio.sleep(0)
+        may_answer.set()
+        return list(await asyncio.gather(*tasks))
+
+    tracker._probe = probe
+    first, second, same_account = scene.loop.run_until_complete(all_at_once())
+    assert first == ""
+    assert "another contributor" in second
+    assert same_account == "busy"
+    assert len(tracker._seeders) == 1
+
+
+def test_one_network_cannot_take_all_probes(scene: Scene) -> None:
+    may_answer = asyncio.Event()
+
+    async def probe(host: str, port: int, certificate_pem: str) -> bool:
+        if host == "8.8.8.8":
+            await may_answer.wait()
+        return True
+
+    async def announce(number: int, host: str) -> bool:
+        request = pb.SeedRequest(port=9445, slots=1, certificate_pem=seeder_certificate(number))
+        try:
+            return not (await scene.tracker.announce(person(number), host, request)).why_not
+        except GymError as error:
+            return error.code is not ErrorCode.BUSY
+
+    async def many() -> tuple[bool, list[bool]]:
+        tasks = [asyncio.create_task(announce(number, "8.8.8.8")) for number in range(10, 210, 10)]
+        await asyncio.sleep(0)
+        other = await announce(300, "8.8.4.4")
+        may_answer.set()
+        return other, list(await asyncio.gather(*tasks))
+
+    scene.tracker._probe = probe
+    other, listed = scene.loop.run_until_complete(many())
+    assert other
+    assert sum(listed) == 8
 
 
 def test_an_announcement_ends_with_its_lease_and_port_0_withdraws_it(scene: Scene) -> None:
