@@ -123,7 +123,7 @@ class HubCopies:
 
 
 @dataclass
-class _Spread:
+class _ObjectSpread:
     at: float
     accounts: set[str] = field(default_factory=set)
 
@@ -132,11 +132,11 @@ class SpreadTimes:
     """When another contributor last got an object that others wait for. An account counts once for an object."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, _Spread] = {}
+        self._objects: dict[str, _ObjectSpread] = {}
 
     def note(self, sha256: str, contributor: str, now: float) -> None:
         """Note that an account announces an object for the first time."""
-        spread = self._objects.setdefault(sha256, _Spread(now))
+        spread = self._objects.setdefault(sha256, _ObjectSpread(now))
         if contributor not in spread.accounts:
             spread.accounts.add(contributor)
             spread.at = now
