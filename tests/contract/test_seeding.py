@@ -18,6 +18,10 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from gym_client.agent.hooks import Hooks
+from gym_client.agent.policy import Policy
+from gym_client.agent.task_objects import TaskObjects
+from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import Proxy
@@ -518,6 +522,30 @@ def test_with_too_low_an_upload_limit_nothing_is_served_and_the_reason_is_report
     ann.seeding._announce()  # type: ignore[union-attr]
     assert scene.offers(ann)
     assert scene.displays["ann"].texts("seeding")[-1] == "this machine is listed again"
+
+
+def test_seeding_pauses_while_an_update_is_sent_under_an_upload_limit(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    objects = TaskObjects(ann.home, ann, Policy(), Traffic(ann.home, ann.pin.server))
+    was_paused: list[bool] = []
+
+    def should_stop() -> bool:
+        was_paused.append(server_of(ann).is_paused)
+        return False
+
+    for limit in (None, 10 << 20):
+        ann.rates.up.bytes_per_second = limit
+        was_paused.clear()
+        path = objects.cache.put(f"an update under {limit}".encode())
+        request = pb.SubmitRequest(message_id="m")
+        ref = pb.ArrayRef(sha256=path.name, size_bytes=path.stat().st_size, stype="numpy.ndarray")
+        request.content.arrays["update"].arrays.append(ref)
+        request.content.order.append("update")
+        hooks = Hooks(should_stop=should_stop)
+        objects.upload(pb.Task(message_id="m"), request, hooks, lambda action: action())
+        assert set(was_paused) == {limit is not None}
+        assert not server_of(ann).is_paused
+    scene.wait_for(lambda: scene.offers(ann))
 
 
 def test_a_cached_object_is_served_in_the_next_run_too(scene: SeedingScene) -> None:
