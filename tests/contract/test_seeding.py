@@ -9,6 +9,7 @@ import json
 import logging
 import secrets
 import socket
+import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -121,6 +122,22 @@ def test_an_object_comes_from_the_contributor_who_has_it_and_the_hub_sends_one_c
     assert scene.displays["bob"].texts("seeding") == ["300.0 kB came from another contributor"]
     assert scene.hub.fed.traffic.counts()["seeding"]["tickets"] == 1
     scene.wait_for(lambda: scene.offers(bob))  # and passes it on
+
+
+def test_a_connection_without_a_download_is_closed_soon(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gym_client.seeding.server._IDLE_SECONDS", 1)
+    port = server_of(scene.seeder("ann")).port
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with context.wrap_socket(socket.create_connection(("127.0.0.1", port), SECONDS)) as stranger:
+        stranger.sendall(
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+        )  # and SETTINGS
+        while stranger.recv(4096):
+            pass
 
 
 def test_without_the_section_in_the_policy_nothing_is_served_or_requested_from_others(

@@ -8,14 +8,14 @@ from gym_fed.config.schema.base import Problem, Problems, StrictModel
 
 
 class SeedingConfig(StrictModel):
-    """Seeding between contributors whose policies allow it (docs/seeding.md). They see each other's addresses."""
+    """Seeding between contributors whose policies allow it (docs/seeding.md). They can learn each other's addresses."""
 
     min_bytes: int = Field(1 << 20, ge=1)
     """Objects below this size come from the hub."""
     hub_copies: int = Field(4, ge=1)
     """Copies of an object that the hub sends at once while contributors who will seed it fetch it; others wait."""
     max_wait_seconds: float = Field(3600, ge=0)
-    """Maximum time for which a contributor waits for a seeder of one object. Less for small ones (docs/seeding.md)."""
+    """Maximum time to wait for a seeder of one object, and for those of the base in all (docs/seeding.md)."""
 
     def idle_seconds(self, size_bytes: int) -> float:
         """Return the time to wait for a seeder of an object after the last contributor got it."""
