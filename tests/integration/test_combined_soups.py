@@ -37,12 +37,14 @@ from gym_fed.delta.base import model_tensors
 from gym_fed.trust.wire.records import reference, to_wire
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
+from tests.unit.server.conftest import updates_without_admission  # noqa: F401
 from tests.unit.server.test_integer_versions import hub  # noqa: F401
 from tests.unit.server.test_server_state import (
-    _updates_without_admission,  # noqa: F401 (used by every test here)
     merge_next,
     model,  # noqa: F401
 )
+
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 Weights = dict[str, torch.Tensor]
 

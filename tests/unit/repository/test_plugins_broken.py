@@ -240,4 +240,6 @@ def test_a_format_that_cannot_be_imported_is_in_the_way_of_no_row(caplog: pytest
 
 @pytest.mark.parametrize("words", [("delta", "encode"), ("soup", "merge"), ("variant", "create")])
 def test_help_lists_the_codecs(words: tuple[str, ...]) -> None:
-    assert "int4, int8, lattice, lora, lost, sparse_sign, ternary)" in " ".join(gym(*words, "--help").output.split())
+    assert "int4, int8, lattice, lora, lost, sparse_sign, ternary)" in " ".join(
+        gym(*words, "--help").output.split()
+    )

@@ -25,12 +25,13 @@ from gym_fed.trust.ledger.lineage import LineageCheck
 from gym_fed.trust.ledger.royalties import PaidVersion, attribute
 from tests.support.warm import run
 from tests.unit.server.test_server_state import (
-    _updates_without_admission,  # noqa: F401 (used by every test here)
     hub,  # noqa: F401
     merge_next,
     model,  # noqa: F401
     version_entries,
 )
+
+pytestmark = pytest.mark.usefixtures("updates_without_admission")
 
 
 def weights(of: HubModel) -> dict[str, torch.Tensor]:
