@@ -2,8 +2,8 @@
 
 Sarfi et al. 2025, "Communication Efficient LLM Pre-training with SparseLoCo" (arXiv:2508.15706), alg. 1: top-k within
 chunks, 2-bit values, error feedback; k = 64, chunks of 4,096 and a decay of 0.95 as in Covenant-72B (arXiv:2603.08163).
-The two magnitudes belong to a chunk and minimise its squared error (this project), so that a chunk that did not change
-decodes to zero. A chunk takes 116 bytes: 0.23 bits per weight.
+The two magnitudes belong to a chunk and minimise its squared error (this project). If fewer than 64 weights of a chunk
+changed, its first magnitude is 0, so that no unchanged weight moves. A chunk takes 116 bytes: 0.23 bits per weight.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ KEPT = 64
 
 _BLOCK = 256
 """Chunks that are encoded together, which bounds memory."""
+
+_SHIFTS = torch.arange(0, 8, 2, dtype=torch.uint8)
 
 Numbers = NDArray[Any]
 
@@ -117,7 +119,12 @@ class SparseSign(Codec):
         check_finite(scales, "scale")
         if bool((scales < 0).any()):
             raise CodecError(f"scale is negative: {float(scales.min())}")
-        places, _ = _entries(payload, count, 0, len(scales))
+        kept = _num_kept(count)
+        if kept % 2 and int(payload["indices"][-1]) >> 4:
+            raise CodecError("indices: the unused bits of the last byte are not zero")
+        if kept % 4 and int(payload["codes"][-1]) >> 2 * (kept % 4):
+            raise CodecError("codes: the unused bits of the last byte are not zero")
+        places, _ = _entries(payload, count, torch.arange(len(scales)))
         if int(places[-1]) >= count:
             raise CodecError(f"index {int(places[-1]) % CHUNK} is outside of the last chunk")
         steps = places.diff()
@@ -126,7 +133,8 @@ class SparseSign(Codec):
             raise CodecError(f"chunk {at // CHUNK}: index {at % CHUNK} is not above the one before it")
 
     def norm(self, payload: Payload, shape: Shape, params: Params) -> float:
-        return math.sqrt(sum_of_squares(_entries(payload, math.prod(shape), 0, len(payload["scales"]))[1]))
+        chunks = torch.arange(len(payload["scales"]))
+        return math.sqrt(sum_of_squares(_entries(payload, math.prod(shape), chunks)[1]))
 
 
 class ResidentSparse(Resident):
@@ -143,7 +151,10 @@ class ResidentSparse(Resident):
         return sum(field.nbytes for field in self._payload.values())
 
     def decode_rows(self, rows: Tensor) -> Tensor:
-        return torch.cat([self.decode_block(row, row + 1) for row in rows.tolist()])
+        places = rows.long()[:, None] * self.cols + torch.arange(self.cols, device=rows.device)
+        chunks, inverse = _chunks_of(rows.long(), self.rows, self.cols)
+        decoded = _decoded_chunks(self._payload, self.rows * self.cols, chunks)
+        return decoded[inverse[places // CHUNK], places % CHUNK]
 
     def decode_block(self, start: int, stop: int) -> Tensor:
         return _decoded(self._payload, (self.rows, self.cols), start, stop)
@@ -165,15 +176,19 @@ def _largest(magnitudes: Numbers, kept: int) -> Numbers:
 
 
 def _two_magnitudes(magnitudes: Numbers) -> Tensor:
-    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and the larger, split where the error is least."""
+    """Return the means ``[chunks, 2]`` bfloat16 of the smaller and the larger, split where the error is least.
+
+    If some are zero, the first magnitude is 0 and the second the mean of the larger.
+    """
     ordered = np.sort(magnitudes, axis=1).astype(np.float64)
     number = np.arange(1, ordered.shape[1] + 1)
     sums = ordered.cumsum(axis=1)
     total, rest = sums[:, -1:], np.maximum(number[::-1] - 1, 1)  # the last split has nothing above it
-    gain = sums**2 / number + (total - sums) ** 2 / rest
-    at = gain.argmax(axis=1)[:, None]
-    low = np.take_along_axis(sums, at, 1)
-    means = [low / number[at], np.where(at == len(number) - 1, low / number[at], (total - low) / rest[at])]
+    below = np.where(ordered[:, :1] > 0.0, sums, 0.0)
+    at = (below**2 / number + (total - sums) ** 2 / rest).argmax(axis=1)[:, None]
+    low = np.take_along_axis(below, at, 1) / number[at]
+    high = (total - np.take_along_axis(sums, at, 1)) / rest[at]
+    means = [low, np.where(at == len(number) - 1, low, high)]
     return torch.from_numpy(np.concatenate(means, axis=1)).to(torch.bfloat16)
 
 
@@ -181,24 +196,48 @@ def _decoded(payload: Payload, matrix: Shape, start: int, stop: int) -> Tensor:
     """Decode rows ``start`` to ``stop`` of a matrix: ``[stop - start, cols]`` float32."""
     rows, cols = matrix
     first, last = start * cols, stop * cols
-    places, values = _entries(payload, rows * cols, first // CHUNK, -(-last // CHUNK))
-    inside = (places >= first) & (places < last)
-    decoded = torch.zeros(last - first, device=values.device)
-    decoded[places[inside] - first] = values[inside]
-    return decoded.reshape(stop - start, cols)
+    begin = first // CHUNK
+    chunks = torch.arange(begin, -(-last // CHUNK), device=payload["scales"].device)
+    flat = _decoded_chunks(payload, rows * cols, chunks).reshape(-1)
+    return flat[first - begin * CHUNK : last - begin * CHUNK].reshape(stop - start, cols)
 
 
-def _entries(payload: Payload, count: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
-    """Return place in the flattened tensor (int64) and value (float32) of the kept weights of some chunks."""
-    first, last = _num_kept(begin * CHUNK), _num_kept(min(end * CHUNK, count))
-    packed = payload["indices"][3 * first // 2 : -(-3 * last // 2)]  # a chunk begins at a whole byte
-    codes = payload["codes"][first // 4 : -(-last // 4)]
-    shifts = torch.arange(0, 8, 2, dtype=torch.uint8, device=codes.device)
-    digits = (codes[:, None] >> shifts & 3).reshape(-1)[: last - first].long()
-    chunks = torch.arange(first, last, device=codes.device) // KEPT
-    magnitudes = payload["scales"].float()[chunks, digits >> 1]
+def _decoded_chunks(payload: Payload, count: int, chunks: Tensor) -> Tensor:
+    """Decode the given chunks: ``[chunks, CHUNK]`` float32; a short last chunk ends with zeros."""
+    places, values = _entries(payload, count, chunks)
+    decoded = torch.zeros(len(chunks) * CHUNK, device=values.device)
+    decoded[places] = values
+    return decoded.reshape(-1, CHUNK)
+
+
+def _chunks_of(rows: Tensor, num_rows: int, cols: int) -> tuple[Tensor, Tensor]:
+    """Return the distinct chunks that contain ``rows``, and for each chunk of the tensor its position among them."""
+    last = ((rows + 1) * cols - 1) // CHUNK
+    span = torch.arange((cols - 1) // CHUNK + 2, device=rows.device)
+    chunks = torch.minimum((rows * cols // CHUNK)[:, None] + span, last[:, None]).unique()
+    inverse = torch.zeros(-(-num_rows * cols // CHUNK), dtype=torch.int64, device=rows.device)
+    inverse[chunks] = torch.arange(len(chunks), device=rows.device)
+    return chunks, inverse
+
+
+def _entries(payload: Payload, count: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the kept weights of the given chunks, laid end to end: place (int64) and value (float32)."""
+    digits = (
+        _by_chunk(payload["codes"], count, KEPT // 4, chunks)[..., None] >> _SHIFTS.to(chunks.device)
+    ) & 3
+    digits = digits.reshape(-1, KEPT).long()
+    indices = _unpack_indices(_by_chunk(payload["indices"], count, KEPT // 2 * 3, chunks)).reshape(-1, KEPT)
+    magnitudes = payload["scales"].float()[chunks].gather(1, digits >> 1)
     values = torch.where(digits & 1 == 1, magnitudes, -magnitudes)
-    return chunks * CHUNK + _unpack_indices(packed, last - first), values
+    places = torch.arange(len(chunks), device=chunks.device)[:, None] * CHUNK + indices
+    number = chunks[:, None] * KEPT + torch.arange(KEPT, device=chunks.device)
+    used = number < _num_kept(count)  # the last chunk may have fewer
+    return places[used], values[used]
+
+
+def _by_chunk(field: Tensor, count: int, size: int, chunks: Tensor) -> Tensor:
+    """Return the bytes ``[chunks, size]`` of the given chunks; a chunk begins at a whole byte."""
+    return pad(field, (0, -(-count // CHUNK) * size - len(field))).reshape(-1, size)[chunks]
 
 
 def _pack_indices(indices: Numbers) -> Numbers:
@@ -208,11 +247,11 @@ def _pack_indices(indices: Numbers) -> Numbers:
     return packed.reshape(-1)[: -(-3 * len(indices) // 2)]
 
 
-def _unpack_indices(packed: Tensor, number: int) -> Tensor:
-    triples = pad(packed, (0, -len(packed) % 3)).reshape(-1, 3).long()
+def _unpack_indices(packed: Tensor) -> Tensor:
+    triples = packed.reshape(-1, 3).long()
     low = triples[:, 0] | (triples[:, 1] & 15) << 8
     high = triples[:, 1] >> 4 | triples[:, 2] << 4
-    return torch.stack([low, high], dim=1).reshape(-1)[:number]
+    return torch.stack([low, high], dim=1)
 
 
 def _pack_codes(codes: Numbers) -> Numbers:

@@ -103,3 +103,28 @@ def test_a_scale_that_is_negative_or_not_finite_is_refused(scale: float, words: 
     payload["scales"][0, 1] = scale
     with pytest.raises(CodecError, match=words):
         SPARSE.check(payload, (CHUNK,), {})
+
+
+def test_weights_that_did_not_change_stay_zero_when_fewer_than_kept_changed() -> None:
+    delta = torch.zeros(CHUNK)
+    delta[:20], delta[100:114] = 0.1, -1.0
+    found = decoded(delta)
+    assert torch.equal(found[100:114], torch.full((14,), -1.0))
+    assert not found[delta == 0].any()
+
+
+@pytest.mark.parametrize("field", ["indices", "codes"])
+def test_unused_bits_that_are_not_zero_are_refused(field: str) -> None:
+    payload = SPARSE.encode(noise(CHUNK + 1)).payload
+    payload[field][-1] += 128
+    with pytest.raises(CodecError, match=f"{field}: the unused bits of the last byte are not zero"):
+        SPARSE.check(payload, (CHUNK + 1,), {})
+
+
+def test_resident_rows_of_a_short_last_chunk_in_any_order_decode_as_all_rows_do() -> None:
+    shape = (300, 72)
+    payload, whole = SPARSE.encode(noise(*shape)).payload, decoded(noise(*shape))
+    resident = SPARSE.resident(payload, shape, {}, torch.device("cpu"))
+    rows = torch.tensor([299, 0, 56, 57, 299, 113])
+    assert torch.equal(resident.decode_rows(rows), whole[rows])
+    assert torch.equal(resident.decode_block(280, 300), whole[280:])
