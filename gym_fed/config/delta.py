@@ -122,8 +122,8 @@ class CodecPolicy(StrictModel):
     """Add the encoding error of one round to the next round's delta."""
 
     feedback_decay: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Factor of the encoding errors of earlier rounds, with ``error_feedback``; below 1, old errors fade. Absent means
-    0.95 for ``sparse_sign``, which sends a weight once in many rounds, and 1 for other codecs."""
+    """Factor of the encoding errors of earlier rounds, with ``error_feedback``; below 1, old errors fade. Absent is set
+    to 0.95 if ``codec`` is ``sparse_sign``, which sends a weight once in many rounds; otherwise it means 1."""
 
     _rank_is_needed: ClassVar[bool] = True
 
@@ -143,16 +143,15 @@ class CodecPolicy(StrictModel):
         return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).adds_up
 
     @property
-    def is_sparse(self) -> bool:
-        """True if updates of this policy leave out most weights; imports the codec, unless it is the default."""
-        return self._differs("codec") and self.codec in CODECS and CODECS.type_of(self.codec).sparse
+    def sparse_codecs(self) -> list[str]:
+        """The codecs in use that leave out most weights; imports those that are not the default."""
+        differs = self._differs("codec", "embeddings", "head", "small_tensors")
+        return [codec.name for codec in self._used() if codec.sparse] if differs else []
 
     @property
     def decay(self) -> float:
-        """``feedback_decay``, or the codec's default."""
-        if self.feedback_decay is not None:
-            return self.feedback_decay
-        return _SPARSE_DECAY if self.is_sparse else 1.0
+        """``feedback_decay``; 1 if absent."""
+        return 1.0 if self.feedback_decay is None else self.feedback_decay
 
     def _used(self) -> list[type[Codec]]:
         """Return the codecs that a full delta may be written with; imports them."""
@@ -189,6 +188,10 @@ class CodecPolicy(StrictModel):
             )
         if self._differs("feedback_decay") and not self.error_feedback:
             raise ValueError("feedback_decay needs error_feedback: true; remove it")
+        if self.error_feedback and self.feedback_decay is None and self.codec in self.sparse_codecs:
+            # Set, so that records keep the value if the default changes.
+            object.__setattr__(self, "feedback_decay", _SPARSE_DECAY)
+            self.model_fields_set.add("feedback_decay")
         if self.max_bits_per_weight is not None and not self.error_feedback and self.codec != "auto":
             raise ValueError(
                 "max_bits_per_weight leaves tensors out of the file, which loses them for good without "

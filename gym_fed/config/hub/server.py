@@ -139,13 +139,8 @@ class ServerConfig(ServerSections):
         if self.codec.codec == "as-merged" or self.codec.adds_up:
             text = f"is {self.codec.codec!r}, which is for soups alone; name the codec of an update"
             raise Problems("", [Problem("codec.codec", text)])
-        if self.codec.is_sparse and AGGREGATORS.type_of(self.soup.aggregator).coordinate_wise:
-            text = (
-                f"{self.soup.aggregator!r} decides coordinate by coordinate, and updates of codec {self.codec.codec!r} "
-                "leave out most of them, so that the soup would be zero; use byzantine_robust, or another rule that "
-                "weighs whole updates"
-            )
-            raise Problems("", [Problem("soup.aggregator", text)])
+        if problems := list(_about_sparse(self)):
+            raise Problems("", problems)
         if self.soup.codec.distill_steps:
             text = ": a hub has no contributor's text to distil on; set it to 0"
             raise Problems("", [Problem("soup.codec.distill_steps", text)])
@@ -170,6 +165,27 @@ def needed_survivors(config: ServerSections) -> int:
     secure = config.secure_aggregation
     assert secure is not None
     return max(secure.threshold, config.rounds.min_contributors)
+
+
+def _about_sparse(config: ServerSections) -> Iterator[Problem]:
+    """Yield what does not work with updates that leave out most weights."""
+    if not (codecs := config.codec.sparse_codecs):
+        return
+    codec = " and ".join(repr(name) for name in codecs)
+    if AGGREGATORS.type_of(config.soup.aggregator).coordinate_wise:
+        yield Problem(
+            "soup.aggregator",
+            f"{config.soup.aggregator!r} decides coordinate by coordinate, and updates of codec {codec} leave out most "
+            "of them, so that the soup would be zero; use byzantine_robust, or another rule that weighs whole updates",
+        )
+    if config.recipe.sends_factors:
+        yield Problem(
+            "codec",
+            f"{codec} is for full updates, not for LoRA factors; remove it, or set recipe.finetuning: full",
+        )
+    by_votes = config.privacy is not None and config.privacy.mechanism == "discrete_gaussian"
+    if by_votes or config.secure_aggregation is not None:
+        yield Problem("codec", f"{codec} leaves out most weights, whose votes would be 0; use bitdelta")
 
 
 def check_private(config: ServerSections) -> None:

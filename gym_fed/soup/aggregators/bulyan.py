@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Bulyan(Aggregator):
     name = "bulyan"
     robust = True
+    coordinate_wise = True
     needs = Needs.PRODUCTS
 
     @classmethod
