@@ -64,8 +64,7 @@ def train(message: Message, context: Context) -> Message:
         folder = TaskFolder(home.task_folder(message.metadata.message_id))
         residuals, update = Residuals(home, spec.server), finished.manifest.digest
         residuals.stage(folder.residual_path, update, folder.moments_path)
-        if update in residuals.staged():
-            residuals.accept(update)
+        residuals.accept(update)
         keep_evidence(home, folder, update)
         folder.drop()
     return reply

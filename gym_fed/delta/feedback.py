@@ -12,17 +12,18 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from gym_quant.codec import sum_of_squares
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import atomic_file, fsync_folder, make_folder
+from gym_fed.core.files import fsync_folder, fsync_tree, full_disk_named, make_folder
 from gym_fed.core.json_files import canonical_json
 
 _METADATA_KEY = "gym_residual"
@@ -123,8 +124,17 @@ class ErrorFeedback:
         residuals = {name: tensor for name, tensor in sorted(self._next.items()) if bool(tensor.any())}
         more = {"exponents": self._next_exponents} if self._next_exponents else {}
         head = canonical_json({"format": _FORMAT, "lineage": self.lineage, **more}).decode("utf-8")
-        with atomic_file(target) as file:
-            file.write(save(residuals, {_METADATA_KEY: head}))
+        make_folder(target.parent)
+        partial = target.with_name(f".{target.name}.{secrets.token_hex(8)}.partial")
+        with full_disk_named(target):
+            try:
+                save_file(residuals, partial, {_METADATA_KEY: head})  # `save` would copy all tensors twice
+                fsync_tree(partial)
+                os.replace(partial, target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+        fsync_folder(target.parent)
         return target
 
     def commit(self, path: str | Path | None = None) -> None:

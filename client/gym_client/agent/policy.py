@@ -73,6 +73,10 @@ class Policy(StrictModel):
     finetuning: list[RecipeTuning] = Field(default_factory=lambda: list(TUNING.own_with("federates")))
     """Allowed kinds of fine-tuning; by default all built-in ones that a hub can request."""
 
+    max_optimizer_state_bytes: int = Field(default=16 << 30, ge=0)
+    """Maximum bytes of AdamW's moments, 8 per weight, that are kept for one update under
+    ``recipe.keep_optimizer_state``. A task that needs more is refused."""
+
     max_epsilon: float | None = Field(default=None, gt=0)
     """Maximum epsilon of one example of the data in use, over all rounds of all hubs. With a limit, a task without
     ``recipe.privacy`` is refused. Absent: no limit."""
@@ -181,6 +185,11 @@ class Policy(StrictModel):
     def check_download(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if one task requires too large a download."""
         _at_most("bytes to download", num_bytes, "max_download_bytes", self.max_download_bytes)
+
+    def check_optimizer_state(self, num_bytes: int) -> None:
+        """Raise ``POLICY_REFUSED`` if the moments that a task keeps are too large."""
+        most = self.max_optimizer_state_bytes
+        _at_most("bytes of kept moments", num_bytes, "max_optimizer_state_bytes", most)
 
     def check_total_download(self, num_bytes: int) -> None:
         """Raise ``POLICY_REFUSED`` if one run of ``join`` requires too large a download."""

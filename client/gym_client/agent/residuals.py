@@ -1,13 +1,14 @@
 """What a contributor carries from one round to the next, in two phases: it counts only after the hub's merge.
 
 ``residuals/<server>/`` contains the encoding error ``residual.safetensors`` and AdamW's ``moments.safetensors``, both
-committed, ``round`` (the round of their update), and a ``<update digest>.staged`` and a ``<update digest>.moments``
-for every update without a verdict.
+committed, the rounds of their updates (``round``, ``moments.round``), and a ``<update digest>.staged`` and a
+``<update digest>.moments`` for every update without a verdict.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,15 +63,24 @@ class Residuals:
         fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
-        """Commit what is staged of an update; None for a round whose outcome is unknown."""
-        if server_round is None:
-            self._round_path.unlink(missing_ok=True)
-        else:
-            write_atomically(self._round_path, str(server_round).encode())
+        """Commit what is staged of a merged update; its round is None if unknown.
+
+        The residual stays if none is staged. Moments do not: they continue the last merged round.
+        """
         for suffix, committed in self._committed.items():
             if (staged := self.folder / f"{update}{suffix}").exists():
+                if server_round is None:
+                    self._round_path(suffix).unlink(missing_ok=True)
+                else:
+                    write_atomically(self._round_path(suffix), str(server_round).encode())
                 os.replace(staged, committed)
+            elif suffix == _MOMENTS:
+                self._drop(suffix)
         fsync_folder(self.folder)
+
+    def delete(self) -> None:
+        """Delete everything that is kept for this hub."""
+        shutil.rmtree(self.folder)
 
     def staged(self) -> list[str]:
         """Return the digests of updates that wait for a verdict."""
@@ -85,6 +95,10 @@ class Residuals:
         Returns:
             Digest and verdict of each settled update.
         """
+        verdicts = list(verdicts)
+        merged = next((verdict for verdict in verdicts if verdict.get("verdict") in _ACCEPTED), {})
+        if self._round(_MOMENTS) not in {None, merged.get("server_round")}:
+            self._drop(_MOMENTS)  # a later round was merged without moments
         waiting, settled, has_newest = set(self.staged()), {}, False
         for verdict in verdicts:
             update, word = str(verdict.get("update", "")), str(verdict.get("verdict", ""))
@@ -100,22 +114,27 @@ class Residuals:
         return settled
 
     def _drop_rolled_back(self, rounds: Iterable[int | None]) -> None:
-        """Discard what is committed if its round is not one of ``rounds``."""
+        """Discard committed files whose round is not one of ``rounds``."""
         known = set(rounds)
-        if None not in known and self._round() not in {None, *known}:
-            for path in (*self._committed.values(), self._round_path):
-                path.unlink(missing_ok=True)
-            fsync_folder(self.folder)
+        for suffix in self._committed:
+            if None not in known and self._round(suffix) not in {None, *known}:
+                self._drop(suffix)
 
-    def _round(self) -> int | None:
-        """Return the round of the committed update; None if unknown."""
-        if not self._round_path.exists():
+    def _drop(self, suffix: str) -> None:
+        """Delete a committed file, and its round."""
+        for path in (self._committed[suffix], self._round_path(suffix)):
+            path.unlink(missing_ok=True)
+        fsync_folder(self.folder)
+
+    def _round(self, suffix: str) -> int | None:
+        """Return the round of a committed file; None if unknown."""
+        path = self._round_path(suffix)
+        if not path.exists():
             return None
-        return whole_number(self._round_path.read_text(encoding="ascii", errors="replace"))
+        return whole_number(path.read_text(encoding="ascii", errors="replace"))
 
-    @property
-    def _round_path(self) -> Path:
-        return self.folder / "round"
+    def _round_path(self, suffix: str) -> Path:
+        return self.folder / ("moments.round" if suffix == _MOMENTS else "round")
 
     @property
     def _committed(self) -> dict[str, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,10 +172,11 @@ def _trained_update(
         record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
     observer: StepObserver | None = record
     if spec.recipe.keep_optimizer_state:
-        from gym_fed.training.run.kept_moments import KeptMoments
+        from gym_fed.training.run.kept_moments import BYTES_PER_WEIGHT, KeptMoments
 
-        start = residuals.moments(spec.base_digest, _rounds_of(spec))
-        observer = KeptMoments(start, folder.moments_path, spec.base_digest)
+        policy.check_optimizer_state(BYTES_PER_WEIGHT * sum(t.numel() for t in model.tensors.values()))
+        kept = partial(residuals.moments, spec.base_digest, _rounds_of(spec))
+        observer = KeptMoments(kept, folder.moments_path, spec.base_digest)
     result = _train(spec, model, data, folder, time_limit, setup, observer)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)

@@ -258,13 +258,16 @@ def leave(
     as_json: AsJson = False,
 ) -> None:
     """Withdraw from a hub and receive no more tasks. Earned credits stay in its ledger."""
+    from gym_client.agent.residuals import Residuals
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
-    with enrolled_client(open_home(home, passphrase_file), server, insecure) as client:
+    own = open_home(home, passphrase_file)
+    with enrolled_client(own, server, insecure) as client:
         contributor = client.pin.contributor
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
+        Residuals(own, client.pin.server).delete()
     print_result(
         as_json,
         {"left": contributor, "server": client.pin.server},

@@ -91,8 +91,8 @@ class TrainingRecipe(OpenModel):
     """Seed; the round's number is added to it, so that rounds get different batches."""
 
     keep_optimizer_state: bool = False
-    """Continue each round from the AdamW moments of the contributor's last merged round, as DiLoCo does. They take 8
-    bytes per weight on the contributor's disk."""
+    """Continue each round from the AdamW moments of the contributor's last merged round, as DiLoCo does. On the
+    contributor's disk they take 8 bytes per weight, and as many for every update without a verdict."""
 
     privacy: LocalPrivacy | None = None
     """DP-SGD on the contributor's machine; by default none."""

@@ -6,7 +6,7 @@ rounds. The file has the format of residuals, with ``step``, ``exp_avg/NAME`` an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,25 @@ from gym_fed.delta.feedback import ErrorFeedback
 from gym_fed.training.audits.observer import StepObserver
 from gym_fed.training.audits.states import MOMENTS
 
+BYTES_PER_WEIGHT = 8
+"""Two moments in float32."""
+
 _STEP = "step"
 
 
 class KeptMoments(StepObserver):
-    """Puts moments into a run's optimiser before its first step, and writes them after its last; sees no batches.
+    """Puts moments into a run's optimiser before its first step, and writes them at its last; sees no batches.
+
+    The run must save checkpoints. The file is written before the last one is complete, so a run that resumes from
+    there, and does no more steps, has it.
 
     Args:
-        start: The moments to continue from, as ``ErrorFeedback.residual`` returns them; empty for none.
+        start: Returns the moments to continue from, by name; empty for none. They are not held during training.
         path: The file to write.
         lineage: Digest of the base from which the federation started.
     """
 
-    def __init__(self, start: Mapping[str, Tensor], path: Path, lineage: str) -> None:
+    def __init__(self, start: Callable[[], Mapping[str, Tensor]], path: Path, lineage: str) -> None:
         super().__init__()
         self._start, self._path, self._lineage = start, path, lineage
 
@@ -40,12 +46,12 @@ class KeptMoments(StepObserver):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Put in the moments; a resumed run has them in its checkpoint."""
-        if state.global_step or not self._start:
+        if state.global_step or not (start := self._start()):
             return
         for name, parameter in _trained(kwargs["model"]):
             moments = {}
             for moment in MOMENTS:
-                held = self._start.get(f"{moment}/{name}", torch.zeros_like(parameter))
+                held = start.get(f"{moment}/{name}", torch.zeros_like(parameter))
                 if held.shape != parameter.shape:
                     raise GymError(
                         ErrorCode.STATE_CORRUPT,
@@ -54,11 +60,13 @@ class KeptMoments(StepObserver):
                         "delete moments.safetensors in the home's folder residuals to start from zero",
                     )
                 moments[moment] = held.to(parameter, copy=True)
-            step = self._start[_STEP][0].to(parameter.device, copy=True)
+            step = start[_STEP][0].to(parameter.device, copy=True)
             _state_of(kwargs["optimizer"])[parameter] = {_STEP: step, **moments}
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the moments durably."""
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Write the moments of the last step durably."""
+        if state.global_step < state.max_steps:
+            return
         file, states = ErrorFeedback(self._path, self._lineage, {}), _state_of(kwargs["optimizer"])
         for name, parameter in _trained(kwargs["model"]):
             if parameter in states:

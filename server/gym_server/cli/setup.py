@@ -74,7 +74,7 @@ recipe:
   max_steps: 50
   learning_rate: {learning_rate:<13}  # {rate_reason}
 {recipe_rest}
-  # keep_optimizer_state: true  # full: contributors keep AdamW's moments between rounds, 8 bytes per weight
+  # keep_optimizer_state: true  # full: contributors keep AdamW's moments on disk, 8 bytes per weight and update
 
 # How updates are encoded: one bit per weight. Error feedback adds the rounding error to the next update.
 codec:

@@ -92,7 +92,10 @@ def test_status_and_leave(tmp_path: Path, hub: TinyHub) -> None:
     reply = json.loads(gym_client("status", *place, "--json").stdout)
     assert (reply["balance"], reply["verdicts"]) == (3, hub.verdicts)
     assert "merged" in gym_client("status", *place).stdout
+    residual = home.residuals(client.pin.server) / "residual.safetensors"
+    residual.write_bytes(b"x")
     assert gym_client("leave", *place).returncode == 0
+    assert not residual.exists()
     reply = json.loads(gym_client("status", "--home", tmp_path / "h", "--json").stdout)
     assert reply["balance"] == 3  # what was earned stays, and the home knows where
     assert error_of("leave", *place)["code"] == "unauthenticated"

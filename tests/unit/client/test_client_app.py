@@ -412,6 +412,40 @@ def test_moments_wait_for_the_verdict_and_go_with_the_residual(rounds: Rounds) -
     assert residuals.moments(rounds.spec.digest, [1, 3]) == {}, "its version was rolled back"
 
 
+def test_moments_do_not_outlive_a_merged_round_without_them_and_the_residual_keeps_its_own_round(
+    home: Home, tmp_path: Path
+) -> None:
+    residuals = Residuals(home, SERVER)
+
+    def merged(server_round: int, *names: str) -> None:
+        paths = [tmp_path / name for name in ("residual", "moments")]
+        for path in paths:
+            feedback = ErrorFeedback(path, "base", {})
+            feedback.record("weight", torch.full((2,), float(server_round)))
+            if path.name in names:
+                feedback.stage(path)
+        update = f"update{server_round}"
+        residuals.stage(paths[0], update, paths[1])
+        residuals.settle([{"update": update, "verdict": "merged", "server_round": server_round}])
+
+    merged(1, "residual", "moments")
+    merged(2, "moments")
+    assert float(residuals.moments("base", [1, 2])["weight"][0]) == 2.0
+    assert residuals.load("base", [1]).norm() > 0, "its round is 1, though the moments' is 2"
+    merged(3, "residual")
+    assert residuals.moments("base", [1, 2, 3]) == {}
+    merged(4, "moments")
+    merged(5)
+    assert residuals.moments("base", [1, 2, 3, 4, 5]) == {}
+
+
+def test_a_task_whose_moments_are_over_the_limit_is_refused_before_training(rounds: Rounds) -> None:
+    rounds.home.policy_path.write_text("max_optimizer_state_bytes: 1000\n")
+    with pytest.raises(GymError, match=r"bytes of kept moments.*max_optimizer_state_bytes") as refused:
+        rounds.call(rounds.task(recipe={**RECIPE, "keep_optimizer_state": True}))
+    assert refused.value.code is ErrorCode.POLICY_REFUSED
+
+
 def test_under_the_agent_the_residual_waits_for_the_verdict(rounds: Rounds) -> None:
     manifest = manifest_of(rounds.call(rounds.task(), **{"by-reference": True}))
     committed = rounds.home.residuals(SERVER) / "residual.safetensors"
