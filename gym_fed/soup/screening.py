@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from gym_quant.kernels import sign_products
+from gym_quant.registry import get_codec
 from numpy.typing import NDArray
 
 from gym_fed.delta.base import BaseSpec
@@ -87,6 +88,26 @@ _MIN_BY_CHANCE = 30.0
 _SAME_DATA = 0.8
 """Minimum corrected correlation of updates from the same data. Above its inverse, a contributor's reliability is too
 small to be estimated."""
+_COSINE_WITH_DENSE = {"signs": math.sqrt(2 / math.pi), "sparse": 0.3456}
+"""Cosine of normal values with their signs, and with the largest 1/64 of them alone."""
+_CORRELATIONS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+_SPARSE_COSINES = (
+    0.0,
+    0.0125,
+    0.0280,
+    0.0498,
+    0.0810,
+    0.1253,
+    0.1872,
+    0.2728,
+    0.3924,
+    0.5690,
+    0.7005,
+    0.8729,
+    1.0,
+)
+"""Cosine of the largest 1/64 of x and of y, for normal pairs with each of the correlations: E[xy; |x| > t, |y| > t]
+over E[x^2; |x| > t], with t = 2.418, integrated numerically."""
 _BEYOND_SPREAD = 2.5
 """Limit in median absolute deviations: 1.7 standard deviations of normal values, more if many pairs belong to one
 person."""
@@ -132,7 +153,7 @@ def compare(updates: Sequence[DeltaFile], spec: BaseSpec) -> Comparison:
         similarity = np.where(
             mixed, np.maximum(similarity, _values_against_signs(stacks, factors)), similarity
         )
-    cosine = _as_if_dense(cosine, _in_signs(stacks, updates))
+    cosine = _as_if_dense(cosine, _forms(stacks, updates))
     return Comparison(np.asarray(np.round(similarity, _DIGITS)), np.asarray(np.round(cosine, _DIGITS)))
 
 
@@ -163,25 +184,36 @@ def _cosines(products: Matrix) -> Matrix:
     return np.asarray(np.divide(products, scale, out=np.zeros_like(products), where=scale > 0.0))
 
 
-def _as_if_dense(cosine: Matrix, signs: NDArray[np.bool_]) -> Matrix:
-    """Estimate cosines of dense updates from those of their sign deltas.
+def _as_if_dense(cosine: Matrix, forms: NDArray[np.str_]) -> Matrix:
+    """Estimate cosines of dense updates from those of sign deltas and sparse ones, for normal values.
 
-    For normal pairs with correlation r, signs have cosine (2 / pi) asin r, and values against signs r sqrt(2 / pi).
+    For normal pairs with correlation r, signs have cosine (2 / pi) asin r, values against signs r sqrt(2 / pi), and
+    values against the largest 1/64 of them 0.346 r. Two sparse updates follow ``_CORRELATIONS``.
     """
-    both, mixed = np.outer(signs, signs), signs[:, None] != signs[None]
-    estimate = np.where(both, np.sin(np.pi / 2 * np.clip(cosine, -1.0, 1.0)), cosine)
-    return np.asarray(np.where(mixed, np.clip(cosine * math.sqrt(math.pi / 2), -1.0, 1.0), estimate))
+    loss = np.array([_COSINE_WITH_DENSE.get(form, 1.0) for form in forms])
+    alike = np.minimum(np.abs(cosine), 1.0)
+    mixed = np.minimum(alike / np.outer(loss, loss), 1.0)
+    estimate = np.where(forms[:, None] == forms[None], alike, mixed)
+    for form, of_pair in (
+        ("signs", np.sin(np.pi / 2 * alike)),
+        ("sparse", np.interp(alike, _SPARSE_COSINES, _CORRELATIONS)),
+    ):
+        estimate = np.where(np.outer(forms == form, forms == form), of_pair, estimate)
+    return np.asarray(np.sign(cosine) * estimate)
 
 
-def _in_signs(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.bool_]:
-    """``[n]`` mask: True if most weights of an update are signs."""
-    signs, held = np.zeros(len(updates)), np.zeros(len(updates))
+def _forms(stacks: Sequence[Stack], updates: Sequence[DeltaFile]) -> NDArray[np.str_]:
+    """``[n]`` names: ``signs`` or ``sparse`` if most weights of an update have that form, else empty."""
+    names = list(_COSINE_WITH_DENSE)
+    sizes, held = np.zeros((len(names), len(updates))), np.zeros(len(updates))
     for stack in stacks:
         for i, update in enumerate(updates):
             if stack.name in update:
-                held[i] += stack.rows * stack.cols
-                signs[i] += stack.rows * stack.cols * (form_of(update.record(stack.name)).kind == "signs")
-    return np.asarray(2 * signs > held)
+                record, size = update.record(stack.name), stack.rows * stack.cols
+                form = "sparse" if get_codec(record.codec).sparse else form_of(record).kind
+                held[i] += size
+                sizes[:, i] += [size * (name == form) for name in names]
+    return np.select(list(2 * sizes > held), names, "")
 
 
 def _equal_signs(stack: Stack, products: Matrix) -> Matrix:

@@ -21,12 +21,13 @@ from tests.support.measured import measured_round
 
 DENSE = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 SIGNS = CodecPolicy(codec="bitdelta", error_feedback=False)
+SPARSE = CodecPolicy(codec="sparse_sign", error_feedback=False)
 SHAPE = (64, 128)
 
 
 def opened(folder: Path, deltas: list[Tensor], codecs: list[CodecPolicy]) -> tuple[list[DeltaFile], BaseSpec]:
     """Updates of one tensor."""
-    base = {"w": torch.zeros(SHAPE)}
+    base = {"w": torch.zeros_like(deltas[0])}
     spec, files = BaseSpec.of(base, "tiny"), []
     for i, (delta, codec) in enumerate(zip(deltas, codecs, strict=True)):
         encode_delta({"w": delta}, base, codec, folder / f"{i}.gymdelta", spec)
@@ -98,6 +99,18 @@ def test_without_a_previous_update_or_a_third_contributor_nothing_has_the_same_s
     unrelated = previous_cosines([0, 0, 1, 2])
     unrelated[np.arange(4), np.arange(4)] = [-0.01, 0.001, 0.4, 0.4]
     assert not same_source(unrelated)[0, 1], "who does not resemble itself resembles nobody"
+
+
+@pytest.mark.parametrize("correlation", [0.3, 0.6, 0.8, 0.9])
+@pytest.mark.parametrize("second", [DENSE, SPARSE], ids=lambda codec: codec.codec)
+def test_cosines_of_the_largest_weights_count_as_those_of_what_was_written(
+    tmp_path: Path, second: CodecPolicy, correlation: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = torch.randn(2, 600, 1024, generator=generator)
+    deltas = [one, correlation * one + (1 - correlation**2) ** 0.5 * other]
+    files, spec = opened(tmp_path, deltas, [SPARSE, second])
+    assert compare(files, spec).cosine[0, 1] == pytest.approx(correlation, abs=0.03)
 
 
 @pytest.mark.parametrize("second", [DENSE, SIGNS], ids=lambda codec: codec.codec)
