@@ -4,18 +4,21 @@
         [--shared FOLDER] [--only learned|attacked]
 
 The text is GSM8K's training set in tokens of stories260K; held-out rows are its first 192. Every worker takes 2,000
-inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories, at 400 steps.
+inner steps. Learning rates, and the outer rate and momentum, are chosen per method on TinyStories, at 400 steps;
+rates are doubled or halved until the best is not the first or last.
 
 The peers are data-parallel fp32, which sends a gradient every step, and the fp32 average of the weights every H steps.
 Files of updates, error feedback, merges and the outer optimiser are the package's own. Malicious workers are 2 more,
 20% of 10: they know the honest updates, and send their negative mean, or a mean that is one standard deviation off
-(ALIE), as long as the median. The rule is the hub's default without clean rows. Soups are exact here; bytes are those
-of updates, headers included. ``--cells FILE`` keeps what is measured and goes on.
+(ALIE); the decoded file has the median norm. The peer under attack is the plain mean; the rule is the hub's default
+without clean rows. Soups are exact here; bytes are those of updates, headers included. ``--cells FILE`` stores finished
+runs and skips them the next time.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import math
@@ -32,7 +35,7 @@ import numpy as np
 import torch
 from _federated_learning import one_thread
 from _report import SHARED, Report, kept, options, show
-from _stacked_llama import Shape, Weights, Workers, losses
+from _stacked_llama import Shape, Workers, losses
 from torch import Tensor
 
 from gym_fed.base.models import load_tokenizer
@@ -52,10 +55,13 @@ STEPS, CHOOSING_STEPS, WARMUP = 2000, 400, 40
 ROWS, LENGTH, HELDOUT_ROWS = 2, 32, 192
 CHOOSING_SEED = 900
 RATES = (6e-3, 1.2e-2, 2.4e-2)
+"""The first learning rates; more follow while the best one is at an end."""
+
 OUTER = ((0.7, 0.9), (1.0, 0.5), (0.5, 0.5))
 """Outer learning rate and momentum: DiLoCo's, and gentler pairs for few rounds."""
 
 ATTACKS = ("sign flip", "ALIE")
+RULE = "byzantine_evidence"
 EXACT = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
 ONE_BIT = CodecPolicy(codec="bitdelta", small_tensors="bitdelta", scale_dtype="bfloat16")
 SPARSE = CodecPolicy(codec="sparse_sign", small_tensors="sparse_sign")
@@ -70,6 +76,7 @@ class Arm:
     outer: tuple[float, float] | None = None
     keeps_state: bool = True
     attack: str = ""
+    rule: str = "mean"
 
     @property
     def policy(self) -> CodecPolicy:
@@ -82,8 +89,8 @@ class Arm:
             values["server_optimizer"] = "nesterov"
             values["server_learning_rate"] = self.outer[0]
             values["server_optimizer_options"] = {"momentum": self.outer[1]}
-        if self.attack:
-            values.update(aggregator="byzantine_evidence", num_malicious_nodes=MALICIOUS)
+        if self.rule != "mean":
+            values.update(aggregator=self.rule, num_malicious_nodes=MALICIOUS)
         return SoupRecipe(**values)
 
 
@@ -153,9 +160,7 @@ class Federation:
         with ExitStack() as stack:
             files = [stack.enter_context(DeltaFile.open(path, self.spec)) for path in paths]
             if self.arm.attack:
-                lie = self.folder / "lie.gymdelta"
-                policy = self.arm.policy.model_copy(update={"error_feedback": False})
-                encode_source(self._lie(files).__getitem__, policy, lie, self.spec)
+                lie = self._lie(files)
                 files += [stack.enter_context(DeltaFile.open(lie, self.spec)) for _ in range(MALICIOUS)]
             soup, ones = self.folder / "soup.gymdelta", [1.0] * len(files)
             merge(files, ones, self.arm.recipe, soup, self.spec, optimizer_state=self.state)
@@ -167,16 +172,32 @@ class Federation:
         if not self.arm.keeps_state:
             self.workers.forget()
 
-    def _lie(self, files: Sequence[DeltaFile]) -> Weights:
-        """What the malicious send, from the decoded honest updates."""
+    def _lie(self, files: Sequence[DeltaFile]) -> Path:
+        """Write what the malicious send, from the decoded honest updates; its file has their median norm."""
         honest = {name: torch.stack([file.decode(name) for file in files]) for name in self.spec.shapes}
         if self.arm.attack == "sign flip":
             lie = {name: -updates.mean(0) for name, updates in honest.items()}
         else:
             lie = {name: updates.mean(0) - updates.std(0) for name, updates in honest.items()}
-        norm = math.sqrt(sum(float(t.square().sum()) for t in lie.values()))
-        factor = median(file.norm() for file in files) / norm
-        return {name: tensor * factor for name, tensor in lie.items()}
+        path, policy = self.folder / "lie.gymdelta", without_feedback(self.arm.policy)
+        encode_source(lie.__getitem__, policy, path, self.spec)
+        with DeltaFile.open(path, self.spec) as file:  # the codec shortens it
+            factor = median(file.norm() for file in files) / file.norm()
+        encode_source(lambda name: lie[name] * factor, policy, path, self.spec)
+        return path
+
+
+def without_feedback(policy: CodecPolicy) -> CodecPolicy:
+    return policy.model_copy(update={"error_feedback": False, "feedback_decay": None})
+
+
+def sample_digest(policy: CodecPolicy) -> str:
+    """Return the digest of a fixed update's file, which changes with the codec."""
+    delta = Shape(hidden=64, layers=1).initial(0)
+    with tempfile.TemporaryDirectory(prefix="gym-pretraining-") as folder:
+        path = Path(folder) / "sample.gymdelta"
+        encode_source(delta.__getitem__, without_feedback(policy), path, BaseSpec.of(delta, "sample"))
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def corpus(shared: Path, name: str) -> Tensor:
@@ -212,21 +233,38 @@ class Bench:
                 )
                 return federation.run()
 
-        name = {**asdict(arm), "seed": seed, "text": text, "steps": steps, "every": EVERY}
-        found: dict[str, Any] = kept(self.cells, name, make)
+        name = {**asdict(arm), "seed": seed, "text": text, "steps": steps}
+        setting = {
+            **asdict(SHAPE),
+            "workers": WORKERS,
+            "rows": ROWS,
+            "length": LENGTH,
+            "heldout": HELDOUT_ROWS,
+        }
+        setting["warmup"] = WARMUP
+        if arm.codec is not None:
+            policy = arm.policy
+            setting |= {"every": EVERY, "policy": policy.model_dump(), "sample": sample_digest(policy)}
+        if arm.attack or arm.rule != "mean":
+            setting["malicious"] = MALICIOUS
+        found: dict[str, Any] = kept(self.cells, {**name, "setting": setting}, make)
         print(f"{name}: {found}", file=sys.stderr, flush=True)
         return found
 
     def chosen(self, method: str) -> Arm:
         """Return the method with the rates of the least loss on TinyStories."""
-        arm = METHODS[method]
+        arm, rates = METHODS[method], sorted(self.rates)
         pairs = [None] if arm.outer is None else OUTER
-        arms = [replace(arm, rate=r, outer=pair) for r, pair in itertools.product(self.rates, pairs)]
 
         def loss(one: Arm) -> float:
-            return float(self.measured(one, CHOOSING_SEED, "tinystories", self.choosing_steps)["loss"])
+            cell = self.measured(one, CHOOSING_SEED, "tinystories", self.choosing_steps)
+            return float(cell["loss"]) if math.isfinite(cell["loss"]) else math.inf
 
-        return min(arms, key=loss)
+        best = min((replace(arm, rate=r, outer=p) for r, p in itertools.product(rates, pairs)), key=loss)
+        while len(rates) > 1 and best.rate in (rates[0], rates[-1]):
+            rates = sorted([*rates, best.rate * (2 if best.rate == rates[-1] else 0.5)])
+            best = min((replace(best, rate=rate) for rate in rates), key=loss)
+        return best
 
     def of(self, arm: Arm) -> tuple[list[float], float]:
         """Return the loss of every seed on GSM8K, and bytes up per worker."""
@@ -278,13 +316,16 @@ def learned(report: Report, bench: Bench) -> None:
 
 
 def attacked(report: Report, bench: Bench) -> None:
-    """Two malicious workers of ten, under the default rule."""
+    """The default rule with two malicious workers of ten, and with none; the peer is the mean under the same attack."""
     for method in ("one bit", "sparse_sign"):
-        arm = bench.chosen(method)
-        without = fmean(bench.of(arm)[0])
+        mean = bench.chosen(method)
+        rule = replace(mean, rule=RULE)
+        without = fmean(bench.of(mean)[0])
+        report.figure(f"{method}, mean, none malicious", without)
+        report.figure(f"{method}, {RULE}, none malicious", fmean(bench.of(rule)[0]))
         for attack in ATTACKS:
-            loss = fmean(bench.of(replace(arm, attack=attack))[0])
-            report.compare(f"{method}, {attack}", loss, without, unit="nats")
+            loss, under_mean = (fmean(bench.of(replace(arm, attack=attack))[0]) for arm in (rule, mean))
+            report.compare(f"{method}, {attack}", loss, under_mean, unit="nats")
             report.aim(f"{method}, {attack}: % above none malicious", 100 * (loss / without - 1), 2.0)
 
 
@@ -301,7 +342,7 @@ def main() -> None:
     bench = Bench(args.shared, args.cells, tuple(args.seeds), STEPS, CHOOSING_STEPS)
     if args.quick:
         bench = Bench(args.shared, args.cells, tuple(args.seeds[:1]), 100, 20, RATES[:1])
-    report = Report("pretraining", peer="none malicious")
+    report = Report("pretraining", peer="mean")
     if args.only != "attacked":
         learned(report, bench)
     if args.only != "learned":
