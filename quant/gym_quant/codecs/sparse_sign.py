@@ -214,10 +214,9 @@ def _chunks_of(rows: Tensor, num_rows: int, cols: int) -> tuple[Tensor, Tensor]:
     """Return the distinct chunks that contain ``rows``, and for each chunk of the tensor its position among them."""
     last = ((rows + 1) * cols - 1) // CHUNK
     span = torch.arange((cols - 1) // CHUNK + 2, device=rows.device)
-    chunks = torch.minimum((rows * cols // CHUNK)[:, None] + span, last[:, None]).unique()
-    inverse = torch.zeros(-(-num_rows * cols // CHUNK), dtype=torch.int64, device=rows.device)
-    inverse[chunks] = torch.arange(len(chunks), device=rows.device)
-    return chunks, inverse
+    needed = torch.zeros(-(-num_rows * cols // CHUNK), dtype=torch.bool, device=rows.device)
+    needed[torch.minimum((rows * cols // CHUNK)[:, None] + span, last[:, None])] = True
+    return needed.nonzero()[:, 0], needed.cumsum(0) - 1
 
 
 def _entries(payload: Payload, count: int, chunks: Tensor) -> tuple[Tensor, Tensor]:
