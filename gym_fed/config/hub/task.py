@@ -237,6 +237,8 @@ class TaskSpec(StrictModel):
             raise ValueError(f"the soups end at {end}, not at version_digest {self.version_digest}")
         if self.soups and self.soups[-1].integers and not self.soups[-1].sum_sha256:
             raise ValueError("the last soup names no sum")
+        if self.audit is not None and not self.recipe.sends_factors:
+            raise ValueError("audit: only LoRA updates are audited, and recipe.finetuning is not lora")
         return self
 
 

@@ -8,7 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from tests.support.private_configs import NOTHING_COMPARED
 
 SPARSE = {"codec": "sparse_sign"}
@@ -63,6 +65,18 @@ def test_kept_optimizer_state_is_taken_with_secure_aggregation_and_refused_with_
             **NOTHING_COMPARED,
         }
     )
+    with pytest.raises(ValidationError, match="audit: only LoRA updates are audited"):
+        TaskSpec(
+            server="s" + "0" * 16,
+            server_round=1,
+            base_model="base",
+            base_digest="sha256:" + "0" * 64,
+            version_digest="sha256:" + "0" * 64,
+            recipe=TrainingRecipe(keep_optimizer_state=True),
+            max_update_bytes=1,
+            deadline_seconds=1.0,
+            audit=AuditTerms(rows="public"),
+        )
     audit = {"rounds": {"audit": {"rows": "public", "auditors": ["a" * 16]}}}
     with pytest.raises(ValidationError, match="audits repeat steps of LoRA"):
         ServerConfig.model_validate({"recipe": recipe, **audit})
