@@ -158,7 +158,7 @@ def child_job() -> Iterator[tuple[dict[str, Any], Report]]:
     Anything printed in the block goes to standard error.
     """
     _die_with_parent()
-    with without_collection():
+    with without_collection(freeze=True):
         for name in json.loads(_next_line()):
             with suppress(ImportError):  # the job reports it, or works without
                 import_module(name)

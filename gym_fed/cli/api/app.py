@@ -160,7 +160,7 @@ def serve(
             os.write(sys.stderr.fileno(), text.encode())
 
     with loading:
-        loading.enter_context(without_collection())
+        loading.enter_context(without_collection(freeze=True))
         with spinner("starting the server"):
             from gym_fed.serving.http.server import run_server
         finished = run_server(

@@ -16,6 +16,7 @@ import torch
 
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.registries import AGGREGATORS
 from gym_fed.data.rows import as_kind
@@ -47,6 +48,28 @@ class LengthEvidence:
     def of(self, updates: Sequence[str]) -> RowEvidence:
         """Return what a merge of these updates, by id, needs."""
         return RowEvidence([self.verdicts[update] for update in updates], self.length)
+
+    @classmethod
+    def recorded(cls, fields: Mapping[str, Any], updates: Sequence[str]) -> LengthEvidence:
+        """Read the evidence of a version's ledger entry about these updates, by id.
+
+        Raises:
+            GymError: ``STATE_CORRUPT``.
+        """
+        try:
+            found = cls(**fields)
+            known = isinstance(found.rows, str) and all(
+                found.verdicts[name] in (True, False) for name in updates
+            )
+        except (TypeError, KeyError):
+            known = False
+        if not known or found.length not in LENGTHS:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                "the evidence of the version is not the rows' digest, a verdict for each update, and a length of "
+                f"{', '.join(map(str, LENGTHS))}",
+            )
+        return found
 
     def entry_fields(self) -> dict[str, Any]:
         """Return the fields of the version's ledger entry."""

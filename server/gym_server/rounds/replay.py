@@ -237,7 +237,7 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
         private=_private(state.base, state.database, recorded),
         secure=_secure(state, recorded, merged),
         weights=None if weights is None else [weights[update_id] for update_id in merged],
-        evidence=None if evidence is None else LengthEvidence(**evidence),
+        evidence=None if evidence is None else LengthEvidence.recorded(evidence, merged),
         window=_window(state, recorded),
     )
     others = [] if ingredients.window is None else ingredients.window.others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -28,20 +29,26 @@ def test_no_collection_runs_while_a_model_is_loaded_and_collections_run_afterwar
     assert gc.isenabled()
 
 
-def test_only_the_first_block_exempts_its_objects_and_an_inner_one_leaves_the_outer_in_force() -> None:
+def test_only_a_block_that_freezes_exempts_its_objects_and_an_inner_one_leaves_the_outer_in_force() -> None:
     gc.unfreeze()
     with without_collection():
-        kept: list[list[int]] = [[] for _ in range(1000)]
         with without_collection():
             pass
         assert not gc.isenabled()
-    frozen = gc.get_freeze_count()
-    assert frozen >= len(kept)
-    with without_collection():
-        later: list[list[int]] = [[] for _ in range(1000)]
-    assert gc.get_freeze_count() <= frozen
     assert gc.isenabled()
-    assert len(later) == 1000
+    assert gc.get_freeze_count() == 0
+    with without_collection(freeze=True):
+        kept: list[list[int]] = [[] for _ in range(1000)]
+    assert gc.get_freeze_count() >= len(kept)
+    gc.unfreeze()
+
+
+def test_a_model_that_is_dropped_is_freed(tiny_base: Path) -> None:
+    loaded = load_model(str(tiny_base))
+    model = weakref.ref(loaded.model)
+    del loaded
+    gc.collect()
+    assert model() is None
 
 
 def test_collections_run_again_after_a_model_that_cannot_be_loaded(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from gym_server.rounds.evidence import LengthEvidence
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.replay import replay
@@ -113,17 +114,27 @@ def test_a_replay_with_other_evidence_gives_another_soup(
 ) -> None:
     here = hub()
     here.round(contributions(here))
-    from gym_server.rounds import replay as module
 
-    class Others(module.LengthEvidence):
-        def __init__(self, rows: str, verdicts: dict[str, bool], length: float) -> None:
-            other = dict.fromkeys(verdicts, False) if "verdicts" in change else verdicts
-            super().__init__(rows, other, change.get("length", length))
+    def recorded(fields: dict[str, Any], updates: list[str]) -> LengthEvidence:
+        verdicts = dict.fromkeys(updates, False) if "verdicts" in change else fields["verdicts"]
+        return LengthEvidence(fields["rows"], verdicts, change.get("length", fields["length"]))
 
-    monkeypatch.setattr(module, "LengthEvidence", Others)
+    monkeypatch.setattr(LengthEvidence, "recorded", recorded)
     with pytest.raises(GymError, match="the ledger records soup") as found:
         replay(here.fed.state, 1)
     assert found.value.code is ErrorCode.STATE_CORRUPT
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"length": 0.01}, {"length": "0.5"}, {"verdicts": {}}, {"rows": None}, {"more": 1}, {"length": None}],
+)
+def test_recorded_evidence_that_no_hub_measures_is_refused(change: dict[str, Any]) -> None:
+    fields = {"rows": "0" * 32, "verdicts": {"a": True}, "length": 0.5}
+    assert LengthEvidence.recorded(fields, ["a"]).length == 0.5
+    with pytest.raises(GymError, match="the evidence of the version") as refused:
+        LengthEvidence.recorded(fields | change, ["a"])
+    assert refused.value.code is ErrorCode.STATE_CORRUPT
 
 
 def test_without_rows_the_budget_decides_and_a_replay_is_bit_exact(hub: Callable[..., Judged]) -> None:
