@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ class Outcome:
 
     accuracies: tuple[float, ...]
     backdoor: float
+
+    @property
+    def accuracy(self) -> float:
+        return fmean(self.accuracies)
 
 
 @dataclass(frozen=True)
