@@ -198,6 +198,7 @@ class SeedTracker:
         chosen = self._least_busy(having)
         if chosen is not None and self._tickets.take(caller.contributor) == 0:
             self._searches.send(search, chosen.name)
+            search.waits_since = None
             self._reports.note_ticket(caller.contributor)
             return pb.FindSeederReply(seeder=self._with_ticket(chosen, sha256))
         copies = self._copies.of(sha256)
@@ -213,6 +214,7 @@ class SeedTracker:
             search.waits_since = now
             seconds = _WAIT_SECONDS + self._searches.wanted[sha256] / _WAITING_PER_SECOND
             return pb.FindSeederReply(wait_seconds=seconds)
+        search.waits_since = None
         search.until = now + config.idle_seconds(found.size_bytes)
         if will_seed:
             self._copies.add(sha256, caller.contributor, node, search.until)

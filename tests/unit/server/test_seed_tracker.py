@@ -228,6 +228,19 @@ def test_the_waits_for_all_files_of_the_base_are_bounded_together(scene: Scene) 
     assert 60 <= waited <= 64
 
 
+def test_a_download_does_not_count_as_waiting_for_the_base(scene: Scene) -> None:
+    scene.announce(10, [OBJECT])
+    assert [scene.where(20), scene.where(30)] == ["seeder", "wait"]
+    scene.find(20, sha256="")
+    assert scene.where(30) == "seeder"
+    scene.seconds += 65  # the announcement has expired, and the same search goes on with a wait
+    for number in (40, 50):
+        scene.announce(number)
+        assert scene.where(number) == "hub"
+    scene.where(30)
+    assert scene.tracker._base_waits.seconds(30) == 0
+
+
 def test_an_ended_search_frees_its_slot(scene: Scene) -> None:
     scene.announce(10, [OBJECT])
     assert [scene.where(20), scene.where(30)] == ["seeder", "wait"]
