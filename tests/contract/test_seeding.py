@@ -29,6 +29,7 @@ from gym_client.identity.proxy import Proxy
 from gym_client.seeding.fetch import require_seeder
 from gym_client.seeding.policy import SeedingPolicy
 from gym_client.seeding.seeding import Seeding
+from gym_client.seeding.server import SeederServer
 from gym_client.seeding.store import SeedingTotals
 from gym_server.seeding.probe import probe_seeder
 from gym_server.store.database import insert_if_absent
@@ -514,6 +515,53 @@ def test_a_port_that_is_in_use_is_reported_and_the_download_goes_on(scene: Seedi
     (text,) = scene.displays["ann"].texts("seeding")
     assert f"127.0.0.1:{port}" in text
     assert scene.fetch(ann) == len(scene.data)
+
+
+def test_a_seeding_server_that_does_not_start_in_time_is_reported_and_the_download_goes_on(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SeederServer._wait, "__defaults__", (0.0,))
+    ann = scene.contributor("ann", **SERVES)
+    (text,) = scene.displays["ann"].texts("seeding")
+    assert "serves nothing" in text
+    assert scene.fetch(ann) == len(scene.data)
+
+
+def test_a_withdrawal_does_not_report_that_the_machine_is_listed_again(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    assert ann.seeding is not None
+    ann.seeding._show("the port is closed")  # type: ignore[attr-defined]
+    ann.pause_seeding(True)
+    scene.wait_for(lambda: not scene.offers(ann))
+    assert scene.displays["ann"].texts("seeding")[-1] == "this machine is not listed: the port is closed"
+
+
+def test_an_error_of_this_machine_is_raised_and_no_seeder_is_reported(
+    scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene.seeder("ann")
+    bob = scene.contributor("bob")
+
+    def is_full(*_: Any) -> None:
+        raise GymError(ErrorCode.DISK_FULL, "the disk is full")
+
+    monkeypatch.setattr(bob.seeding.totals, "receive", is_full)  # type: ignore[union-attr]
+    assert refused(lambda: scene.fetch(bob)) is ErrorCode.DISK_FULL
+    assert not scene.tracker._reports._reports
+    assert not scene.tracker._searches.wanted
+
+
+def test_a_search_that_is_interrupted_while_it_waits_ends_at_the_hub(scene: SeedingScene) -> None:
+    scene.seeder("ann", max_downloads=1)
+    assert ask(scene.contributor("bob"), scene.sha256).HasField("seeder")
+    cid = scene.contributor("cid")
+    cache = ObjectCache(cid.home.objects)
+
+    def fetch() -> None:
+        download(cid, cache, scene.sha256, len(scene.data), should_stop=lambda: True, kind="soups")
+
+    assert refused(fetch) is ErrorCode.INTERRUPTED
+    assert scene.tracker._searches.wanted[scene.sha256] == 1  # bob's
 
 
 def test_a_changed_policy_counts_at_once_or_is_said_to_count_later(scene: SeedingScene) -> None:

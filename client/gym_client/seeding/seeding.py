@@ -29,6 +29,17 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 log = logging.getLogger("gym_client")
 
+_SEEDER_ERRORS = {
+    ErrorCode.BUSY,
+    ErrorCode.DEADLINE_EXCEEDED,
+    ErrorCode.HASH_MISMATCH,
+    ErrorCode.INTERRUPTED,
+    ErrorCode.POLICY_REFUSED,
+    ErrorCode.STATE_CORRUPT,
+    ErrorCode.TOO_LARGE,
+    ErrorCode.UNAVAILABLE,
+}
+"""Errors of a download that lead to the next seeder: of ``fetch_from``, a refused address, a malformed certificate."""
 _MAX_FAILED = 4
 """Seeders that may fail to deliver an object before it is taken from the hub."""
 _MAX_WAIT_SECONDS = 3600.0
@@ -207,12 +218,13 @@ class Seeding:
             should_stop: Checked between chunks and while waiting.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``. Other failures only lead to the hub.
+            GymError: ``INTERRUPTED`` after ``should_stop``, or an error of this machine such as ``DISK_FULL``.
+                A seeder's failures only lead to the hub.
         """
         if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:
             return False
         failed, left_seconds, wasted = _Failed(), self._most_seconds(size_bytes), 0
-        until, seeder = time.monotonic() + _MAX_WAIT_SECONDS, None
+        until, ends_search = time.monotonic() + _MAX_WAIT_SECONDS, True
         try:
             while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
                 name, began, before = "", time.monotonic(), self.totals.now.received
@@ -221,7 +233,8 @@ class Seeding:
                     name = fingerprint(seeder.certificate_pem.encode())
                     self._receive(seeder, part, sha256, size_bytes, report, should_stop, left_seconds)
                 except GymError as error:
-                    if error.code is ErrorCode.INTERRUPTED and should_stop():
+                    is_stopped = error.code is ErrorCode.INTERRUPTED and should_stop()
+                    if is_stopped or error.code not in _SEEDER_ERRORS:
                         raise
                     (failed.busy if error.code is ErrorCode.BUSY else failed.broken).append(name)
                     log.info("object %s was not fetched from a contributor: %s", sha256[:12], error)
@@ -234,9 +247,10 @@ class Seeding:
                 text = f"{readable_bytes(size_bytes)} came from another contributor"
                 self._display.report("seeding", text, sha256=sha256, bytes=size_bytes)
                 return True
+            ends_search = False  # the hub serves the object, and others may wait for this copy
             return False
         finally:
-            if seeder is not None:
+            if ends_search:
                 self._end_search(failed)
 
     def _receive(
@@ -344,7 +358,8 @@ class Seeding:
                     server.end_downloads()  # only now, so that nobody can report a seeder that pauses
             self._announce_seconds = min(max(1.0, reply.lease_seconds / 3), _MAX_ANNOUNCE_SECONDS)
             self._is_listed = request.port != 0 and not reply.why_not
-            self._show(reply.why_not if slots else TOO_SLOW)
+            if request.port != 0 or not slots:  # a withdrawal has no reason, and lists nothing
+                self._show(reply.why_not if slots else TOO_SLOW)
 
     def _show(self, why_not: str) -> None:
         """Report once why this machine is not listed, and that it is listed again."""

@@ -95,7 +95,7 @@ class SeederServer:
         self._thread.start()
         try:
             self.port = self._wait(self._serve())
-        except RuntimeError as error:
+        except (RuntimeError, TimeoutError) as error:
             self.close()
             raise GymError(
                 ErrorCode.ADDRESS_IN_USE,
