@@ -463,12 +463,24 @@ def test_no_more_downloads_are_served_at_once_than_the_policy_allows(scene: Seed
 
 def test_a_paused_contributor_serves_nothing_and_goes_on_afterwards(scene: SeedingScene) -> None:
     ann = scene.seeder("ann")
-    ann.pause_seeding(True)
+    ann.pause_seeding("pause", True)
     text = ticket_for(scene, ann).signed(scene.hub.fed.key)
     assert refused(lambda: fetched(ann, text)) is ErrorCode.BUSY
     scene.wait_for(lambda: not scene.offers(ann))
-    ann.pause_seeding(False)
+    ann.pause_seeding("pause", False)
     scene.wait_for(lambda: scene.offers(ann))
+
+
+def test_a_pause_during_an_upload_lasts_until_both_have_ended(scene: SeedingScene) -> None:
+    ann = scene.seeder("ann")
+    for reason, paused, expected in (
+        ("upload", True, True),
+        ("pause", True, True),
+        ("upload", False, True),
+        ("pause", False, False),
+    ):
+        ann.pause_seeding(reason, paused)
+        assert server_of(ann).is_paused is expected
 
 
 def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) -> None:
@@ -477,13 +489,15 @@ def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) 
     assert not scene.tracker._seeders
     assert not (scene.folder / "ann" / "seeds").exists()
     assert scene.fetch(ann) == 0  # it is cached
+    ann.seeding.follow(SeedingPolicy(**SERVES))  # type: ignore[union-attr]
+    assert "next join" in scene.displays["ann"].texts("seeding")[-1]
     assert scene.fetch(scene.contributor("bob")) == len(scene.data)
 
 
 def test_a_pause_ends_running_downloads_and_nobody_reports_them(scene: SeedingScene) -> None:
     ann, bob = scene.seeder("ann", max_bytes_per_second=64 << 10), scene.contributor("bob")
     server_of(ann).rate._tokens = 0.0  # 300 kB take five seconds
-    pauser = threading.Timer(0.5, lambda: ann.pause_seeding(True))
+    pauser = threading.Timer(0.5, lambda: ann.pause_seeding("pause", True))
     pauser.start()
     assert scene.fetch(bob) == len(scene.data)
     pauser.join()
@@ -531,7 +545,7 @@ def test_a_withdrawal_does_not_report_that_the_machine_is_listed_again(scene: Se
     ann = scene.seeder("ann")
     assert ann.seeding is not None
     ann.seeding._show("the port is closed")  # type: ignore[attr-defined]
-    ann.pause_seeding(True)
+    ann.pause_seeding("pause", True)
     scene.wait_for(lambda: not scene.offers(ann))
     assert scene.displays["ann"].texts("seeding")[-1] == "this machine is not listed: the port is closed"
 
@@ -627,7 +641,7 @@ def test_a_cached_object_is_served_in_the_next_run_too(scene: SeedingScene) -> N
 
 def test_an_object_that_is_deleted_after_its_ticket_is_sent_to_the_end(scene: SeedingScene) -> None:
     ann = scene.seeder("ann")
-    _, file = server_of(ann)._admit(ticket_for(scene, ann))
+    _, file, _ = server_of(ann)._admit(ticket_for(scene, ann))
     ann.seeding._store.follow(SeedingPolicy(serves=[]))  # type: ignore[union-attr]
     assert file.read() == scene.data
     file.close()

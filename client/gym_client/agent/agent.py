@@ -135,7 +135,7 @@ class Agent:
         self._pauses = Pauses(
             home, self.policy, self._take_policy, self.display, self._stop, stamp=policy_stamp
         )
-        self._pauses.on_pause = client.pause_seeding
+        self._pauses.on_pause = lambda paused: client.pause_seeding("pause", paused)
         self._room = DiskRoom(home, self.display, self._stop)
         self._failures = self._masked = 0  # _masked: updates whose round is not unmasked yet
 

@@ -159,13 +159,13 @@ class TaskObjects:
         # With a limit the update and the downloads of others would share it, and their downloaders would give up.
         pauses_seeding = self._client.rates.up.bytes_per_second is not None
         if pauses_seeding:
-            self._client.pause_seeding(True)
+            self._client.pause_seeding("upload", True)
         try:
             for ref in refs:
                 self._upload(task, ref, progress, hooks, retry)
         finally:
             if pauses_seeding:
-                self._client.pause_seeding(False)
+                self._client.pause_seeding("upload", False)
 
     def _upload(
         self,

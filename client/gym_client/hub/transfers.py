@@ -89,6 +89,7 @@ def download(
             seeding.add(target, sha256, kind)
         return target
     part = target.with_name(f"{sha256}.part")
+    part.with_suffix(".seed").unlink(missing_ok=True)  # of a run that was killed
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     report = progress or (lambda done, total: None)

@@ -251,10 +251,10 @@ class HubClient:
                 self._channel.close()
                 self._open_channel()
 
-    def pause_seeding(self, paused: bool) -> None:
-        """Serve nothing to other contributors while this machine is paused."""
+    def pause_seeding(self, reason: str, paused: bool) -> None:
+        """Serve nothing to other contributors while there is a reason to pause."""
         if self.seeding is not None:
-            self.seeding.pause(paused)
+            self.seeding.pause(reason, paused)
 
     def close(self) -> None:
         """Stop seeding, close the channel and cancel running calls."""

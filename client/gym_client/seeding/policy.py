@@ -59,10 +59,13 @@ class SeedingPolicy(StrictModel):
         Args:
             max_upload_bytes_per_second: The policy's limit of all uploads.
         """
-        rate = min(self.max_bytes_per_second, max_upload_bytes_per_second or self.max_bytes_per_second)
+        rate = self._rate(max_upload_bytes_per_second)
         if rate < LEAST_BYTES_PER_SECOND:
             return 0
         return max(1, min(self.max_downloads, rate // (2 * LEAST_BYTES_PER_SECOND)))
+
+    def _rate(self, max_upload_bytes_per_second: int | None) -> int:
+        return min(self.max_bytes_per_second, max_upload_bytes_per_second or self.max_bytes_per_second)
 
     def in_words(self, max_upload_bytes_per_second: int | None = None) -> list[str]:
         """Describe what seeding does on this machine."""
@@ -75,9 +78,13 @@ class SeedingPolicy(StrictModel):
             lines.append(f"serves nothing: {TOO_SLOW}")
         elif self.listen is not None:
             kinds = " and ".join({"base": "the base", "soups": "soups"}[kind] for kind in self.serves)
+            rate = readable_bytes(self._rate(max_upload_bytes_per_second))
+            disk = (
+                f", keeping {readable_bytes(self.max_disk_bytes)} of soups" if "soups" in self.serves else ""
+            )
             lines.append(
                 f"serves {kinds or 'nothing'} at {self.listen} to contributors with a ticket of the hub, up to "
-                f"{counted(slots, 'download')} at once, {readable_bytes(self.max_bytes_per_second)}/s and "
-                f"{readable_bytes(self.max_bytes_per_day)} a day; never your data or updates"
+                f"{counted(slots, 'download')} at once, {rate}/s and "
+                f"{readable_bytes(self.max_bytes_per_day)} a day{disk}; never your data or updates"
             )
         return lines

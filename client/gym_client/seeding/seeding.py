@@ -97,6 +97,7 @@ class Seeding:
         self._news, self._stop, self._announcing = threading.Event(), threading.Event(), threading.Lock()
         self._announce_seconds, self._why_not = 20.0, ""
         self._begun = self._is_listed = False
+        self._pause_reasons: set[str] = set()
         self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
 
     def start(self) -> None:
@@ -135,8 +136,13 @@ class Seeding:
 
     def follow(self, policy: SeedingPolicy | None) -> None:
         """Adopt a changed policy; None ends seeding. A new ``listen`` counts from the next ``join`` on."""
-        if policy is None or self._stop.is_set():
+        if policy is None:
             self.close()
+            return
+        if self._stop.is_set():
+            self._display.report(
+                "seeding", "seeding has ended; the policy's section counts from the next join on"
+            )
             return
         before, self._policy = self._policy, policy
         self.totals.max_bytes_per_day = policy.max_bytes_per_day
@@ -150,10 +156,11 @@ class Seeding:
             self._server.rate.bytes_per_second = policy.max_bytes_per_second
             self._news.set()
 
-    def pause(self, paused: bool) -> None:
-        """Refuse downloads during a pause, withdraw the announcement, and then end the running ones."""
-        if self._server is not None and paused != self._server.is_paused:
-            self._server.pause(paused)
+    def pause(self, reason: str, paused: bool) -> None:
+        """Refuse downloads while there is a reason, withdraw the announcement, and then end the running ones."""
+        (self._pause_reasons.add if paused else self._pause_reasons.discard)(reason)
+        if self._server is not None and bool(self._pause_reasons) != self._server.is_paused:
+            self._server.pause(bool(self._pause_reasons))
             self._news.set()
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class SeederServer:
         """Send one object."""
         try:
             ticket = await asyncio.to_thread(self._ticket, request.ticket_json, self.fingerprint)
-            seed, file = self._admit(ticket)
+            seed, file, day = self._admit(ticket)
         except GymError as error:
             await _abort(context, error)
             return
@@ -157,13 +157,13 @@ class SeederServer:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "the download is too slow")
         finally:
             self._busy -= 1
-            self._totals.release(max(0, seed.size_bytes - sent))
+            self._totals.release(max(0, seed.size_bytes - sent), day)
             file.close()
 
-    def _admit(self, ticket: SeedTicket) -> tuple[Seed, BinaryIO]:
-        """Return the object of a ticket, which is used up by this, and its open file: it may be deleted from now on.
+    def _admit(self, ticket: SeedTicket) -> tuple[Seed, BinaryIO, str]:
+        """Return the object of a ticket, its open file, and the day of whose limit its bytes are reserved.
 
-        The object's bytes are reserved of the day's limit.
+        The ticket is used up by this. The object may be deleted from now on.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for a used ticket, ``NOT_FOUND``, ``BUSY`` beyond the policy's limits.
@@ -182,10 +182,10 @@ class SeederServer:
             file = seed.path.open("rb")
         except OSError:
             raise _not_served() from None
-        if not self._totals.reserve(seed.size_bytes):
+        if not (day := self._totals.reserve(seed.size_bytes)):
             file.close()
             raise _busy()
-        return seed, file
+        return seed, file, day
 
     async def _send(self, file: BinaryIO, context: Any) -> AsyncIterator[int]:
         """Send a file; yield the bytes of each chunk before it is sent."""

@@ -114,8 +114,10 @@ class SeedStore:
 
 
 def remove_leftovers(home: Home) -> None:
-    """Delete the links of a run that was killed, which would keep deleted files on the disk."""
+    """Delete the links and the unverified downloads of a run that was killed; both would keep disk space."""
     shutil.rmtree(seeds_folder(home), ignore_errors=True)
+    for path in home.objects.glob("*.seed"):
+        path.unlink(missing_ok=True)
 
 
 def seeds_folder(home: Home) -> Path:
@@ -171,14 +173,14 @@ class SeedingTotals:
             self._begin_day()
             return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day
 
-    def reserve(self, num_bytes: int) -> bool:
-        """Take bytes of today's limit for a download; return False if too few are left."""
+    def reserve(self, num_bytes: int) -> str:
+        """Take bytes of today's limit for a download; return the day, empty if too few are left."""
         with self._lock:
             self._begin_day()
             if self._bytes.served_on_day + num_bytes > self.max_bytes_per_day:
-                return False
+                return ""
             self._bytes.served_on_day += num_bytes
-            return True
+            return self._bytes.day
 
     def serve(self, num_bytes: int) -> None:
         """Count bytes that were served, of those reserved."""
@@ -186,11 +188,12 @@ class SeedingTotals:
             self._bytes.served += num_bytes
             self._count(num_bytes)
 
-    def release(self, num_bytes: int) -> None:
-        """Return reserved bytes that were not served."""
+    def release(self, num_bytes: int, day: str) -> None:
+        """Return bytes reserved on a day that were not served; those of another day than today count no longer."""
         with self._lock:
             self._begin_day()
-            self._bytes.served_on_day = max(0, self._bytes.served_on_day - num_bytes)
+            if self._bytes.day == day:
+                self._bytes.served_on_day -= num_bytes
 
     def save(self) -> None:
         """Write the file."""

@@ -43,6 +43,9 @@ def test_the_settings_are_off_by_default_and_refuse_an_address_that_is_none(home
     fetches, serves = policy.in_words()
     assert "can learn this machine's address" in fetches
     assert "0.0.0.0:9445" in serves
+    assert "200.0 kB/s" in serves
+    assert "keeping 1.07 GB of soups" in serves
+    assert "100.0 kB/s" in policy.in_words(100_000)[1]
     assert len(SeedingPolicy().in_words()) == 1
     assert [policy.slots(limit) for limit in (None, 1 << 20, 100_000, 65_535)] == [1, 1, 1, 0]
     assert "serves nothing" in policy.in_words(65_535)[1]
@@ -78,16 +81,21 @@ def test_totals_outlive_the_process_and_the_days_bytes_end_with_the_day(
 ) -> None:
     totals = SeedingTotals(home, 1000)
     totals.receive(5)
-    assert totals.reserve(950)
+    day = totals.reserve(950)
+    assert day
     assert not totals.reserve(51)  # though none of it is sent yet
     totals.serve(900)
-    totals.release(50)
+    totals.release(50, day)
     assert totals.may_serve(100)
     assert not totals.may_serve(101)
     totals.save()
     again = SeedingTotals(home, 1000)
     assert not again.may_serve(101)
     again._bytes.day = (datetime.date.today() - datetime.timedelta(days=3)).isoformat()
+    assert again.reserve(1000)
+    again.release(500, "2020-01-01")
+    assert not again.may_serve(1)
+    again.release(1000, again._bytes.day)
     assert again.may_serve(1000)
     assert (again.now.received, again.now.served, again.now.served_on_day) == (5, 900, 0)
 
@@ -157,8 +165,11 @@ def test_links_of_a_killed_run_are_removed_without_the_section_too(home: Home) -
     leftover = home.folder / "seeds" / ("a" * 64)
     leftover.parent.mkdir()
     leftover.write_bytes(b"x")
+    unverified = home.objects / f"{'b' * 64}.seed"
+    unverified.write_bytes(b"x")
     remove_leftovers(home)
     assert not leftover.parent.exists()
+    assert not unverified.exists()
 
 
 def test_the_consent_to_a_base_says_what_seeding_does_from_then_on() -> None:
