@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from gym_server.seeding.seeders import MARK_SECONDS, AccountMarks
+from gym_server.seeding.seeders import MARK_SECONDS, AccountMarks, Seeder
 
 _MAX_SEARCHES = 20_000
 
@@ -21,6 +21,7 @@ class SeedSearch:
         began: Monotonic time of the first request.
         until: Monotonic time at which a download counts as ended.
         seeder: Name of the seeder that the node was sent to; empty for none.
+        is_own: True if that seeder has the same account.
         waits_since: Monotonic time of the last reply to wait; None if it was another one.
     """
 
@@ -29,17 +30,20 @@ class SeedSearch:
     began: float
     until: float = 0.0
     seeder: str = ""
+    is_own: bool = False
     waits_since: float | None = None
 
 
 class SeedSearches:
     """Searches by node, which downloads one object at a time.
 
-    ``downloads`` counts running downloads by seeder, ``wanted`` searches by object.
+    ``downloads`` counts running downloads by seeder, ``own_downloads`` those by its own account, and ``wanted``
+    searches by object.
     """
 
     def __init__(self) -> None:
         self.downloads: Counter[str] = Counter()
+        self.own_downloads: Counter[str] = Counter()
         self.wanted: Counter[str] = Counter()
         self._nodes: OrderedDict[int, SeedSearch] = OrderedDict()
 
@@ -61,10 +65,12 @@ class SeedSearches:
             self.drop(next(iter(self._nodes)))
         return search
 
-    def send(self, search: SeedSearch, name: str) -> None:
+    def send(self, search: SeedSearch, seeder: Seeder) -> None:
         """Note that a node was sent to a seeder."""
-        search.seeder = name
-        self.downloads[name] += 1
+        search.seeder, search.is_own = seeder.name, seeder.contributor == search.contributor
+        self.downloads[seeder.name] += 1
+        if search.is_own:
+            self.own_downloads[seeder.name] += 1
 
     def drop(self, node: int) -> None:
         """End the search of a node, if there is one."""
@@ -73,6 +79,8 @@ class SeedSearches:
         _decrease(self.wanted, search.sha256)
         if search.seeder:
             _decrease(self.downloads, search.seeder)
+            if search.is_own:
+                _decrease(self.own_downloads, search.seeder)
 
     def expire(self, now: float) -> None:
         """End the searches whose downloads count as ended."""

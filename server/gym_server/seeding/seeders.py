@@ -12,6 +12,8 @@ MARK_SECONDS = 3600.0
 _MAX_ACCOUNTS = 20_000
 _BAD_REPORTS = 2
 """Reports by as many contributors take a seeder off the list."""
+_MAX_REPORTS = 3
+"""Reports of one contributor that count within ``MARK_SECONDS``."""
 _MANY_REPORTS = 3
 """Reports from which on a contributor who reports most of its seeders is ignored."""
 
@@ -114,15 +116,25 @@ class SeederReports:
             OrderedDict()
         )  # times by account, then by reporter
         self._given: OrderedDict[str, tuple[int, int]] = OrderedDict()  # tickets and reports of a reporter
+        self._counted: OrderedDict[str, list[float]] = OrderedDict()  # times of a reporter's counted reports
 
     def note_ticket(self, reporter: str) -> None:
         """Count a seeder that a contributor was sent to."""
         self._count(reporter, 1, 0)
 
     def add(self, reporter: str, account: str, now: float) -> None:
-        """Note a failure. Reports by contributors who report most of their seeders are ignored."""
+        """Note a failure.
+
+        Reports by contributors who report most of their seeders, or ``_MAX_REPORTS`` already, are ignored.
+        """
         tickets, reports = self._count(reporter, 0, 1)
         if reporter == account or (reports >= _MANY_REPORTS and 2 * reports > tickets):
+            return
+        counted = [at for at in self._counted.pop(reporter, []) if at + MARK_SECONDS > now]
+        is_counted = len(counted) < _MAX_REPORTS
+        self._counted[reporter] = [*counted, now] if is_counted else counted
+        _trim(self._counted)
+        if not is_counted:
             return
         known = self._reports.pop(account, {})
         recent = {who: at for who, at in known.items() if at + MARK_SECONDS > now} | {reporter: now}

@@ -51,6 +51,8 @@ _WAITING_PER_SECOND = 100
 """Calls per second of all that wait for an object."""
 _SLOWEST_BYTES_PER_SECOND = 64 << 10
 """Rate at which a slot of a seeder is assumed to be busy at most."""
+_MAX_DOWNLOAD_SECONDS = 1800.0
+"""Time after which a download of any size counts as ended, as its client may have been killed."""
 _SHARE_OF_ROUND = 0.25
 """Largest part of a round's deadline for which a contributor waits for a soup."""
 _EXPIRE_SECONDS = 1.0
@@ -191,13 +193,13 @@ class SeedTracker:
         if found is None or found.size_bytes < config.min_bytes:
             self._searches.drop(node)
             return pb.FindSeederReply()
-        until = now + 10 + found.size_bytes / _SLOWEST_BYTES_PER_SECOND
+        until = now + min(10 + found.size_bytes / _SLOWEST_BYTES_PER_SECOND, _MAX_DOWNLOAD_SECONDS)
         search = self._searches.renew(node, caller.contributor, sha256, now, until)
         tried = failed | set(request.busy[:_MAX_FAILED])
         having = self._usable(caller, host, sha256, tried)
         chosen = self._least_busy(having)
         if chosen is not None and self._tickets.take(caller.contributor) == 0:
-            self._searches.send(search, chosen.name)
+            self._searches.send(search, chosen)
             search.waits_since = None
             self._reports.note_ticket(caller.contributor)
             return pb.FindSeederReply(seeder=self._with_ticket(chosen, sha256))
@@ -206,7 +208,7 @@ class SeedTracker:
         others = len(copies) - (sibling is not None)
         will_seed = node in self._seeders and not self._copies.slow.has(caller.contributor, now)
         must_wait = (
-            bool(having)
+            self._is_worth_a_wait(caller, having)
             or others >= (config.hub_copies if will_seed else 1)
             or (sibling is not None and sibling[0] != node)  # another machine of the account fetches it
         )
@@ -332,6 +334,16 @@ class SeedTracker:
         downloads = self._searches.downloads
         free = [seeder for seeder in seeders if downloads[seeder.name] < seeder.slots]
         return min(free, key=lambda seeder: (downloads[seeder.name], secrets.randbits(16)), default=None)
+
+    def _is_worth_a_wait(self, caller: Session, seeders: Collection[Seeder]) -> bool:
+        """Return True if others than its own account keep one of the busy seeders busy.
+
+        Otherwise an account could claim each new object, and delay everybody by downloading from itself.
+        """
+        own = self._searches.own_downloads
+        return any(
+            seeder.contributor == caller.contributor or own[seeder.name] < seeder.slots for seeder in seeders
+        )
 
     def _may_wait(self, search: SeedSearch, node: int, found: PublicObject, now: float) -> bool:
         """Return True if a node waits on: the wait for an object is bounded, and that for the base in all."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from gym_server.accounts.accounts import Session
+from gym_server.seeding.seeders import SeederReports
 from gym_server.seeding.tracker import LEASE_SECONDS, PublicObject, SeedTracker
 from gym_server.traffic import HubTraffic
 
@@ -239,6 +240,40 @@ def test_a_download_does_not_count_as_waiting_for_the_base(scene: Scene) -> None
         assert scene.where(number) == "hub"
     scene.where(30)
     assert scene.tracker._base_waits.seconds(30) == 0
+
+
+def test_nobody_waits_for_a_seeder_whose_own_account_takes_its_slots(scene: Scene) -> None:
+    scene.announce(10, [OBJECT])
+    assert [scene.where(11), scene.where(20)] == ["seeder", "hub"]
+    assert scene.where(12) == "wait"  # another machine of the account
+    scene.find(11, sha256="")
+    assert [scene.where(30), scene.where(40)] == ["seeder", "wait"]
+
+
+def test_the_slot_of_a_killed_client_is_free_after_half_an_hour_whatever_the_size(scene: Scene) -> None:
+    scene.tracker._describe = lambda name: PublicObject(5 << 30, is_base=True)
+    scene.announce(10, [OBJECT])
+    assert scene.where(20) == "seeder"
+    scene.seconds += 1799
+    scene.announce(10, [OBJECT])
+    assert scene.where(30) == "wait"
+    scene.seconds += 2
+    assert scene.where(30) == "seeder"
+
+
+def test_two_accounts_that_report_with_enough_tickets_remove_three_seeders_in_an_hour() -> None:
+    reports, seeders = SeederReports(), [f"s{number}" for number in range(9)]
+    for accuser in ("c5", "c6"):
+        for seeder in seeders:
+            reports.note_ticket(accuser)
+            reports.note_ticket(accuser)
+            reports.add(accuser, seeder, 0.0)
+    assert [seeder for seeder in seeders if reports.banned.has(seeder, 1.0)] == seeders[:3]
+    for accuser in ("c5", "c6"):
+        for _ in range(9):
+            reports.note_ticket(accuser)
+        reports.add(accuser, "s8", 3601.0)
+    assert reports.banned.has("s8", 3602.0)
 
 
 def test_an_ended_search_frees_its_slot(scene: Scene) -> None:
