@@ -182,6 +182,7 @@ def test_an_update_is_never_served_or_listed_even_if_its_bytes_are_public_too(sc
 def test_kinds_that_the_policy_does_not_serve_are_not_served(scene: SeedingScene) -> None:
     ann = scene.contributor("ann", **SERVES, serves=["base"])
     scene.fetch(ann)
+    assert not scene.tracker._copies.of(scene.sha256)  # nobody waits for it
     text = ticket_for(scene, ann).signed(scene.hub.fed.key)
     assert refused(lambda: fetched(ann, text)) is ErrorCode.NOT_FOUND
 
@@ -534,7 +535,7 @@ def test_a_port_that_is_in_use_is_reported_and_the_download_goes_on(scene: Seedi
 def test_a_seeding_server_that_does_not_start_in_time_is_reported_and_the_download_goes_on(
     scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SeederServer._wait, "__defaults__", (0.0,))
+    monkeypatch.setattr(SeederServer._wait, "__defaults__", (0.0,))  # of its parameter seconds
     ann = scene.contributor("ann", **SERVES)
     (text,) = scene.displays["ann"].texts("seeding")
     assert "serves nothing" in text

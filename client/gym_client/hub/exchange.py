@@ -20,6 +20,7 @@ class ObjectExchange(Protocol):
         part: Path,
         sha256: str,
         size_bytes: int,
+        kind: Kind,
         report: Callable[[int, int], None],
         should_stop: Callable[[], bool],
     ) -> bool: ...

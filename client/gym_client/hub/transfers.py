@@ -94,9 +94,10 @@ def download(
         part.unlink()
     report = progress or (lambda done, total: None)
     came = (
-        seeding is not None
+        kind is not None
+        and seeding is not None
         and not part.exists()
-        and seeding.fetch(part, sha256, size_bytes, report, should_stop)
+        and seeding.fetch(part, sha256, size_bytes, kind, report, should_stop)
     )
     if not came:
         _download_from_hub(client, sha256, size_bytes, part, report, should_stop, count)

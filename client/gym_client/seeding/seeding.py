@@ -212,6 +212,7 @@ class Seeding:
         part: Path,
         sha256: str,
         size_bytes: int,
+        kind: Kind,
         report: Callable[[int, int], None],
         should_stop: Callable[[], bool],
     ) -> bool:
@@ -221,6 +222,7 @@ class Seeding:
             part: File to write; it does not exist after a failure.
             sha256: Digest of the object.
             size_bytes: Its size.
+            kind: Its kind, which this machine may not serve.
             report: Called with bytes done and in total.
             should_stop: Checked between chunks and while waiting.
 
@@ -232,8 +234,9 @@ class Seeding:
             return False
         failed, left_seconds, wasted = _Failed(), self._most_seconds(size_bytes), 0
         until, ends_search = time.monotonic() + _MAX_WAIT_SECONDS, True
+        will_serve = self._store.serves(kind, size_bytes)
         try:
-            while (seeder := self._found(sha256, failed, until, should_stop)) is not None:
+            while (seeder := self._found(sha256, will_serve, failed, until, should_stop)) is not None:
                 name, began, before = "", time.monotonic(), self.totals.now.received
                 try:
                     require_seeder(seeder, self._client.address.host)
@@ -302,12 +305,19 @@ class Seeding:
             log.info("the hub does not know that a search has ended: %s", error)
 
     def _found(
-        self, sha256: str, failed: _Failed, until: float, should_stop: Callable[[], bool]
+        self,
+        sha256: str,
+        will_serve: bool,
+        failed: _Failed,
+        until: float,
+        should_stop: Callable[[], bool],
     ) -> pb.SeederInfo | None:
         """Return a seeder, after the waits that the hub advises; None if the hub must serve the object."""
         while True:
             try:
-                request = pb.FindSeederRequest(sha256=sha256, failed=failed.broken, busy=failed.busy)
+                request = pb.FindSeederRequest(
+                    sha256=sha256, failed=failed.broken, busy=failed.busy, will_not_serve=not will_serve
+                )
                 reply = self._client.call("FindSeeder", request)
             except GymError as error:
                 log.info("the hub names no seeder of %s: %s", sha256[:12], error)

@@ -57,11 +57,11 @@ class SeedStore:
         """
         target = self._folder / sha256
         with self._lock:
-            if kind not in self._policy.serves or sha256 in self._seeds:
+            if sha256 in self._seeds:
                 return False
             try:
                 size = path.stat().st_size
-                if size < min_bytes or (kind == "soups" and size > self._policy.max_disk_bytes):
+                if size < min_bytes or not self.serves(kind, size):
                     return False
                 _link(path, target, may_copy=kind != "base")
             except OSError as error:
@@ -71,6 +71,11 @@ class SeedStore:
             self._seeds[sha256] = Seed(target, size, kind)
             self._drop_oldest()
             return True
+
+    def serves(self, kind: Kind, size_bytes: int) -> bool:
+        """Return True if the policy serves objects of a kind and size."""
+        fits = kind != "soups" or size_bytes <= self._policy.max_disk_bytes
+        return kind in self._policy.serves and fits
 
     def follow(self, policy: SeedingPolicy) -> None:
         """Adopt a changed policy, and drop what it no longer serves."""

@@ -206,7 +206,11 @@ class SeedTracker:
         copies = self._copies.of(sha256)
         sibling = copies.get(caller.contributor)
         others = len(copies) - (sibling is not None)
-        will_seed = node in self._seeders and not self._copies.slow.has(caller.contributor, now)
+        will_seed = (
+            node in self._seeders
+            and not request.will_not_serve
+            and not self._copies.slow.has(caller.contributor, now)
+        )
         must_wait = (
             self._is_worth_a_wait(caller, having)
             or others >= (config.hub_copies if will_seed else 1)

@@ -108,6 +108,15 @@ def test_contributors_who_will_not_seed_are_not_waited_for(scene: Scene) -> None
     assert [scene.where(number) for number in range(10, 80, 10)] == ["hub"] * 7
 
 
+def test_a_seeder_that_does_not_serve_this_object_is_not_waited_for(scene: Scene) -> None:
+    for number in (10, 20, 30):
+        scene.announce(number)
+    assert [scene.where(number, will_not_serve=True) for number in (10, 20)] == ["hub", "hub"]
+    assert scene.where(30) == "hub"
+    scene.seconds += 3600
+    assert not scene.tracker._copies.slow.has("c1", scene.seconds)
+
+
 def test_a_wait_ends_at_its_bound_though_nobody_seeds(scene: Scene) -> None:
     for number in (10, 20, 30):
         scene.announce(number)

@@ -430,14 +430,16 @@ class SeedReply(_message.Message):
     def __init__(self, lease_seconds: _Optional[float] = ..., why_not: _Optional[str] = ...) -> None: ...
 
 class FindSeederRequest(_message.Message):
-    __slots__ = ("sha256", "failed", "busy")
+    __slots__ = ("sha256", "failed", "busy", "will_not_serve")
     SHA256_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
+    WILL_NOT_SERVE_FIELD_NUMBER: _ClassVar[int]
     sha256: str
     failed: _containers.RepeatedScalarFieldContainer[str]
     busy: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, sha256: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ..., busy: _Optional[_Iterable[str]] = ...) -> None: ...
+    will_not_serve: bool
+    def __init__(self, sha256: _Optional[str] = ..., failed: _Optional[_Iterable[str]] = ..., busy: _Optional[_Iterable[str]] = ..., will_not_serve: _Optional[bool] = ...) -> None: ...
 
 class FindSeederReply(_message.Message):
     __slots__ = ("seeder", "wait_seconds")
