@@ -2,7 +2,7 @@
 
 ``residuals/<server>/`` contains the encoding error ``residual.safetensors`` and AdamW's ``moments.safetensors``, both
 committed, the rounds of their updates (``round``, ``moments.round``), and a ``<update digest>.staged`` and a
-``<update digest>.moments`` for every update without a verdict.
+``<update digest>.moments`` for every update without a verdict, or an empty ``<update digest>.sent`` if it has neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from gym_fed.delta.feedback import ErrorFeedback
 
-_SUFFIX, _MOMENTS = ".staged", ".moments"
+_SUFFIX, _MOMENTS, _SENT = ".staged", ".moments", ".sent"
+_WAITING = (_SUFFIX, _MOMENTS, _SENT)
 _ACCEPTED = ("merged", "duplicate")
 """Verdicts after which the residual is kept. For a duplicate an equal update was merged in its place."""
 _OPEN = "admitted"
@@ -56,10 +57,15 @@ class Residuals:
         return {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
 
     def stage(self, residual: Path, update: str, moments: Path | None = None) -> None:
-        """Store the residual and moments of a sent update until its verdict; absent files are skipped."""
+        """Store the residual and moments of a sent update until its verdict; absent files are skipped.
+
+        An update without both is recorded too: once it is merged, older moments must not be continued.
+        """
         for path, suffix in ((residual, _SUFFIX), (moments, _MOMENTS)):
             if path is not None and path.exists():
                 move_file(path, self.folder / f"{update}{suffix}")
+        if update not in self.staged():
+            (self.folder / f"{update}{_SENT}").touch()
         fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
@@ -76,6 +82,7 @@ class Residuals:
                 os.replace(staged, committed)
             elif suffix == _MOMENTS:
                 self._drop(suffix)
+        (self.folder / f"{update}{_SENT}").unlink(missing_ok=True)
         fsync_folder(self.folder)
 
     def delete(self) -> None:
@@ -84,10 +91,12 @@ class Residuals:
 
     def staged(self) -> list[str]:
         """Return the digests of updates that wait for a verdict."""
-        return sorted({path.stem for suffix in self._committed for path in self.folder.glob(f"*{suffix}")})
+        return sorted({path.stem for suffix in _WAITING for path in self.folder.glob(f"*{suffix}")})
 
     def settle(self, verdicts: Iterable[dict[str, Any]]) -> dict[str, str]:
         """Commit or discard residuals according to verdicts.
+
+        Only verdicts on updates sent from this home count: other homes may use the same key.
 
         Args:
             verdicts: The hub's verdicts, newest first; of several merged updates, the newest one's residual is kept.
@@ -95,10 +104,6 @@ class Residuals:
         Returns:
             Digest and verdict of each settled update.
         """
-        verdicts = list(verdicts)
-        merged = next((verdict for verdict in verdicts if verdict.get("verdict") in _ACCEPTED), {})
-        if self._round(_MOMENTS) not in {None, merged.get("server_round")}:
-            self._drop(_MOMENTS)  # a later round was merged without moments
         waiting, settled, has_newest = set(self.staged()), {}, False
         for verdict in verdicts:
             update, word = str(verdict.get("update", "")), str(verdict.get("verdict", ""))
@@ -108,7 +113,7 @@ class Residuals:
                 self.accept(update, verdict.get("server_round"))
                 has_newest = True
             else:
-                for suffix in self._committed:
+                for suffix in _WAITING:
                     (self.folder / f"{update}{suffix}").unlink(missing_ok=True)
             settled[update] = word
         return settled

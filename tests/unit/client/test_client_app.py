@@ -437,6 +437,10 @@ def test_moments_do_not_outlive_a_merged_round_without_them_and_the_residual_kee
     merged(4, "moments")
     merged(5)
     assert residuals.moments("base", [1, 2, 3, 4, 5]) == {}
+    merged(6, "moments")
+    for elsewhere in ([{"update": "other", "verdict": "merged", "server_round": 7}], []):
+        residuals.settle(elsewhere)
+        assert float(residuals.moments("base", [6, 7])["weight"][0]) == 6.0, "another home's merge"
 
 
 def test_a_task_whose_moments_are_over_the_limit_is_refused_before_training(rounds: Rounds) -> None:
