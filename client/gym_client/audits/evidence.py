@@ -2,8 +2,8 @@
 
 The folder contains ``task.json`` (the task), ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of
 the training (``leaves.jsonl`` and a file of weights and moments per step). It is made in the task's folder and moved
-here when the hub admits the update. It is deleted when the time to answer is over, or when the draw is known and the
-update is not in it.
+here when the hub admits the update. It is deleted when the time to answer is over, when the draw is known and the
+update is not in it, or when the contributor leaves the hub.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gym_fed.training.audits.recorder import StepRecorder
 
 _TASK, _MANIFEST, _ROWS, _DELTA = "task.json", "manifest.json", "rows.jsonl", "update.gymdelta"
+_DAY = 86400
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
 
 
 def drop_expired(home: Home, server: str, now: float) -> None:
-    """Delete a hub's evidence whose time to answer is over.
+    """Delete evidence whose time to answer is over.
+
+    The evidence of other hubs is deleted a week later by this machine's clock: a hub that is gone reports no time.
 
     Args:
         home: The contributor's home.
@@ -123,9 +126,15 @@ def drop_expired(home: Home, server: str, now: float) -> None:
     """
     for evidence in list(kept_evidence(home)):
         task = evidence.task
-        if task.server != server:
-            continue
         # The draw follows when the round ends.
-        ends = max(evidence.manifest.issued_at_seconds, task.deadline_seconds) + 86400
-        if task.audit is None or min(now, time.time()) > ends + task.audit.answer_seconds:
+        ends = max(evidence.manifest.issued_at_seconds, task.deadline_seconds) + _DAY
+        passed = min(now, time.time()) if task.server == server else time.time() - 7 * _DAY
+        if task.audit is None or passed > ends + task.audit.answer_seconds:
+            evidence.drop()
+
+
+def drop_all(home: Home, server: str) -> None:
+    """Delete all evidence of a hub, which contains copies of the rows."""
+    for evidence in list(kept_evidence(home)):
+        if evidence.task.server == server:
             evidence.drop()

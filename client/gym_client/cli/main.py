@@ -259,6 +259,7 @@ def leave(
 ) -> None:
     """Withdraw from a hub and receive no more tasks. Earned credits stay in its ledger."""
     from gym_client.agent.residuals import Residuals
+    from gym_client.audits.evidence import drop_all
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -268,6 +269,7 @@ def leave(
         client.call("Leave", pb.LeaveRequest())
         client.forget_enrolment()
         Residuals(own, client.pin.server).delete()
+        drop_all(own, client.pin.server)
     print_result(
         as_json,
         {"left": contributor, "server": client.pin.server},

@@ -19,7 +19,7 @@ from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.answer import AuditAnswer, write_answer
 from gym_client.audits.check import repeat_steps
 from gym_client.audits.draws import Draw, Draws, drop_unneeded
-from gym_client.audits.evidence import Evidence, begin_record, drop_expired, kept_evidence
+from gym_client.audits.evidence import Evidence, begin_record, drop_all, drop_expired, kept_evidence
 from gym_client.identity.home import Home
 from safetensors.torch import load_file, save_file
 
@@ -326,6 +326,20 @@ def test_evidence_is_deleted_when_it_was_not_drawn_has_a_verdict_or_is_too_old(
     assert [evidence.update for evidence in kept_evidence(home)] == ["drawn", "unknown"], (
         "by the earlier clock"
     )
+    monkeypatch.setattr(time, "time", lambda: signed + 15.5 * day)
+    drop_expired(home, "s" + "1" * 16, signed)
+    assert len(list(kept_evidence(home))) == 2, "another hub's is kept for a week more"
+    monkeypatch.setattr(time, "time", lambda: signed + 16.5 * day)
+    drop_expired(home, "s" + "1" * 16, signed)
+    assert list(kept_evidence(home)) == []
+
+
+def test_leaving_a_hub_deletes_its_evidence_and_no_other(honest: Evidence, home: Home) -> None:
+    shutil.copytree(honest.folder, home.audits / "kept")
+    drop_all(home, "s" + "1" * 16)
+    assert len(list(kept_evidence(home))) == 1
+    drop_all(home, honest.task.server)
+    assert list(kept_evidence(home)) == []
 
 
 def test_evidence_counts_towards_the_policys_bytes(model: GlobalModel, honest: Evidence, home: Home) -> None:
