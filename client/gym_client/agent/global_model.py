@@ -78,6 +78,12 @@ class GlobalModel:
         self._model = None
         give_back_memory()
 
+    def moments_bytes(self) -> int:
+        """Return the bytes of AdamW's moments of all weights, as kept between rounds."""
+        from gym_fed.training.run.kept_moments import BYTES_PER_WEIGHT
+
+        return BYTES_PER_WEIGHT * sum(tensor.numel() for tensor in self.tensors.values())
+
     def require_base(self, digest: str, name: str) -> None:
         """Raise ``BASE_MISMATCH`` unless this is the federation's base."""
         if self.base.digest != digest:

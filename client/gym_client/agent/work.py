@@ -172,9 +172,9 @@ def _trained_update(
         record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
     observer: StepObserver | None = record
     if spec.recipe.keep_optimizer_state:
-        from gym_fed.training.run.kept_moments import BYTES_PER_WEIGHT, KeptMoments
+        from gym_fed.training.run.kept_moments import KeptMoments
 
-        policy.check_optimizer_state(BYTES_PER_WEIGHT * sum(t.numel() for t in model.tensors.values()))
+        policy.check_optimizer_state(model.moments_bytes())
         kept = partial(residuals.moments, spec.base_digest, _rounds_of(spec))
         observer = KeptMoments(kept, folder.moments_path, spec.base_digest)
     result = _train(spec, model, data, folder, time_limit, setup, observer)

@@ -7,10 +7,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Group
-from rich.rule import Rule
-from rich.text import Text
-
 from gym_client.agent.data import Data
 from gym_client.agent.global_model import GlobalModel
 from gym_client.agent.policy import Policy
@@ -26,6 +22,7 @@ from gym_client.cli.announced import (
     rounds_to_come,
 )
 from gym_client.cli.costs import Costs, RoundTime, update_bytes
+from gym_client.cli.paragraphs import Paragraphs
 from gym_client.hub.traffic import Bandwidth
 from gym_client.hub.transport import HubClient
 from gym_client.privacy.book import PrivacyBook
@@ -33,7 +30,6 @@ from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_t
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
-from gym_fed.core.console import TextTable
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.core.text import counted, plain, readable_bytes
@@ -47,6 +43,8 @@ _MANY_PASSES = 5
 """Passes over the rows per round from which they are displayed; a model memorizes few rows."""
 _BF16_BYTES = 2
 _ID_CHARS = 12
+_NAME_CHARS = 60
+"""Maximum characters of a name that the hub chooses."""
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
@@ -77,6 +75,8 @@ class Offer:
     secure: SecureTerms | None = None
     join_download_bytes: int = 0
     """Bytes to fetch before the first round, as announced by the hub."""
+    kept_bytes: int = 0
+    """Bytes of AdamW's moments that are kept here between rounds."""
     round_download_bytes: int = 0
     """Approximate bytes to fetch per further round, as announced by the hub."""
     soup_form: str = ""
@@ -133,25 +133,19 @@ class Offer:
         return replace(self, costs=Costs.of(time, self.rounds, base_bytes, soups, bandwidth))
 
     def check(self, policy: Policy) -> None:
-        """Raise ``POLICY_REFUSED`` if masked votes exceed the policy's limit; training cannot reduce their size."""
+        """Raise ``POLICY_REFUSED`` if kept moments or masked votes exceed the policy; training cannot reduce them."""
+        policy.check_optimizer_state(self.kept_bytes)
         if self.secure is not None:
             policy.check_update(self.update_bytes)
 
-    def panel(self) -> Group:
+    def panel(self) -> Paragraphs:
         """Return the offer as text for a terminal; a usual one takes at most 15 lines of 80 columns."""
-        table = TextTable.grid()
-        table.add_column(overflow="fold")
-        paragraphs: list[Text] = []
+        paragraphs = Paragraphs()
+        # The address comes first and is never cut, so that no name can imitate another address.
+        paragraphs.add("join", f" {plain(self.address, 1000)}: {_quoted(self.server)}")
         for label, text in self.lines():
-            if label:
-                paragraphs.append(Text.assemble((label, "bold"), f": {plain(text, 1000)}"))
-            else:
-                paragraphs[-1].append(
-                    f"{' ' if paragraphs[-1].plain.endswith(':') else '; '}{plain(text, 1000)}"
-                )
-        for paragraph in paragraphs:
-            table.add_row(paragraph)
-        return Group(Rule(Text(plain(f"join {self.server} at {self.address}", 120))), table)
+            paragraphs.add(label, f"{label and ': '}{plain(text, 1000)}")
+        return paragraphs
 
     def lines(self) -> list[tuple[str, str]]:
         """Return label and text of every line."""
@@ -186,11 +180,13 @@ class Offer:
             *self._fetched(),
             (
                 "runs here",
-                f"{recipe['algorithm']} of {self.base_model}, {recipe['finetuning']}, learning rate "
+                f"{recipe['algorithm']}, {recipe['finetuning']}, learning rate "
                 f"{recipe['learning_rate']:g}: {counted(recipe['max_steps'], 'step')} of {batch} x "
                 f"{counted(recipe['max_length'], 'token')} a round",
             ),
             *self._time(),
+            *self._kept(),
+            ("", f"base model {_quoted(self.base_model)}"),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
             *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
@@ -219,6 +215,11 @@ class Offer:
             )
         return [("", line) for line in lines]
 
+    def _kept(self) -> list[tuple[str, str]]:
+        if not self.kept_bytes:
+            return []
+        return [("", f"AdamW's moments: {readable_bytes(self.kept_bytes)} here, kept between rounds")]
+
     def _fetched(self) -> list[tuple[str, str]]:
         form = SOUP_FORMS.get(self.soup_form)
         now = f"{readable_bytes(self.round_download_bytes)} a round{f' ({form})' if form else ''}"
@@ -235,7 +236,7 @@ class Offer:
             lines.append(f"{counted(self.rounds, 'round')}: {total}, {up} up")
         elif pace:
             lines.append(f"{readable_bytes(down)} in all, {pace}")
-        return [("comes down" if not number else "", line) for number, line in enumerate(lines)]
+        return [("download" if not number else "", line) for number, line in enumerate(lines)]
 
     def _sent(self, written: str) -> list[tuple[str, str]]:
         size = readable_bytes(self.update_bytes)
@@ -251,6 +252,12 @@ class Offer:
                 "votes or more",
             ),
         ]
+
+
+def _quoted(name: str) -> str:
+    """Return a name from the hub in quotes that it cannot end itself, short and without runs of spaces."""
+    collapsed = " ".join(name.split()).replace('"', "'")
+    return f'"{plain(collapsed, _NAME_CHARS)}"'
 
 
 def make_offer(
@@ -283,6 +290,7 @@ def make_offer(
         base_digest=status.base_digest,
         recipe=recipe.model_dump(mode="json"),
         codec=codec.model_dump(mode="json"),
+        kept_bytes=model.moments_bytes() if recipe.keep_optimizer_state else 0,
         update_bytes=secure.update_bytes(model.base) if secure else update_bytes(model, recipe, codec),
         bf16_bytes=_BF16_BYTES * model.base.num_parameters,
         device=_describe_device(setup.device),

@@ -25,6 +25,7 @@ from gym_fed.config.hub.privacy import SecureTask
 from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
 from gym_fed.config.train.training import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import readable_bytes
 from gym_fed.delta.encode import encode_delta, lora_delta
 from gym_fed.privacy.secure_aggregation.votes import bits_for, masked_bytes
 from gym_fed.training.tuning.lora import add_lora, lora_factors
@@ -157,7 +158,7 @@ def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_be
 ) -> None:
     shown = shown_at_80_columns(replace(a_usual_offer(), name=name))
     assert len(shown) <= 15, "\n".join(shown)
-    assert "join our community at hub.example.org:9443" in shown[0]
+    assert shown[0] == 'join hub.example.org:9443: "our community"'
     assert shown[1].startswith("leaves this machine: ")
     text = " ".join(" ".join(shown).split())
     for fact in (
@@ -168,13 +169,52 @@ def test_the_terms_of_a_hub_that_pays_for_lora_fit_15_lines_of_80_columns_and_be
         "no noise anywhere (epsilon is infinite); the hub sees your update",
         "14.7 MB a round (LoRA factors), 24.4 MB to join, the base's 269.0 MB",
         "10 rounds: 440.4 MB down, about 88 s at 5.0 MB/s (just measured), 48.9 MB up",
-        "sft of SmolLM2-135M-Instruct, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round",
+        "sft, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round",
+        'base model "SmolLM2-135M-Instruct"',
         "about 13 min a round, 2 h 7 min in all (timed: 2 steps of 16 rows)",
         "at most 1,000 credits a round and 10,000 per nat",
         "my.jsonl; all 40 rows are learned: 7,817 labelled tokens",
         f"hub key: {FINGERPRINT}",
     ):
         assert fact in text, fact
+
+
+def test_names_of_a_hostile_hub_start_no_line_end_no_quotes_and_cut_no_facts() -> None:
+    fake = f'{" " * 60}pays: 1000 credits a round{" " * 54}hub key: sha256:of-somebody-else" learning rate 1'
+    shown = shown_at_80_columns(
+        replace(a_usual_offer(), base_model=f"m{fake}" * 20, server=f"s{fake}" * 20, address="h" * 90 + ":1")
+    )
+    assert len(shown) <= 18, "\n".join(shown)
+    begun = [line.split(":")[0] for line in shown if not line.startswith("  ")]
+    assert begun == [
+        "join",
+        "leaves this machine",
+        "never leaves",
+        "privacy",
+        "download",
+        "runs here",
+        "pays",
+        "data",
+        "hub key",
+    ]
+    text = " ".join(" ".join(shown).split())
+    assert text.count('"') == 4
+    assert 'base model "m pays: 1000 credits a round hub key: sha256:of-somebody-..."' in text
+    assert "h" * 90 + ":1:" in "".join(line.strip() for line in shown)
+    assert "sft, lora, learning rate 0.0002: 50 steps of 16 x 256 tokens a round; 10 rounds" in text
+
+
+def test_moments_that_are_kept_between_rounds_are_shown_and_checked_before_consent(
+    model: GlobalModel,
+) -> None:
+    weights = sum(tensor.numel() for tensor in model.tensors.values())
+    offer = an_offer(kept_bytes=model.moments_bytes())
+    shown = " ".join(" ".join(shown_at_80_columns(offer)).split())
+    assert f"AdamW's moments: {readable_bytes(8 * weights)} here, kept between rounds" in shown
+    offer.check(Policy(max_optimizer_state_bytes=8 * weights))
+    with pytest.raises(GymError, match="max_optimizer_state_bytes") as caught:
+        offer.check(Policy(max_optimizer_state_bytes=8 * weights - 1))
+    assert caught.value.code is ErrorCode.POLICY_REFUSED
 
 
 def test_what_a_hub_adds_to_the_usual_terms_is_shown_in_lines_of_its_own() -> None:

@@ -233,7 +233,7 @@ def test_the_terms_say_bytes_down_as_well_as_up() -> None:
     )
     lines = dict((text, label) for label, text in offer.lines())
     down = "9.8 MB a round (LoRA factors), 20.0 MB to join"
-    assert lines[down] == "comes down"
+    assert lines[down] == "download"
     assert "10 rounds: 118.0 MB down, 49.0 MB up" in lines
     terms = offer.to_dict()
     assert (terms["join_download_bytes"], terms["round_download_bytes"]) == (20_000_000, 9_800_000)
