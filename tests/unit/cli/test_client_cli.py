@@ -94,8 +94,16 @@ def test_status_and_leave(tmp_path: Path, hub: TinyHub) -> None:
     assert "merged" in gym_client("status", *place).stdout
     residual = home.residuals(client.pin.server) / "residual.safetensors"
     residual.write_bytes(b"x")
+    for server in (client.pin.server, "s" + "0" * 16):
+        digests = dict.fromkeys(("base_digest", "version_digest"), "sha256:" + "b" * 64)
+        spec = {"server": server, "server_round": 1, "base_model": "tiny", **digests}
+        (home.audits / server).mkdir()
+        (home.audits / server / "task.json").write_text(
+            json.dumps({**spec, "max_update_bytes": 1, "deadline_seconds": 1})
+        )
     assert gym_client("leave", *place).returncode == 0
     assert not residual.exists()
+    assert [kept.name for kept in home.audits.iterdir()] == ["s" + "0" * 16]
     reply = json.loads(gym_client("status", "--home", tmp_path / "h", "--json").stdout)
     assert reply["balance"] == 3  # what was earned stays, and the home knows where
     assert error_of("leave", *place)["code"] == "unauthenticated"

@@ -94,6 +94,20 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert "not read: id (3 rows)" in texts
 
 
+def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the_terms_are_shown(
+    hub: TinyHub, tmp_path: Path, tiny_base: Path
+) -> None:
+    rows = [{"messages": turns("hi", "yes")}] * 3
+    _, offer = ask(hub, tmp_path, tiny_base, rows, keep_optimizer_state=True)
+    assert offer is not None
+    assert offer.kept_bytes == global_model(str(tiny_base)).moments_bytes() > 1000
+    Home.open(tmp_path / "home").policy_path.write_text("max_optimizer_state_bytes: 1000\n")
+    error, offer = ask(hub, tmp_path, tiny_base, rows, keep_optimizer_state=True)
+    assert error.code is ErrorCode.POLICY_REFUSED
+    assert "max_optimizer_state_bytes" in error.message + error.hint
+    assert offer is None
+
+
 @pytest.mark.parametrize(
     ("algorithm", "row", "said"),
     [
