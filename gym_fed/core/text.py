@@ -62,6 +62,12 @@ def plain(text: object, limit: int = MAX_TEXT) -> str:
     return "".join(shown)
 
 
+def quoted(name: str, limit: int = 60) -> str:
+    """Return an untrusted name in quotes that it cannot end, at most ``limit`` characters without runs of spaces."""
+    collapsed = " ".join(name.split()).replace('"', "'")
+    return f'"{plain(collapsed, limit)}"'
+
+
 def without_folders(text: str) -> str:
     """Replace absolute paths in ``text`` by their file names, to keep local paths out of published text."""
     return _PATH.sub(lambda match: match[2], _FILE_URL.sub("", text).replace(str(Path.home()), "~"))

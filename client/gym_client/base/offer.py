@@ -8,7 +8,7 @@ from typing import Any
 
 from gym_client.hub.replies import parse_object
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted, plain, readable_bytes
+from gym_fed.core.text import counted, plain, quoted, readable_bytes
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
@@ -95,12 +95,12 @@ class BaseOffer:
     def summary(self) -> str:
         """Summarize name, size and licence."""
         size, licence = readable_bytes(self.size_bytes), plain(self.licence, 80) or "not known"
-        return f"{self.base_model} ({size}, licence: {licence})"
+        return f"{quoted(self.base_model)} ({size}, licence: {licence})"
 
     def lines(self) -> list[str]:
         """Describe the offer, one line each."""
         licence = plain(self.licence, 80) or "not known; ask the coordinator"
-        lines = [f"The hub trains {self.base_model}, which is not on this machine."]
+        lines = [f"The hub trains {quoted(self.base_model)}, which is not on this machine."]
         if self.source:
             checked = f"It is checked against the hub's {self.base_digest}."
             return [*lines, plain(self.source, 500), *self._duration(), checked]

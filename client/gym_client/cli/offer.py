@@ -32,7 +32,7 @@ from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.core.text import counted, plain, readable_bytes
+from gym_fed.core.text import counted, plain, quoted, readable_bytes
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ _MANY_PASSES = 5
 """Passes over the rows per round from which they are displayed; a model memorizes few rows."""
 _BF16_BYTES = 2
 _ID_CHARS = 12
-_NAME_CHARS = 60
-"""Maximum characters of a name that the hub chooses."""
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
@@ -142,7 +140,7 @@ class Offer:
         """Return the offer as text for a terminal; a usual one takes at most 15 lines of 80 columns."""
         paragraphs = Paragraphs()
         # The address comes first and is never cut, so that no name can imitate another address.
-        paragraphs.add("join", f" {plain(self.address, 1000)}: {_quoted(self.server)}")
+        paragraphs.add("join", f" {plain(self.address, 1000)}: {quoted(self.server)}")
         for label, text in self.lines():
             paragraphs.add(label, f"{label and ': '}{plain(text, 1000)}")
         return paragraphs
@@ -186,7 +184,7 @@ class Offer:
             ),
             *self._time(),
             *self._kept(),
-            ("", f"base model {_quoted(self.base_model)}"),
+            ("", f"base model {quoted(self.base_model)}"),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
             *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
@@ -252,12 +250,6 @@ class Offer:
                 "votes or more",
             ),
         ]
-
-
-def _quoted(name: str) -> str:
-    """Return a name from the hub in quotes that it cannot end itself, short and without runs of spaces."""
-    collapsed = " ".join(name.split()).replace('"', "'")
-    return f'"{plain(collapsed, _NAME_CHARS)}"'
 
 
 def make_offer(

@@ -111,6 +111,15 @@ def kept(home: Home) -> list[str]:
     return sorted(path.name for path in home.bases.iterdir())
 
 
+def test_a_hostile_name_stays_in_quotes_where_its_base_is_offered(digest: str) -> None:
+    announced = json.dumps({"bytes": 1, "files": 1, "listing_sha256": "0" * 64, "licence": "mit"})
+    named = f'm"{" " * 40}licence: apache-2.0{"!" * 100}'
+    offer = BaseOffer.of(pb.StatusReply(base_model=named, base_digest=digest, base_json=announced))
+    assert offer is not None
+    assert offer.lines()[0].startswith("The hub trains \"m' licence: apache-2.0!!!")
+    assert offer.lines()[0].endswith('!...", which is not on this machine.')
+
+
 def test_an_accepted_base_is_whole_checked_counted_and_found_the_next_time(
     hub: BaseHub, home: Home, tiny_base: Path, digest: str
 ) -> None:
