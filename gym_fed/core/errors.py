@@ -35,7 +35,7 @@ class ErrorCode(Enum):
         return code
 
     INTERNAL = "internal", 1, "INTERNAL", 500, "A defect of gym-fed; the log has the trace."
-    USAGE = "usage", 2, "INVALID_ARGUMENT", 400, "The command line or the request is off."
+    USAGE = "usage", 2, "INVALID_ARGUMENT", 400, "The command line or the request is invalid."
     CONFIG_INVALID = "config-invalid", 10, "INVALID_ARGUMENT", 422, "A configuration value is refused."
     FILE_NOT_FOUND = "file-not-found", 11, "NOT_FOUND", 404, "A file that was named does not exist."
     FILE_EXISTS = "file-exists", 12, "ALREADY_EXISTS", 409, "Writing would overwrite something."
@@ -60,7 +60,7 @@ class ErrorCode(Enum):
     )
     UNAVAILABLE = "unavailable", 50, "UNAVAILABLE", 503, "The server cannot be reached."
     DEADLINE_EXCEEDED = "deadline-exceeded", 51, "DEADLINE_EXCEEDED", 504, "A call took too long."
-    BUSY = "busy", 52, "RESOURCE_EXHAUSTED", 429, "As many requests wait as may; try later."
+    BUSY = "busy", 52, "RESOURCE_EXHAUSTED", 429, "The request queue is full."
     ADDRESS_IN_USE = "address-in-use", 53, "UNAVAILABLE", 503, "Another process listens on the address."
     PROTOCOL_MISMATCH = (
         "protocol-mismatch",
@@ -125,7 +125,7 @@ class ErrorCode(Enum):
         "The contributor's policy refuses the task.",
     )
     ROUND_ABORTED = "round-aborted", 78, "ABORTED", 409, "The round ended without a soup."
-    TRANSFER_REFUSED = "transfer-refused", 79, "FAILED_PRECONDITION", 409, "Credits cannot be moved so."
+    TRANSFER_REFUSED = "transfer-refused", 79, "FAILED_PRECONDITION", 409, "The transfer is not allowed."
     MISSING_DEPENDENCY = (
         "missing-dependency",
         80,
