@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -34,7 +35,15 @@ def test_a_caller_that_names_another_host_writes_no_line_of_grpc(tmp_path: Path)
     from gym_fed.trust.identity.tls import create_certificate
 
     create_certificate(tmp_path / "key.pem", tmp_path / "certificate.pem")
+    # Flower, which another test may have imported in this process, sets the variable for all its children.
+    clean = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     done = subprocess.run(
-        [sys.executable, "-c", _SERVE], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", _SERVE],
+        cwd=tmp_path,
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     assert done.stderr == ""
