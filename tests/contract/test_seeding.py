@@ -485,6 +485,17 @@ def test_a_pause_during_an_upload_lasts_until_both_have_ended(scene: SeedingScen
         assert server_of(ann).is_paused is expected
 
 
+def test_a_pause_that_began_before_serving_holds_when_it_starts(scene: SeedingScene) -> None:
+    client = scene.contributor("ann")
+    seeding = Seeding(client, SeedingPolicy(**SERVES), SeedingTerms(min_bytes=1), scene.displays["ann"], 1.0)
+    client.seeding = seeding
+    seeding.pause("pause", True)
+    seeding.start()
+    scene.fetch(client)
+    assert server_of(client).is_paused
+    assert not scene.offers(client)
+
+
 def test_removing_the_section_from_the_policy_ends_seeding(scene: SeedingScene) -> None:
     ann = scene.seeder("ann")
     ann.seeding.follow(None)  # type: ignore[union-attr]

@@ -122,6 +122,7 @@ class Seeding:
         except GymError as error:
             self._display.report("seeding", f"this machine serves nothing: {error.message}; {error.hint}")
             return
+        server.pause(bool(self._pause_reasons))  # a pause may have begun before
         self._server = server
         self._announce()
         self._announcer.start()

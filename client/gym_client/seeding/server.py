@@ -213,7 +213,9 @@ async def _abort(context: Any, error: GymError) -> None:
 
 
 def _busy() -> GymError:
-    return GymError(ErrorCode.BUSY, "the limits of this contributor are reached", "fetch it elsewhere")
+    return GymError(
+        ErrorCode.BUSY, "this contributor serves no more downloads now", "use another seeder, or the hub"
+    )
 
 
 def _not_served() -> GymError:

@@ -173,7 +173,7 @@ class SeedingTotals:
             self._count(num_bytes)
 
     def may_serve(self, num_bytes: int) -> bool:
-        """Return True if so many bytes are left of today's limit."""
+        """Return True if today's limit leaves this many bytes."""
         with self._lock:
             self._begin_day()
             return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day

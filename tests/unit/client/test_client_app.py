@@ -438,8 +438,8 @@ def test_moments_do_not_outlive_a_merged_round_without_them_and_the_residual_kee
     merged(5)
     assert residuals.moments("base", [1, 2, 3, 4, 5]) == {}
     merged(6, "moments")
-    for elsewhere in ([{"update": "other", "verdict": "merged", "server_round": 7}], []):
-        residuals.settle(elsewhere)
+    for of_other_homes in ([{"update": "other", "verdict": "merged", "server_round": 7}], []):
+        residuals.settle(of_other_homes)
         assert float(residuals.moments("base", [6, 7])["weight"][0]) == 6.0, "another home's merge"
 
 
