@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 from gym_client.agent.tasks import TaskFolder
 from gym_client.identity.home import Home
 from gym_fed.config.hub.task import TaskSpec
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import fsync_folder, make_folder, write_atomically
+from gym_fed.core.text import plain
 from gym_fed.trust.identity.manifest import UpdateManifest
 
 if TYPE_CHECKING:
@@ -44,7 +46,20 @@ class Evidence:
 
     @property
     def task(self) -> TaskSpec:
-        return TaskSpec.model_validate_json((self.folder / _TASK).read_text(encoding="utf-8"))
+        """The task of the update.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` if it cannot be read.
+        """
+        path = self.folder / _TASK
+        try:
+            return TaskSpec.model_validate_json(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise GymError(
+                ErrorCode.STATE_CORRUPT,
+                f"{path} is not a task: {plain(error, 200)}",
+                f"delete {self.folder}: an audit of this update then counts as not answered",
+            ) from error
 
     @property
     def manifest(self) -> UpdateManifest:
@@ -62,8 +77,10 @@ class Evidence:
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
     def drop(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self.folder)
+        """Delete the folder. One that is half deleted, since the process was killed, is deleted at the next listing."""
+        hidden = self.folder.with_name("." + self.folder.name)
+        os.replace(self.folder, hidden)
+        shutil.rmtree(hidden)
 
 
 def begin_record(
@@ -110,7 +127,9 @@ def keep_evidence(home: Home, folder: TaskFolder, update: str) -> None:
 def kept_evidence(home: Home) -> Iterator[Evidence]:
     """Yield the evidence in a home, sorted by update."""
     for path in sorted(home.audits.iterdir()):
-        if path.is_dir():
+        if path.name.startswith("."):
+            shutil.rmtree(path)
+        elif path.is_dir():
             yield Evidence(path)
 
 

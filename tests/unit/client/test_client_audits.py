@@ -342,6 +342,33 @@ def test_leaving_a_hub_deletes_its_evidence_and_no_other(honest: Evidence, home:
     assert list(kept_evidence(home)) == []
 
 
+def test_evidence_that_was_half_deleted_when_the_process_was_killed_is_gone_at_the_next_listing(
+    honest: Evidence, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(honest.folder, home.audits / "kept")
+
+    def killed(folder: Path) -> None:
+        (folder / "task.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            drop_all(home, honest.task.server)
+    drop_all(home, honest.task.server)
+    assert list(kept_evidence(home)) == []
+    assert list(home.audits.iterdir()) == []
+
+
+def test_evidence_with_an_unreadable_task_is_named_with_its_folder(honest: Evidence, home: Home) -> None:
+    shutil.copytree(honest.folder, home.audits / "kept")
+    (home.audits / "kept" / "task.json").write_text("{}")
+    with pytest.raises(GymError, match=r"task\.json is not a task") as caught:
+        drop_expired(home, honest.task.server, 0.0)
+    assert caught.value.code is ErrorCode.STATE_CORRUPT
+    assert str(home.audits / "kept") in str(caught.value.hint)
+
+
 def test_evidence_counts_towards_the_policys_bytes(model: GlobalModel, honest: Evidence, home: Home) -> None:
     shutil.copytree(honest.folder, home.audits / "kept")
     folder = TaskFolder(home.task_folder("task"))
