@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,11 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.help import App, IgnoreUnsupported, SetOption
 from gym_fed.core.text import counted
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from gym_fed.config.parsed import ParsedConfig
 
 app = App(
     help="List, copy and check training recipes, and import LLaMA-Factory's files.", no_args_is_help=True
@@ -72,7 +77,7 @@ def copy_recipe(
 
 @app.command("validate")
 def validate_file(
-    file: Annotated[Path, typer.Argument(help="YAML file of gym train or LLaMA-Factory.")],
+    file: Annotated[Path, typer.Argument(help="YAML file of gym-fed or LLaMA-Factory.")],
     set_: SetOption = None,
     nproc: Annotated[int, typer.Option("--nproc", min=1, help="Number of processes to check for.")] = 1,
     schema_only: Annotated[
@@ -81,11 +86,22 @@ def validate_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config without training: its keys, model, rows and graders, and this machine."""
+    """Check a config without running it. For gym train also model, rows, graders and this machine."""
+    from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_training_config
+    from gym_fed.config.yaml.file import load_config
 
+    parsed = ParsedConfig.read(file)
+    command, schema = _kind(parsed)
+    if schema is not None:
+        load_config(parsed, schema, set_ or [])
+        if as_json:
+            print_json({"file": str(file), "valid": True, "command": command})
+        else:
+            out.print(f"{file}: a valid config of {command}")
+        return
     settings, notes = load_training_config(
-        file, set_ or [], ignore_unsupported=ignore_unsupported, processes=None if schema_only else nproc
+        parsed, set_ or [], ignore_unsupported=ignore_unsupported, processes=None if schema_only else nproc
     )
     if not schema_only:
         from gym_fed.training.run.checks import check_config, check_inputs
@@ -93,12 +109,48 @@ def validate_file(
         check_config(settings, num_processes=nproc)
         check_inputs(settings)
     if as_json:
-        print_json({"file": str(file), "valid": True, "algorithm": settings.algorithm, "notes": notes})
+        print_json(
+            {
+                "file": str(file),
+                "valid": True,
+                "command": command,
+                "algorithm": settings.algorithm,
+                "notes": notes,
+            }
+        )
         return
     for note in notes:
         err.print(f"note: {note}")
     what = "a valid config" if schema_only else "a valid config that can run here"
     out.print(f"{file}: {what} ({settings.algorithm}, {settings.finetuning})")
+
+
+def _kind(parsed: ParsedConfig) -> tuple[str, type[BaseModel] | None]:
+    """Return the command that reads a file, and the file's schema; None for ``gym train``, which checks more.
+
+    The command is the one that knows most of the file's top-level keys, the first of equals.
+    """
+    from gym_fed.config.hub.server import ServerConfig
+    from gym_fed.config.predict import PredictConfig
+    from gym_fed.config.serving import ServingConfig
+    from gym_fed.config.train.graders import GraderSections
+    from gym_fed.config.train.training import SearchConfig, TrainingConfig
+    from gym_fed.evaluation.suites.own_file import TaskFile
+
+    train = "gym train"
+    kinds: dict[str, type[BaseModel]] = {
+        "gym grade": GraderSections,
+        train: TrainingConfig,
+        "gym predict": PredictConfig,
+        "gym api": ServingConfig,
+        "gym-server run": ServerConfig,
+        "gym eval": TaskFile,
+        "gym tune": SearchConfig,
+    }
+    if parsed.dialect is not None or not parsed.values:
+        return train, None
+    command = max(kinds, key=lambda name: len(kinds[name].model_fields.keys() & parsed.values.keys()))
+    return command, None if command == train else kinds[command]
 
 
 @app.command("schema")

@@ -8,9 +8,9 @@ _FORMAT = Unsupported(
     "this format is not supported; the base is a model folder or a GGUF file",
     ("base: path/to/model-folder", "base: path/to/model.gguf"),
 )
-_FEW_BITS = Unsupported(
-    "the base is served in 16 or 32 bits; only variants are quantised",
-    ("dtype: bfloat16", "cache_size: 10GB"),
+_BITS = Unsupported(
+    "the base is served in 16, 8 or 4 bits, packed from 16-bit weights",
+    ("base_format: int8", "base_format: int4"),
 )
 
 
@@ -35,8 +35,12 @@ def _format(draft: Draft) -> None:
 
 def _quantization(draft: Draft) -> None:
     value = draft.get("quantization")
+    if value in ("int8", "int4"):
+        draft.put("base_format", draft.take("quantization"), "quantization")
+        draft.note("quantization", f"`base_format: {value}`")
+        return
     if value not in ("none", "no", False):
-        raise draft.refuse("quantization", _FEW_BITS, f"quantization: {value}")
+        raise draft.refuse("quantization", _BITS, f"quantization: {value}")
     draft.take("quantization")
     draft.note("quantization", "not needed (the base is served in `dtype`)")
 
@@ -93,7 +97,7 @@ WORDS = [
         "serving: {max_concurrent, cache_size}",
     ),
     KeyAlias("model_format", "", _format, shown="serving.model_format: onnx", refusal=_FORMAT),
-    KeyAlias("quantization", "", _quantization, shown="serving.quantization: int4", refusal=_FEW_BITS),
+    KeyAlias("quantization", "`base_format`, if int8 or int4", _quantization, shown="serving.quantization"),
     KeyAlias("batch_size", "`engine.max_concurrent`", _requests, shown="serving.batch_size"),
     KeyAlias(
         "max_concurrent",

@@ -33,6 +33,36 @@ def gym(*words: object) -> Any:
     return done
 
 
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [
+        ("gym api", "base: gym-nano\nvariants: null\n"),
+        ("gym-server run", "base_model: gym-nano\nrounds: {num_rounds: 2}\n"),
+        ("gym predict", "model: gym-nano\neval_data: [{path: rows.jsonl}]\nmax_new_tokens: 4\n"),
+        ("gym grade", "graders: [{grader: exact}]\n"),
+        (
+            "gym tune",
+            "model: gym-nano\ndata: [{path: rows.jsonl}]\neval_split: 0.1\n"
+            "search: {parameters: {learning_rate: {choices: [1.0e-3, 1.0e-4]}}}\n",
+        ),
+        (
+            "gym eval",
+            "task: mine\noutput_type: generate_until\ndoc_to_text: q\ndoc_to_target: a\ngrade: chrf\n"
+            "test_split: test\ndataset_kwargs: {data_files: {test: rows.jsonl}}\n",
+        ),
+    ],
+)
+def test_a_file_of_any_command_is_checked_by_that_commands_schema(
+    tmp_path: Path, command: str, text: str
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    assert f"a valid config of {command}" in gym("validate", file).stdout
+    file.write_text(text + "unknown_key: 1\n")
+    with pytest.raises(GymError, match="unknown_key: unknown key"):
+        gym("validate", file)
+
+
 def test_every_recipe_is_listed_with_what_it_does() -> None:
     listed = json.loads(gym("list", "--json").stdout)
     files = [*CONFIGS.glob("*.yaml"), *CONFIGS.glob("models/*.yaml")]

@@ -475,9 +475,11 @@ def a_serving_level(tmp_path: Path) -> None:
         load_config(file, ServingConfig)
     refused(error, "base: path/to/model-folder", "base: path/to/model.gguf")
     file.write_text("serving: {model_format: gguf, quantization: int4}\n")
-    with pytest.raises(GymError, match="quantization: int4") as error:
+    assert load_config(file, ServingConfig).base_format == "int4"
+    file.write_text("serving: {model_format: gguf, quantization: awq}\n")
+    with pytest.raises(GymError, match="quantization: awq") as error:
         load_config(file, ServingConfig)
-    refused(error, "dtype: bfloat16", "cache_size: 10GB")
+    refused(error, "base_format: int8", "base_format: int4")
 
 
 @line("recipe context")
