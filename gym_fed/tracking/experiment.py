@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Mapping, Sequence
@@ -70,8 +71,9 @@ class Experiment:
         self._step = from_step or 0
 
     def log_config(self, config: Mapping[str, Any] | BaseModel) -> None:
-        """Log the run's settings."""
+        """Log the run's settings; values that are not plain are logged as their text."""
         values = config.model_dump(mode="json") if isinstance(config, BaseModel) else dict(config)
+        values = json.loads(json.dumps(values, default=str))
         for tracker in self._opened():
             tracker.log_config(values)
 

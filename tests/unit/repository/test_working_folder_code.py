@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gym_fed.core.child_process import module_command
-from gym_fed.training.run.reproducibility import _git
+from gym_fed.tracking.environment import _git
 from tests.support.sources import ROOT
 
 PACKAGES = ("gym_fed", "server/gym_server", "client/gym_client", "quant/gym_quant")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from gym_fed import Experiment
 from gym_fed.core.errors import ErrorCode, GymError
@@ -35,12 +37,40 @@ def log_and_resume(folder: Path, tracker: str) -> None:
 def test_figures_are_lines_of_json_and_what_depends_on_the_day_lies_apart(tmp_path: Path) -> None:
     with Experiment(tmp_path / "run") as experiment:
         experiment.log_metrics({"loss": 2.0, "kl": float("nan"), "performance/seconds": 3.0}, 5)
-        experiment.log_artifacts([tmp_path])
     assert lines(tmp_path / "run/metrics.jsonl") == [{"step": 5, "loss": 2.0}]
     assert lines(tmp_path / "run/performance.jsonl") == [{"step": 5, "seconds": 3.0}]
-    assert lines(tmp_path / "run/artifacts.jsonl") == [{"path": str(tmp_path)}]
     with pytest.raises(GymError, match="closed"):
         experiment.log_metrics({"loss": 1.0}, 6)
+
+
+def test_the_config_and_the_environment_of_an_experiment_are_in_its_folder(tmp_path: Path) -> None:
+    with Experiment(tmp_path / "run") as experiment:
+        experiment.log_config({"learning_rate": 0.1, "lora": {"r": 4}, "output": Path("somewhere")})
+    written = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert written == {"learning_rate": 0.1, "lora": {"r": 4}, "output": "somewhere"}
+    record = json.loads((tmp_path / "run/environment.json").read_text())
+    assert record["environment"]["packages"]["torch"] == torch.__version__
+
+
+def test_artifacts_from_elsewhere_are_copied_with_their_digests_and_a_changed_one_beside_the_first(
+    tmp_path: Path,
+) -> None:
+    folder, file = tmp_path / "tokenizer", tmp_path / "model.txt"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub/words.txt").write_text("words")
+    with Experiment(tmp_path / "run") as experiment:
+        for text in ("first", "first", "second"):
+            file.write_text(text)
+            experiment.log_artifacts([file, folder])
+        (tmp_path / "run/own.txt").write_text("own")
+        experiment.log_artifacts([tmp_path / "run/own.txt"])
+    logged = lines(tmp_path / "run/artifacts.jsonl")
+    first, words, second, own = logged
+    assert [first["copy"], words["copy"]] == ["artifacts/model.txt", "artifacts/tokenizer/sub/words.txt"]
+    for line, text in ((first, "first"), (words, "words"), (second, "second")):
+        assert (tmp_path / "run" / line["copy"]).read_text() == text
+        assert line["sha256"] == hashlib.sha256(text.encode()).hexdigest()
+    assert own == {"path": str(tmp_path / "run/own.txt")}
 
 
 def test_scalars_of_numpy_and_torch_are_figures_and_nothing_else_is(tmp_path: Path) -> None:
@@ -58,17 +88,17 @@ def test_lines_are_never_appended_to_one_that_a_kill_tore(tmp_path: Path) -> Non
     for _ in range(2):
         with Experiment(tmp_path / "run") as experiment:
             experiment.log_metrics({"loss": 1.0}, 1)
-            experiment.log_artifacts([tmp_path])
+            experiment.log_artifacts([tmp_path / "run"])
         for name in ("metrics.jsonl", "artifacts.jsonl"):
             with (tmp_path / "run" / name).open("a") as file:
                 file.write('{"torn')
     with Experiment(tmp_path / "run") as experiment:
         experiment.log_metrics({"loss": 1.0}, 1)
-        experiment.log_artifacts([tmp_path / "run"])
+        experiment.log_artifacts([tmp_path / "run/metrics.jsonl"])
     assert lines(tmp_path / "run/metrics.jsonl") == [{"step": 1, "loss": 1.0}] * 3
     assert [line["path"] for line in lines(tmp_path / "run/artifacts.jsonl")] == [
-        str(tmp_path),
         str(tmp_path / "run"),
+        str(tmp_path / "run/metrics.jsonl"),
     ]
 
 
