@@ -333,7 +333,8 @@ def report_error(error: GymError) -> None:
 
 
 def _print_error(error: GymError) -> None:
-    """Print an error to standard error as text."""
+    """Print an error to standard error as text, also from a process of several that is otherwise quiet."""
+    err.quiet = False
     line = Text(err.fitted(harmless(f"error ({error.code.value}): {error.message[:MAX_ERROR]}")))
     line.stylize("red", 0, len("error"))
     err.print(line)

@@ -86,6 +86,16 @@ def test_two_processes_give_the_weights_of_one(name: str, alone: Path, tmp_path:
     assert all(torch.isfinite(p).all() for p in model.parameters())
 
 
+def test_the_processes_of_a_machine_without_a_gpu_train_one_model_by_default(
+    alone: Path, tmp_path: Path
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a machine with a GPU: the default device is another")
+    figures = run(tmp_path / "run", 2, [*STRATEGIES["ddp"], "device=auto"])
+    assert figures["num_processes"] == 2
+    assert far(tmp_path / "run", alone) < TOLERANCE
+
+
 @pytest.mark.parametrize(
     ("name", "number"), quick([("ddp", signal.SIGINT), ("ddp", signal.SIGTERM), ("fsdp2", signal.SIGINT)])
 )

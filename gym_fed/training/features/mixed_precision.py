@@ -30,5 +30,4 @@ class MixedPrecision(Feature):
         )
 
     def arguments(self, config: TrainingConfig) -> dict[str, Any]:
-        # transformers needs ``use_cpu``, although it detects the CPU.
-        return {config.mixed_precision: True, "use_cpu": pick_device(config.device).type == "cpu"}
+        return {config.mixed_precision: True}

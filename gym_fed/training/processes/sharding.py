@@ -7,7 +7,7 @@ from typing import Any
 from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
-from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS
+from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.requirements import require_package
 from gym_fed.training.processes.group import world_size
 
@@ -67,6 +67,11 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             lambda: f"use ddp, or one of {', '.join(OPTIMIZERS.own_with('shards'))}",
         ),
         (config.quantization, " does not go with quantization", "use ddp, or remove quantization"),
+        (
+            settings.strategy == "tensor_parallel" and TUNING.new(config.finetuning).is_adapter,
+            f" splits the layers, and PEFT's {config.finetuning} layers expect whole ones",
+            "use ddp or fsdp2, or finetuning: full",
+        ),
         (
             settings.strategy in _AT_LOADING and config.model_init,
             " splits a model while it is read, and model_init has nothing to read",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import OPTIMIZERS
 
@@ -93,7 +94,8 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "bf16": False,
         "fp16": False,
         "seed": config.seed,
-        "use_cpu": config.device == "cpu",
+        # transformers needs it on a machine without a GPU, too: without it every process would train alone.
+        "use_cpu": pick_device(config.device).type == "cpu",
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": config.save_strategy or ("steps" if config.save_steps else "no"),

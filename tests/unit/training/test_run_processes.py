@@ -71,3 +71,30 @@ def test_deepspeed_trains_in_the_precision_asked_for_and_never_goes_back(tmp_pat
 def test_a_single_process_splits_no_model_at_loading(strategy: str) -> None:
     config = TrainingConfig(model="gym-nano", distributed={"strategy": strategy})
     assert not is_sharded_at_loading(config)
+
+
+def test_a_layer_split_over_processes_gets_no_adapter(tmp_path: Path) -> None:
+    config = TrainingConfig(
+        model="gym-nano",
+        output_dir=tmp_path,
+        finetuning="lora",
+        distributed={"strategy": "tensor_parallel"},
+    )
+    with pytest.raises(
+        GymError, match="tensor_parallel splits the layers, and PEFT's lora layers expect whole ones"
+    ):
+        check_distributed(config, 2)
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_every_process_of_a_run_prints_its_error(rank: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: gym-nano\ndata: [{path: missing.jsonl}]\noutput_dir: run\n")
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", "gym_fed.cli.main", "train", "config.yaml"],
+        env={**os.environ, "RANK": rank, "WORLD_SIZE": "2"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode != 0
+    assert "no data file at missing.jsonl" in ended.stderr
