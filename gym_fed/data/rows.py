@@ -264,3 +264,24 @@ def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
         return rows
     features = getattr(rows, "features", None) or {}
     return (without_filled_nulls(row, features) for row in rows)
+
+
+def representative(rows: Sequence[Row], count: int) -> list[Row]:
+    """Choose ``count`` rows that stand for all of them; always the same ones.
+
+    They are evenly spaced, after rows with equal answers are grouped: a file that is sorted by topic is covered to its
+    end, and each label of a classification keeps its share (proportionate systematic sampling; Cochran 1977, "Sampling
+    Techniques", sec. 5.5 and 8.3).
+    """
+    if len(rows) <= count:
+        return list(rows)
+    answers = [_answer(row) for row in rows]
+    times = Counter(answers)
+    grouped = sorted(range(len(rows)), key=lambda i: answers[i] if times[answers[i]] > 1 else "")
+    return [rows[grouped[(2 * k + 1) * len(rows) // (2 * count)]] for k in range(count)]
+
+
+def _answer(row: Row) -> str:
+    """The answer of a conversation or a prompt; empty for a text."""
+    turns = row.get("messages") or row.get("completion") or row.get("answer") or ""
+    return str(turns[-1].get("content") if isinstance(turns, list) else turns)

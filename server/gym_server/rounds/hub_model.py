@@ -22,7 +22,7 @@ from gym_fed.core.portable import give_back_memory
 from gym_fed.core.text import plain
 from gym_fed.data.generated import generate
 from gym_fed.data.reading import load_rows
-from gym_fed.data.rows import as_kind
+from gym_fed.data.rows import as_kind, representative
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.integer_sum import read_sum
@@ -329,6 +329,8 @@ def coordinator_rows(
 ) -> list[dict[str, Any]]:
     """Load the coordinator's rows: ``task:`` names are generated, anything else is a file (relative to ``folder``).
 
+    Of a longer file, ``max_examples`` representative rows are used.
+
     Raises:
         GymError: ``DATA_INVALID`` or ``FILE_NOT_FOUND``, naming the source.
     """
@@ -336,7 +338,7 @@ def coordinator_rows(
         names = [part.strip().removeprefix("task:") for part in source.split(",")]
         share = max(1, max_examples // len(names))
         return [row for name in names for row in generate(name, share, seed=0, split=split)]
-    return load_rows(folder / source, layout)[:max_examples]
+    return representative(load_rows(folder / source, layout), max_examples)
 
 
 def write_version(
