@@ -130,7 +130,7 @@ class ScriptedEngine:
             **counts,
             "healthy": True,
             "finished": dict(zero.finished),
-            "forwards": {"decoder": 2, "transformers": 0},
+            "forwards": {"decoder": 2, "transformers": 0, "general": 0},
             "sign_products": {},
             "packed_products": {"levels": 3},
         }

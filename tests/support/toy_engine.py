@@ -48,6 +48,7 @@ class ToyModel:
 
     vocabulary = 262
     bytes_per_token = ToyPool().block_bytes // 16
+    whole_prompts = False
 
     def __init__(self, context: int = 256) -> None:
         generator = torch.Generator().manual_seed(5)
@@ -57,7 +58,7 @@ class ToyModel:
         config = SimpleNamespace(max_position_embeddings=context, eos_token_id=END)
         self.model = SimpleNamespace(config=config, generation_config=None)
         self.steps: list[list[tuple[int, bool]]] = []
-        self.forwards = {"decoder": 0, "transformers": 0}
+        self.forwards = {"decoder": 0, "transformers": 0, "general": 0}
         self.sign_products: dict[str, int] = {}
         self.packed_products: dict[str, int] = {}
         self.gate = threading.Event()

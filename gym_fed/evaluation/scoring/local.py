@@ -20,6 +20,7 @@ from gym_fed.evaluation.scoring.greedy import LONGEST_PROMPT, GreedyPrompt, Gree
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
 from gym_fed.evaluation.scoring.window import ScoredText, Sums, TreeNode, Window, windows
 from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.limits import context_length
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk
 
@@ -65,8 +66,7 @@ class LocalScorer:
             raise GymError(ErrorCode.USAGE, "there is no model to evaluate")
         self.models = tuple(variants)
         self.tokenizer = tokenizer
-        config = served.model.config.get_text_config()
-        self.max_length = max_length or int(config.max_position_embeddings)
+        self.max_length = max_length or context_length(served.model.config, None)
         self._served = served
         self._variants = dict(variants)
         self._step_tokens = step_tokens
@@ -112,6 +112,7 @@ class LocalScorer:
             place
             for place, request in enumerate(prompts)
             if self._served.attends_plainly
+            and not any(variant is not None and variant.replaced for variant in self._variants.values())
             and request.temperature == 0
             and len(truncated[place]) <= LONGEST_PROMPT
         ]

@@ -304,13 +304,13 @@ class KVCacheManager:
     Args:
         pool: The pool that all requests share.
         prefix_cache: Whether a request reuses the blocks of an earlier one with the same prefix; ``shared``: also
-            across users.
+            across users. A pool that is not paged has none.
     """
 
     def __init__(self, pool: KVPool, *, prefix_cache: bool | Literal["shared"]) -> None:
         self._shared = prefix_cache == "shared"
         self._pool = pool
-        self._prefixes = PrefixCache(pool) if prefix_cache else None
+        self._prefixes = PrefixCache(pool) if prefix_cache and pool.paged else None
 
     @property
     def bytes_used(self) -> int:

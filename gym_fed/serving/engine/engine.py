@@ -55,8 +55,8 @@ class Engine:
         config: Limits.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, and for a ``kv_cache_size`` smaller
-            than a block.
+        GymError: ``CONFIG_INVALID`` for a ``max_context`` beyond the model's own, for a ``kv_cache_size`` smaller
+            than a block, and for ``speculative`` on the general path.
     """
 
     def __init__(
@@ -68,11 +68,17 @@ class Engine:
     ) -> None:
         self.config = config or EngineConfig()
         pool = served.new_pool(self.config.kv_cache_size)
+        if self.config.speculative != "off" and not pool.paged:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"engine.speculative: {self.config.speculative}: the state of this model cannot drop proposed tokens",
+                "leave engine.speculative off",
+            )
         self.limits = Limits(
             context=context_length(served.model.config, self.config.max_context),
             vocab_size=served.vocabulary,
             kv_bytes_per_token=served.bytes_per_token,
-            kv_bytes=pool.num_blocks * pool.block_bytes,
+            kv_bytes=(pool.num_blocks - pool.fixed_blocks) * pool.block_bytes,
         )
         self.end_ids = end_ids(served.model, tokenizer)
         self._counters = Counters()

@@ -158,8 +158,23 @@ def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+_CONTEXTS = ("max_position_embeddings", "max_seq_len", "context_length", "seq_length")
+"""The names of the context length in configs."""
+DEFAULT_CONTEXT = 32_768
+"""The context of a model whose config states none, such as Mamba and Bloom."""
+
+
+def model_context(config: Any) -> int | None:
+    """Return the context length of a transformers model; None if its config states none."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    lengths = [getattr(text, name, None) for name in _CONTEXTS]
+    return next((int(length) for length in lengths if isinstance(length, int) and length > 0), None)
+
+
 def context_length(config: Any, configured: int | None) -> int:
     """Return the context length: the model's own, or a smaller one that was configured.
+
+    A model that states no length has ``DEFAULT_CONTEXT``, or any that was configured.
 
     Args:
         config: The config of a transformers model.
@@ -168,8 +183,9 @@ def context_length(config: Any, configured: int | None) -> int:
     Raises:
         GymError: ``CONFIG_INVALID`` for more than the model has.
     """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    limit = int(text.max_position_embeddings)
+    limit = model_context(config)
+    if limit is None:
+        return configured or DEFAULT_CONTEXT
     if configured is not None and configured > limit:
         raise GymError(
             ErrorCode.CONFIG_INVALID,

@@ -57,7 +57,7 @@ class EngineLoop:
         self._tokens = TokenCounters()
         self._kv = KVCacheManager(pool, prefix_cache=config.prefix_cache)
         self._admission = AdmissionQueue(self._tokens, source, self._kv, self._fail)
-        self._scheduler = Scheduler(config, self._tokens, self._preempt)
+        self._scheduler = Scheduler(config, self._tokens, self._preempt, whole_prompts=served.whole_prompts)
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
     # For any thread.

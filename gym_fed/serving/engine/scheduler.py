@@ -135,16 +135,23 @@ class Scheduler:
         config: Limits of a step.
         tokens: The token counters of all users; the least served user's prompt is prefilled first.
         preempt: Function that removes a request from ``running`` and frees its cache.
+        whole_prompts: Whether a prompt is prefilled in one step, however long.
     """
 
     def __init__(
-        self, config: EngineConfig, tokens: TokenCounters, preempt: Callable[[ScheduledRequest], None]
+        self,
+        config: EngineConfig,
+        tokens: TokenCounters,
+        preempt: Callable[[ScheduledRequest], None],
+        *,
+        whole_prompts: bool = False,
     ) -> None:
         self.running: list[ScheduledRequest] = []
         self.cost = StepCost(config.step_stretch)
         self._config = config
         self._tokens = tokens
         self._preempt = preempt
+        self._whole_prompts = whole_prompts
 
     def schedule(self) -> ScheduledStep:
         """Return the next step; it has at least one chunk if any request runs."""
@@ -189,7 +196,7 @@ class Scheduler:
                 return
             assert row.cache is not None
             start = row.cache.length
-            ids = row.ids[start : start + left]
+            ids = row.ids[start:] if self._whole_prompts else row.ids[start : start + left]
             left -= len(ids)
             last = row.hidden is None and start + len(ids) == len(row.ids)
             step.rows.append(row)

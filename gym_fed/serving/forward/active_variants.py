@@ -22,6 +22,7 @@ from gym_fed.serving.forward.variant_weights import (
     LoadedVariant,
     MergedWeights,
     PackedWeight,
+    ReplacedWeight,
     VariantWeight,
     VectorWeight,
 )
@@ -115,7 +116,7 @@ class ActiveVariants:
         return {
             v: weight
             for v, weights in enumerate(self._weights)
-            if (weight := weights.get(parameter)) is not None
+            if (weight := weights.get(parameter)) is not None and not isinstance(weight, ReplacedWeight)
         }
 
     def _embedding(self, weights: dict[int, VariantWeight]) -> ModulePlan:

@@ -88,8 +88,8 @@ class PackedTokens:
         return dispatch.path() != "torch"
 
 
-def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
-    """Reserve room in the caches, and return the token after each chunk's last with all tokens.
+def reserve_room(chunks: Sequence[Chunk]) -> None:
+    """Check the chunks of a step, and reserve room for their tokens in the caches.
 
     Raises:
         GymError: ``USAGE`` as ``MultiVariantModel.step``.
@@ -102,7 +102,6 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
         raise GymError(ErrorCode.USAGE, "two chunks of one step have the same cache")
     if len({id(chunk.cache.pool) for chunk in chunks}) != 1:
         raise GymError(ErrorCode.USAGE, "the chunks of one step have caches of different pools")
-    ends, spans, at = [], [], 0
     for chunk in chunks:
         if not chunk.cache.reserve(len(chunk.token_ids)):
             raise GymError(
@@ -110,6 +109,12 @@ def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
                 f"the KV cache has no room for {counted(len(chunk.token_ids), 'more token')} of a request",
                 "raise engine.kv_cache_size, or send fewer requests at once",
             )
+
+
+def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:
+    """Return the token after each chunk's last, and all tokens; room in the caches is already reserved."""
+    ends, spans, at = [], [], 0
+    for chunk in chunks:
         spans.append((at, at + len(chunk.token_ids), chunk.cache))
         at += len(chunk.token_ids)
         ends.append(at)

@@ -12,7 +12,8 @@ forward computes the evaluation steps that multiply base and delta at once (``Me
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -93,33 +94,55 @@ class HookedForward:
             hooks.append(
                 embedding.register_forward_hook(lambda _module, _args, output: pictures.put(output[0]))
             )
-        self._layers.rows = step
         try:
-            if not len(wanted):
-                self._model.base_model(**inputs)
-                logits = torch.empty(0, self._vocabulary, device=self._device)
-            else:
-                keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
-                all_logits = self._model(**inputs, logits_to_keep=keep).logits
-                logits = all_logits[0].to(torch.float32)
+            with self._layers.computing(step):
+                if not len(wanted):
+                    self._model.base_model(**inputs)
+                    logits = torch.empty(0, self._vocabulary, device=self._device)
+                else:
+                    keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
+                    all_logits = self._model(**inputs, logits_to_keep=keep).logits
+                    logits = all_logits[0].to(torch.float32)
         finally:
-            self._layers.rows = None
             for hook in hooks:
                 hook.remove()
         return logits, states[0] if states else None
 
 
 class VariantLayers:
-    """The hooks of one model. Without ``rows`` they have no effect."""
+    """The hooks of one model, and the parameters that a variant replaces. Outside of ``computing`` it is unchanged."""
 
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None
+        names = {id(parameter): name for name, parameter in layout.replaceable.items()}
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        """The modules that have each replaceable parameter, under their own name for it."""
+        for module in model.modules():
+            for own, parameter in module._parameters.items():
+                if (name := names.get(id(parameter))) is not None:
+                    self._places.setdefault(name, []).append((module, own))
         self._handles = []
         for target in layout.target_modules:
             module = model.get_submodule(target.module)
             if target.kind == "linear":
                 self._handles.append(module.register_forward_pre_hook(self._before_linear(target)))
             self._handles.append(module.register_forward_hook(self._hook(target)))
+
+    @contextmanager
+    def computing(self, rows: StepRows | None) -> Iterator[None]:
+        """Make forwards within the block those of these rows, of which a variant that replaces parameters has all."""
+        old: list[tuple[nn.Module, str, Any]] = []
+        self.rows = rows
+        try:
+            for name, tensor in ({} if rows is None else rows.active.variants[0].replaced).items():
+                for module, own in self._places[name]:
+                    old.append((module, own, module._parameters[own]))
+                    module._parameters[own] = tensor  # type: ignore[assignment]
+            yield
+        finally:
+            self.rows = None
+            for module, own, parameter in old:
+                module._parameters[own] = parameter
 
     def remove(self) -> None:
         """Remove the hooks."""

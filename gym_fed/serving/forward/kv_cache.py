@@ -58,7 +58,14 @@ class KVPool:
 
     Raises:
         GymError: ``USAGE`` for another dtype, ``CONFIG_INVALID`` for a limit below one block.
+
+    Attributes:
+        paged: Whether the blocks hold the tokens, so that requests can share a prefix and drop their last tokens.
+        fixed_blocks: Blocks that a request takes besides those of its tokens.
     """
+
+    paged = True
+    fixed_blocks = 0
 
     def __init__(
         self,
@@ -86,7 +93,7 @@ class KVPool:
         blocks = _FIRST_BLOCKS
         if bytes_limit is not None:
             blocks = bytes_limit // max(1, self.block_bytes)
-            if not self.layers or not blocks:
+            if not self.block_bytes or not blocks:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
                     f"{counted(bytes_limit, 'byte')} of KV cache are less than a block of {BLOCK_TOKENS} tokens, "
@@ -139,6 +146,10 @@ class KVPool:
                 ErrorCode.MODEL_INVALID, f"layer {number} gives {shape}, but {self.shapes[number]} before"
             )
         return paged
+
+    def like(self, bytes_limit: int | None) -> KVPool:
+        """Create a pool for the same model; raises as the constructor."""
+        return KVPool(bytes_limit, dtype=self.dtype, shapes=self.shapes, device=self._device)
 
     # For caches and the prefix cache.
 

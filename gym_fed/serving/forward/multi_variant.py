@@ -1,6 +1,7 @@
 """A causal LM that serves requests of different variants in one forward, in any mix of prefill and decode.
 
 All tokens of a step are one packed sequence: ``attention`` keeps the requests apart, and rows get their own variants.
+Models that this cannot compute run on the general path, with transformers' own cache (``general``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,8 +20,10 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, trial
-from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens
+from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
+from gym_fed.serving.forward.general import GeneralForward
+from gym_fed.serving.forward.general_trial import opened
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.packed_base import PackedBase
@@ -31,14 +35,15 @@ from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 _log = logging.getLogger(__name__)
-_FORWARDS = {"decoder": 0, "transformers": 0}
+_FORWARDS = {"decoder": 0, "transformers": 0, "general": 0}
 
 
 class MultiVariantModel:
     """A model that is served until ``close``; one thread at a time. Its weights are never written to.
 
     Steps are computed by ``Decoder`` if it supports the model's class, otherwise by transformers' forward, which
-    also computes everything that is merged or batched together.
+    also computes everything that is merged or batched together. If that cannot compute packed steps either, they run on
+    the general path.
 
     Args:
         model: A transformers causal LM in float32 or bfloat16.
@@ -60,8 +65,8 @@ class MultiVariantModel:
         pool: The blocks of ``new_cache``; it grows as needed.
 
     Raises:
-        GymError: ``MODEL_INVALID``, with the reason, for a model that packed steps cannot compute; ``USAGE`` if it is
-            already being served.
+        GymError: ``MODEL_INVALID``, with the reason, for a model that cannot be served; ``CONFIG_INVALID`` for a
+            ``base_format`` or ``kv_dtype`` that it does not support; ``USAGE`` if it is already being served.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class MultiVariantModel:
         packed_base: PackedBase | None = None,
     ) -> None:
         trial.require_servable(model, chosen := kernel_for(kernel, base_format, model))
+        _keep_weights(model)
         self.model = model.eval()
         plain = isinstance(model, PlainModel)
         self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
@@ -81,42 +87,50 @@ class MultiVariantModel:
         self._variants = StepVariants(self.layout)
         self.products = self._variants.products
         self._decoder: Decoder | None = None
+        self._hooked: HookedForward | None = None
+        self._general: GeneralForward | None = None
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
-        name, why_not = type(model).__name__, trial.unfit(model)
+        name, unpacked = type(model).__name__, trial.unpacked(model)
+        why_not = unpacked or trial.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
         with nullcontext() if why_not else trial.in_float32(model):
             stock = None if plain else trial.transformers_logits(model)
-        self._hooked = None if plain else HookedForward(model, self.layout)
         setattr(model, trial.MARK, True)
         try:
-            if self._hooked is not None and stock is not None:
-                with nullcontext() if why_not else trial.in_float32(model):
-                    trial.require_same(self, stock)
-                trial.require_windows(model, self._windows)
+            if stock is not None and not unpacked:
+                unpacked = self._try_packed(stock, in_float32=not why_not)
+                why_not = why_not or unpacked
+            if stock is not None and unpacked:
+                self.layout = ModelLayout.of(model, chosen, cached=True)
+                self._variants = StepVariants(self.layout)
+                self.products = self._variants.products
+                self._general = GeneralForward(model, self.layout)
+                self.pool = opened(self, self._general, stock)
+            packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
             if not why_not:
                 self._decoder = Decoder(model, self.layout, self._windows)
-            packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
-            if self._decoder is not None:
                 prepare(self, self._decoder, stock, packed or None, packed_base)
                 self.packed, self.base_format = bool(packed), packed or self.base_format
-            kv_dtype = self.layout.dtype if kv_dtype == "auto" else kv_dtype
-            self.pool = KVPool(dtype=kv_dtype, shapes=self.pool.shapes, device=self._device)
+            self.pool = self._pool_of(kv_dtype)
         except BaseException:
             self.close()
             raise
         self.forwards = Counter(_FORWARDS)  # without those of the trial
         how = self.forward + (why_not and f", as {why_not}")
+        if self._general is not None:
+            how += f"; {self._general.described}"
         _log.info("%s: steps by %s; linear layers in %s", name, how, self.base_format)
 
     def close(self) -> None:
         """Restore the model."""
         if getattr(self.model, trial.MARK, False):
             delattr(self.model, trial.MARK)
-            if self._hooked is not None:
-                self._hooked.close()
+            for forward in (self._hooked, self._general):
+                if forward is not None:
+                    forward.close()
             self._variants.release()
 
     def __enter__(self) -> MultiVariantModel:
@@ -145,12 +159,37 @@ class MultiVariantModel:
         Raises:
             GymError: ``CONFIG_INVALID`` for a limit below one block.
         """
-        return KVPool(bytes_limit, dtype=self.pool.dtype, shapes=self.pool.shapes, device=self._device)
+        return self.pool.like(bytes_limit)
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token in the KV cache."""
         return self.pool.block_bytes // BLOCK_TOKENS
+
+    def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
+        """Try packed steps with transformers' forward; returns why they fail, or an empty string."""
+        self._hooked = HookedForward(self.model, self.layout)
+        try:
+            with trial.in_float32(self.model) if in_float32 else nullcontext():
+                trial.require_same(self, stock)
+            trial.require_windows(self.model, self._windows)
+        except Exception as error:  # noqa: BLE001 - whatever fails, the general path is tried, and reports its own errors
+            self._hooked.close()
+            self._hooked = None
+            return error.message if isinstance(error, GymError) else repr(error)
+        return ""
+
+    def _pool_of(self, kv_dtype: str) -> KVPool:
+        if self._general is None:
+            dtype = self.layout.dtype if kv_dtype == "auto" else kv_dtype
+            return KVPool(dtype=dtype, shapes=self.pool.shapes, device=self._device)
+        if kv_dtype not in ("auto", self.layout.dtype):
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"kv_dtype {kv_dtype}: {type(self.model).__name__} keeps its state in {self.layout.dtype}",
+                "leave engine.kv_dtype at auto",
+            )
+        return self.pool.like(None)
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[Chunk], *, merge: bool = False) -> Tensor:
@@ -169,6 +208,37 @@ class MultiVariantModel:
             GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks with the
                 same cache, and for a variant that was loaded for a different kernel. The caches are unchanged then.
         """
+        reserve_room(chunks)
+        self._variants.keep(chunk.variant for chunk in chunks)
+        groups = _groups(chunks)
+        if len(groups) == 1:
+            logits, states = self._compute(chunks, merge)
+        else:
+            logits, states = self._compute_groups(chunks, groups, merge)
+        for chunk, hidden in zip(chunks, states, strict=True):
+            if chunk.hidden is not None and hidden is not None:
+                chunk.hidden.add(hidden)
+            chunk.cache.advance(len(chunk.token_ids))
+        return logits
+
+    def _compute_groups(
+        self, chunks: Sequence[Chunk], groups: Sequence[Sequence[int]], merge: bool
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        logits: dict[int, Tensor] = {}
+        states: dict[int, Tensor | None] = {}
+        for group in groups:
+            part = [chunks[at] for at in group]
+            rows, hidden = self._compute(part, merge)
+            logits.update(zip(group, rows.split([chunk.rows for chunk in part]), strict=True))
+            states.update(zip(group, hidden, strict=True))
+        places = range(len(chunks))
+        return torch.cat([logits[at] for at in places]), [states[at] for at in places]
+
+    def _compute(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
+        """Return the logits of chunks, and the hidden states of each that needs them, in one forward if possible."""
+        if self._general is not None:
+            self.forwards["general"] += 1
+            return self._general.step(chunks, partial(self._variants.rows, merge=merge))
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
@@ -188,11 +258,11 @@ class MultiVariantModel:
             logits, states = self._decoder.forward(ids, positions, tokens, rows, logit_rows, dispatch.path())
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
-        for chunk, end in zip(chunks, ends, strict=True):
-            if chunk.hidden is not None and states is not None:
-                chunk.hidden.add(states[end - len(chunk.token_ids) : end])
-            chunk.cache.advance(len(chunk.token_ids))
-        return logits
+        hidden = [
+            None if chunk.hidden is None or states is None else states[end - len(chunk.token_ids) : end]
+            for chunk, end in zip(chunks, ends, strict=True)
+        ]
+        return logits, hidden
 
     @torch.inference_mode()
     def step_together(
@@ -215,20 +285,28 @@ class MultiVariantModel:
             merge: As in ``step``.
 
         Raises:
-            GymError: ``USAGE`` if the base is packed or a ``PlainModel``.
+            GymError: ``USAGE`` if the base is packed, a ``PlainModel`` or on the general path.
         """
         if self.packed or self._hooked is None:
-            how = f"packed in {self.base_format}" if self.packed else "of a plain model"
+            how = f"packed in {self.base_format}" if self.packed else f"computed by {self.forward}"
             problem = f"the base's linear layers are {how}, which only step can compute"
             raise GymError(ErrorCode.USAGE, problem, "open a transformers model without base_format")
+        self._variants.keep(variant for variant, _, _ in parts)
         with attention.packed(PackedTokens((), batch=batch)):
             logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
         self.forwards["transformers"] += 1
         return logits
 
     @property
+    def whole_prompts(self) -> bool:
+        """True if a prompt must be computed in one forward, since its state cannot be continued by several tokens."""
+        return self._general is not None and not self._general.continues
+
+    @property
     def forward(self) -> str:
-        """The implementation that computes steps: ``decoder`` or ``transformers``."""
+        """The implementation that computes steps: ``decoder``, ``transformers`` or ``general``."""
+        if self._general is not None:
+            return "general"
         return "transformers" if self._decoder is None else "decoder"
 
     @property
@@ -244,3 +322,21 @@ class MultiVariantModel:
     def release_variants(self) -> None:
         """Drop the references to the last step's variants."""
         self._variants.release()
+
+
+def _groups(chunks: Sequence[Chunk]) -> list[list[int]]:
+    """Group chunks by forward: those of a variant that replaces parameters have one to themselves."""
+    groups: dict[LoadedVariant | None, list[int]] = {}
+    for at, chunk in enumerate(chunks):
+        alone = chunk.variant is not None and chunk.variant.replaced
+        groups.setdefault(chunk.variant if alone else None, []).append(at)
+    return list(groups.values())
+
+
+def _keep_weights(model: Any) -> None:
+    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it has done so."""
+    if getattr(model.config, "rescale_every", 0):
+        body = model.base_model.train()
+        body._rescale_layers()
+        body.eval()
+        model.config.rescale_every = 0

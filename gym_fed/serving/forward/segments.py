@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -186,14 +186,20 @@ class StepVariants:
 
     def __init__(self, layout: ModelLayout) -> None:
         self._layout, self._device = layout, torch.device(layout.device)
-        self._active: ActiveVariants | None = None
+        self._actives: dict[tuple[LoadedVariant, ...], ActiveVariants] = {}
+        """The sets of variants of the last step's forwards."""
         exact = _BULK_ROWS.get(self._device.type, _BULK_ROWS_ELSEWHERE)
         self.bulk_rows = exact if layout.kernel == "exact" else sys.maxsize
         self.products: Counter[tuple[str, str]] = Counter()
 
     def release(self) -> None:
         """Drop the references to the last step's variants."""
-        self._active = None
+        self._actives.clear()
+
+    def keep(self, variants: Iterable[LoadedVariant | None]) -> None:
+        """Drop the references to variants that are not among those of the next step."""
+        kept = set(variants)
+        self._actives = {key: active for key, active in self._actives.items() if kept.issuperset(key)}
 
     def rows(
         self, parts: Sequence[tuple[LoadedVariant | None, int, int]], merge: bool = False
@@ -204,19 +210,19 @@ class StepVariants:
             parts: For each run of rows in order: its variant, tokens, and rows of logits.
             merge: Whether base and delta may be multiplied at once if all rows belong to one variant.
         """
-        variants = sorted({variant for variant, _, _ in parts if variant is not None}, key=id)
+        variants = tuple(sorted({variant for variant, _, _ in parts if variant is not None}, key=id))
         if not variants:
-            self._active = None  # so that it keeps no variant in memory
             return None
-        if self._active is None or self._active.variants != tuple(variants):
-            self._active = ActiveVariants(variants, self._layout, self.bulk_rows)
+        active = self._actives.get(variants)
+        if active is None:
+            active = self._actives[variants] = ActiveVariants(variants, self._layout, self.bulk_rows)
         number = {id(variant): at for at, variant in enumerate(variants)}
         own = [(None if v is None else number[id(v)], tokens, logits) for v, tokens, logits in parts]
         body = Segments.of([(v, tokens) for v, tokens, _ in own], self.bulk_rows, self._device)
         head = Segments.of([(v, logits) for v, _, logits in own], self.bulk_rows, self._device)
         alone = [span[1:] for span in body.spans] == [(0, body.total)]
-        merged = self._active.merged if merge and alone else None
-        return StepRows(self._active, body, head, dispatch.path(), self.products, merged)
+        merged = active.merged if merge and alone else None
+        return StepRows(active, body, head, dispatch.path(), self.products, merged)
 
     def sign_products(self) -> dict[str, int]:
         """Count the products of sign deltas by kernel."""
@@ -308,7 +314,9 @@ def add_embedding(
 def add_norm(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, output: Tensor) -> None:
     """Add the terms of a norm of ``x`` to ``output``."""
     rows = step.body
-    tokens, y = x.movedim(target.token_axis, 0), output.movedim(target.token_axis, 0)
+    # On the general path, requests that decode one token each are the rows of a batch.
+    axis = target.token_axis if x.shape[target.token_axis] == rows.total else 0
+    tokens, y = x.movedim(axis, 0), output.movedim(axis, 0)
     some = tokens if rows.owned is None else tokens.index_select(0, rows.owned)
     middle = (1,) * (some.ndim - 2)
     term: Tensor | float = 0.0

@@ -1,14 +1,15 @@
 """The target modules of a base, which a variant may change, and how each of them uses its parameters.
 
 Class names are not trusted: two small forwards show which modules see every token once, and along which axis, and a
-norm's formula is checked on the norm itself. If this fails for a parameter, the reason is recorded, and a variant that
-changes the parameter is refused at loading.
+norm's formula is checked on the norm itself. A parameter for which this fails (experts, convolutions, SSM parameters)
+is replaced as a whole, in forwards of one variant. A variant of parameters outside the language model is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-Kind = Literal["matrix", "transposed", "norm", "bias", "none"]
+from gym_fed.serving.forward.model_arguments import CacheArgument, first_ids, text_arguments
+
+Kind = Literal["matrix", "transposed", "norm", "bias", "replaced"]
 
 _LONG, _SHORT = 5, 3
 _FORMS: tuple[Literal["rms", "layer"], ...] = ("rms", "layer")
@@ -28,7 +31,8 @@ class TargetParameter:
 
     Attributes:
         shape: The shape of the parameter.
-        kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``.
+        kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``;
+            ``replaced`` for every other, whose module uses it in its own way.
         refusal: Why no variant may change it; empty if one may.
     """
 
@@ -66,7 +70,7 @@ class TargetModule:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The layout of a base, as ``load_variant_weights`` and the multi-variant step need it; plain data, for any thread.
+    """The layout of a base, as ``load_variant_weights`` and the multi-variant step need it; read-only, for any thread.
 
     Attributes:
         parameters: Every parameter, under its name in ``model_tensors``.
@@ -74,6 +78,7 @@ class ModelLayout:
         dtype: The dtype of the base: ``float32`` or ``bfloat16``.
         device: The device of the weights.
         kernel: The kernel for sign deltas: ``exact``, ``lookup`` or ``lookup16``.
+        replaceable: The base's own tensors of the parameters of kind ``replaced``.
     """
 
     parameters: Mapping[str, TargetParameter]
@@ -81,14 +86,23 @@ class ModelLayout:
     dtype: str
     device: str
     kernel: str = "exact"
+    replaceable: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, model: nn.Module, kernel: str = "exact") -> ModelLayout:
-        """Inspect a transformers causal LM, running it twice on a few tokens."""
+    def of(cls, model: Any, kernel: str = "exact", *, cached: bool = False) -> ModelLayout:
+        """Inspect a transformers causal LM, running it on a few tokens.
+
+        Args:
+            model: The model.
+            kernel: The kernel for sign deltas.
+            cached: Whether to use the model's cache, too: some modules then see earlier tokens again (Kimi-Linear), or
+                are not called for a single token.
+        """
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         long, short = _watched(model, _LONG), _watched(model, _SHORT)
+        single = _watched_decode(model) if cached else None
         names = {id(p): name for name, p in parameters.items()}
         head = getattr(model, "get_output_embeddings", lambda: None)()
         target_modules: list[TargetModule] = []
@@ -101,6 +115,11 @@ class ModelLayout:
             target, why = _target_module(
                 name, module, own, long.get(name, []), short.get(name, []), module is head
             )
+            if target is not None and single is not None:
+                shape = list(long[name][0][0].shape)
+                shape[target.token_axis] = 1
+                if [list(given.shape) for given, _ in single.get(name, [])] != [shape] * len(long[name]):
+                    target, why = None, f"{type(module).__name__} {name!r} is not called for each new token"
             if target is not None:
                 target_modules.append(target)
             for key, parameter in own.items():
@@ -110,38 +129,83 @@ class ModelLayout:
                     )
                 else:
                     kinds[parameter] = _kind(target, key, module)
+        served = _language_parameters(model)
         targets = {
-            name: TargetParameter(tuple(p.shape), kinds.get(name, "none"), refusals.get(name, ""))
+            name: TargetParameter(
+                tuple(p.shape),
+                "replaced" if name in refusals else kinds[name],
+                refusals.get(name, "") if id(p) not in served else "",
+            )
             for name, p in parameters.items()
         }
+        replaceable = {
+            name: parameters[name]
+            for name, target in targets.items()
+            if target.kind == "replaced" and not target.refusal
+        }
         dtype = str(first.dtype).removeprefix("torch.")
-        return cls(targets, tuple(target_modules), dtype, str(first.device), kernel)
+        return cls(targets, tuple(target_modules), dtype, str(first.device), kernel, replaceable)
+
+
+def _language_parameters(model: Any) -> set[int]:
+    """Return the ids of the parameters that compute the tokens of text."""
+    parts = [model]
+    if model.config.get_text_config() is not model.config:
+        parts = [model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()]
+    return {id(p) for part in parts if part is not None for p in part.parameters()}
 
 
 _Calls = dict[str, list[tuple[Tensor, Tensor]]]
 
 
-def _watched(model: nn.Module, tokens: int) -> _Calls:
+def _watched(model: Any, tokens: int) -> _Calls:
+    """Record the calls of modules in a forward of one text without a cache."""
+    with _recorded(model) as calls:
+        model(**text_arguments(model, first_ids(model, tokens)))
+    return calls
+
+
+def _watched_decode(model: Any) -> _Calls | None:
+    """Record the calls of modules in a forward of one token after others; None if the model has no cache."""
+    cache, ids = CacheArgument(model), first_ids(model, _LONG + 1)
+    if cache.name is None:
+        return None
+    arguments = text_arguments(model, ids[:_LONG]) | cache.arguments(None)
+    after = cache.of(model(**arguments), arguments)
+    with _recorded(model) as calls:
+        model(**text_arguments(model, ids[_LONG:], _LONG) | cache.arguments(after))
+    return calls
+
+
+@contextmanager
+def _recorded(model: nn.Module) -> Iterator[_Calls]:
     """Record input and output of every call of a module with parameters of its own, in order of the first call."""
     calls: _Calls = {}
     handles = []
     for name, module in model.named_modules():
         if any(True for _ in module.parameters(recurse=False)):
 
-            def note(_module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
-                if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-                    calls.setdefault(name, []).append((args[0], output))
+            def note(
+                _module: nn.Module,
+                args: tuple[Any, ...],
+                more: dict[str, Any],
+                output: Any,
+                name: str = name,
+            ) -> None:
+                others = [*args[1:], *more.values()]  # such as the gate of a gated norm
+                alone = (
+                    args and isinstance(args[0], Tensor) and not any(isinstance(o, Tensor) for o in others)
+                )
+                if alone and isinstance(output, Tensor):
+                    # Copied, since CTRL multiplies its embedding's output in place.
+                    calls.setdefault(name, []).append((args[0].clone(), output.clone()))
 
-            handles.append(module.register_forward_hook(note))
+            handles.append(module.register_forward_hook(note, with_kwargs=True))
     try:
-        vocabulary = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        device = next(model.parameters()).device
-        ids = (torch.arange(tokens, device=device) + 1) % vocabulary
-        model(input_ids=ids[None], position_ids=torch.arange(tokens, device=device)[None], use_cache=False)
+        yield calls
     finally:
         for handle in handles:
             handle.remove()
-    return calls
 
 
 def _target_module(
@@ -162,7 +226,7 @@ def _target_module(
         return None, f"{shown} does not see every token once"
     input, output = long[0]
     weight, bias = own.get("weight"), own.get("bias")
-    if _is_linear(module):
+    if _is_linear(module, input, output):
         if input.numel() != _LONG * input.shape[-1]:
             return None, f"{shown} multiplies parts of a token"
         return TargetModule(name, "linear", weight, bias, axis, head=head), ""
@@ -227,9 +291,12 @@ def _kind(target: TargetModule, key: str, module: nn.Module) -> Kind:
     return "transposed" if not isinstance(module, nn.Linear | nn.Embedding) else "matrix"
 
 
-def _is_linear(module: nn.Module) -> bool:
+def _is_linear(module: nn.Module, given: Tensor, output: Tensor) -> bool:
     if isinstance(module, nn.Linear):
-        return type(module).forward is nn.Linear.forward
+        if type(module).forward is nn.Linear.forward:
+            return True
+        product = functional.linear(given, module.weight, module.bias)  # Falcon has its own class
+        return product.shape == output.shape and _close(output.double(), product.double(), given.dtype)
     if not type(module).__module__.startswith("transformers."):
         return False
     from transformers.pytorch_utils import Conv1D

@@ -24,6 +24,7 @@ from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
+from gym_fed.serving.forward.model_arguments import text_arguments
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
 from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
@@ -32,11 +33,12 @@ MARK = "_gym_fed_multi_variant"
 """The attribute that marks a model as being served."""
 _DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES.values())
 """The body classes of models that read pictures."""
+LONGROPE = "longrope"
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
 def require_servable(model: nn.Module, kernel: str) -> None:
-    """Refuse a model that packed steps cannot compute, as far as is known without running it."""
+    """Refuse a model that cannot be served, as far as is known without running it."""
     name = type(model).__name__
 
     def refuse(why: str, hint: str) -> GymError:
@@ -62,8 +64,6 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
     if isinstance(model, RoutedModel):
         raise refuse("mixture of depths has no key-value cache", "serve a model without routers")
-    if not model._supports_attention_backend:
-        raise refuse("its attention cannot be replaced", "use a model such as Llama, Qwen3 or Mistral")
     if "logits_to_keep" not in inspect.signature(model.forward).parameters:
         raise refuse("it cannot leave logits out", "use a causal LM such as Llama, Qwen3 or Mistral")
     dtypes = {p.dtype for p in model.parameters()}
@@ -75,18 +75,31 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         raise refuse("its weights are on several devices", "load it on one")
     if kernel != "exact" and next(iter(devices)).type != "cpu":
         raise GymError(ErrorCode.USAGE, f"kernel {kernel} is for the CPU", "use exact")
-    config: Any = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - set(_WINDOWED)
-    if kinds:
-        raise refuse(f"its layers are {', '.join(sorted(kinds))}", "use a model with ordinary attention")
-    rope = getattr(config, "rope_parameters", None) or {}
-    scalings = [rope, *(v for v in rope.values() if isinstance(v, dict))]
-    stretching = {str(r.get("rope_type")) for r in scalings} & {"dynamic", "longrope"}
-    if stretching:
+    if "dynamic" in rope_types(model):
         raise refuse(
-            f"rope type {stretching.pop()} depends on the longest request of a step",
+            "rope type dynamic depends on the longest request so far",
             "use yarn, linear or llama3",
         )
+
+
+def rope_types(model: Any) -> set[str]:
+    """Return the rope types of a model's layers."""
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return {str(r.get("rope_type")) for r in [rope, *(v for v in rope.values() if isinstance(v, dict))]}
+
+
+def unpacked(model: Any) -> str:
+    """Return why packed steps cannot compute a model, as far as is known without running it; empty if they may."""
+    if isinstance(model, PlainModel):
+        return ""
+    if not model._supports_attention_backend:
+        return "its attention cannot be replaced"
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(_WINDOWED)
+    if kinds:
+        return f"its layers are {', '.join(sorted(kinds))}"
+    if LONGROPE in rope_types(model):
+        return "rope type longrope depends on the longest request of a step"
+    return ""
 
 
 def unfit(model: Any) -> str:
@@ -223,9 +236,7 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
-    ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
-    places = torch.arange(len(ids), device=embedding.device)
-    out = model(input_ids=ids[None], position_ids=places[None], use_cache=False)
+    out = model(**text_arguments(model, torch.tensor(tokens(embedding.shape[0]), device=embedding.device)))
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
@@ -243,6 +254,11 @@ def distance(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm().clamp_min(1e-6))
 
 
+def tolerance(served: PackedSteps) -> float:
+    """Return the tolerance for the logits of a model whose steps are computed in the dtype of its pool."""
+    return _CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED
+
+
 def require_same(served: PackedSteps, stock: Tensor) -> None:
     """Compare the logits of packed steps with those of the stock forward.
 
@@ -253,11 +269,12 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
         stock: The result of ``transformers_logits``.
     """
     off = distance(step_logits(served), stock[2:])
-    if not off <= (_CLOSE if served.pool.dtype == "float32" else _CLOSE_ROUNDED):
+    if not off <= tolerance(served):
+        reason = "" if served.forward == "decoder" else ", so it has state outside of its cache"
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{type(served.model).__name__} cannot be served: its logits in a packed step by {served.forward} are off "
-            f"by {off:.1e} of their norm, so it has state besides keys and values",
+            f"{type(served.model).__name__} cannot be served: its logits in a step by {served.forward} are off "
+            f"by {off:.1e} of their norm{reason}",
             "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
         )
     for weight in served.model.parameters():

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.target_modules import ModelLayout, TargetParameter
+from gym_fed.serving.forward.target_modules import ModelLayout
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
@@ -54,6 +55,11 @@ class LoadedVariant:
     delta_sha256: str
     weights: Mapping[str, VariantWeight]
     resident_bytes: int
+
+    @cached_property
+    def replaced(self) -> dict[str, Tensor]:
+        """The parameters that replace the base's; a variant with any has its forwards to itself."""
+        return {name: o.parameter for name, o in self.weights.items() if isinstance(o, ReplacedWeight)}
 
 
 class VariantSource(Protocol):
@@ -142,6 +148,17 @@ class VectorWeight(VariantWeight):
         return self.values.nbytes
 
 
+@dataclass(frozen=True, eq=False)
+class ReplacedWeight(VariantWeight):
+    """A parameter with its delta, which replaces the base's in forwards of this variant only."""
+
+    parameter: Tensor
+
+    @property
+    def resident_bytes(self) -> int:
+        return self.parameter.nbytes
+
+
 def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, VariantWeight]:
     """Load a delta into memory. No tensor views the file afterwards, and the file's pages are released.
 
@@ -149,7 +166,25 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
         GymError: ``BASE_MISMATCH`` for a tensor that the base lacks or has in another shape; ``MODEL_INVALID`` for one
             that the multi-variant step cannot add to; ``DELTA_INVALID`` if its codec fails. All name the tensor.
     """
+    require_servable_delta(delta, layout)
     weights: dict[str, VariantWeight] = {}
+    for record in delta.manifest.tensors:
+        try:
+            weights[record.name] = _variant_weight(delta, record, layout)
+        except CodecError as error:
+            raise GymError(
+                ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {record.name!r}: {error}"
+            ) from error
+        delta.release(record.name)
+    return weights
+
+
+def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
+    """Check from its manifest that a delta can be served as a variant of a base.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` or ``MODEL_INVALID``, as ``load_variant_weights``.
+    """
     for record in delta.manifest.tensors:
         parameter = layout.parameters.get(record.name)
         if parameter is None or parameter.shape != record.shape:
@@ -165,14 +200,6 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
                 f"{delta.path}: tensor {record.name!r} cannot be served as a variant: {parameter.refusal}",
                 "leave this tensor out of the delta, or merge the delta and serve the merged model",
             )
-        try:
-            weights[record.name] = _variant_weight(delta, record, parameter, layout)
-        except CodecError as error:
-            raise GymError(
-                ErrorCode.DELTA_INVALID, f"{delta.path}: tensor {record.name!r}: {error}"
-            ) from error
-        delta.release(record.name)
-    return weights
 
 
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
@@ -181,10 +208,14 @@ def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str
     return LoadedVariant(name, sha256, weights, sum(o.resident_bytes for o in weights.values()))
 
 
-def _variant_weight(
-    delta: DeltaFile, record: TensorRecord, parameter: TargetParameter, layout: ModelLayout
-) -> VariantWeight:
+def _variant_weight(delta: DeltaFile, record: TensorRecord, layout: ModelLayout) -> VariantWeight:
     device, dtype = torch.device(layout.device), getattr(torch, layout.dtype)
+    parameter = layout.parameters[record.name]
+    if parameter.kind == "replaced":
+        base = layout.replaceable[record.name]
+        changed = base.to(torch.float32) + delta.decode(record.name).reshape(base.shape).to(device)
+        _require_finite("the delta", changed)
+        return ReplacedWeight(changed.to(base.dtype))
     if parameter.kind in ("norm", "bias"):
         return VectorWeight(delta.decode(record.name).to(device))
     transposed = parameter.kind == "transposed"

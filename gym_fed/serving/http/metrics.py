@@ -53,7 +53,7 @@ _ENGINE_COUNTS = {
 }
 _ENGINE_COUNTS_BY = {
     "finished": ("reason", "Requests by how they ended."),
-    "forwards": ("forward", "Forwards by what computed them: our own decoder, or transformers."),
+    "forwards": ("forward", "Forwards: our own decoder, transformers in packed steps, or the general path."),
     "sign_products": ("kernel", "Products of layers' sign deltas, by kernel."),
     "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
 }

@@ -39,7 +39,7 @@ def test_a_packed_base_answers_as_the_float32_model_within_the_format_s_loss(for
     with MultiVariantModel(model, base_format=format) as served:
         assert (served.forward, served.base_format, served.packed) == ("decoder", format, True)
         found = torch.cat(in_chunks(served, wholes, [[20, 9, 1], [1, 1, 10], [1], [38, 1, 1]]))
-        assert served.forwards == {"decoder": 3, "transformers": 0}
+        assert served.forwards == {"decoder": 3, "transformers": 0, "general": 0}
     assert divergence(found, wanted) < LOSS[format]
 
 
@@ -86,7 +86,7 @@ def test_the_model_s_own_weights_are_given_up_and_what_needs_them_is_refused() -
             served.step_together([1, 2, 3], [0, 1, 2], [(None, 3, 1)], [2], batch)
         assert refused.value.code is ErrorCode.USAGE
         served.step([Chunk([1, 2, 3], served.new_cache())], merge=True)
-        assert served.forwards == {"decoder": 1, "transformers": 0}
+        assert served.forwards == {"decoder": 1, "transformers": 0, "general": 0}
 
 
 def test_auto_packs_a_bfloat16_base_and_leaves_a_float32_one() -> None:

@@ -1,0 +1,207 @@
+"""The general path: transformers' own forward and cache, for models that packed steps cannot compute.
+
+It serves models with state besides keys and values (Qwen3-Next, LFM2, Jamba, Mamba), with other attention (Falcon,
+Bloom, MPT), or without a cache at all. Requests that decode one token share a forward, with their states joined along
+the batch dimension. Every other chunk has a forward of its own.
+``general_trial`` decides at opening which of this a model supports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_fed.serving.forward.chunk import Chunk, EmbeddedRows, rows_of_step
+from gym_fed.serving.forward.hooked import VariantLayers
+from gym_fed.serving.forward.model_arguments import CacheArgument, accepted
+from gym_fed.serving.forward.model_states import CarriedState, StateBatch, StateRow, join
+from gym_fed.serving.forward.segments import StepRows
+from gym_fed.serving.forward.state_pool import StateCache
+from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.serving.forward.variant_weights import LoadedVariant
+
+RowsOf = Callable[[Sequence[tuple[LoadedVariant | None, int, int]]], StepRows | None]
+"""Takes variant, tokens and rows of logits of each chunk."""
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The tokens of one forward: ``[requests, tokens]``."""
+
+    ids: list[list[int]]
+    start: int
+    batch: StateBatch | None
+    pads: list[int]
+    """Padding to the left of each request."""
+    pictures: EmbeddedRows | None = None
+
+
+class GeneralForward:
+    """The general path of one model, until ``close``.
+
+    Args:
+        model: A transformers causal LM.
+        layout: Its layout.
+
+    Attributes:
+        batches: Whether requests in decode share a forward.
+        continues: Whether a state can be continued by several tokens in one forward; otherwise such a chunk is computed
+            from the beginning of its text.
+    """
+
+    def __init__(self, model: Any, layout: ModelLayout) -> None:
+        self.batches = self.continues = False
+        self._model, self._device = model, torch.device(layout.device)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._accepted, self._cache = accepted(model), CacheArgument(model)
+        self._carried = CarriedState(model)
+        self._layers = VariantLayers(model, layout)
+
+    @property
+    def described(self) -> str:
+        """What requests share, for the log."""
+        decode = "requests in decode share a forward" if self.batches else "a forward per request"
+        prompts = "prompts in chunks" if self.continues else "prompts in one forward each"
+        return f"{decode}, {prompts}, no prefix cache"
+
+    def close(self) -> None:
+        """Restore the model."""
+        self._layers.remove()
+        self._carried.put(None)
+
+    def step(self, chunks: Sequence[Chunk], rows_of: RowsOf) -> tuple[Tensor, list[Tensor | None]]:
+        """Compute chunks whose caches have room for them.
+
+        Returns:
+            Logits ``[rows, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]`` of every chunk that
+            needs them.
+        """
+        decode = [at for at, chunk in enumerate(chunks) if self.batches and _decodes(chunk)]
+        results: dict[int, tuple[Tensor, Tensor | None]] = {}
+        try:
+            if len(decode) > 1:
+                together = self._decode([chunks[at] for at in decode], rows_of)
+                results.update(zip(decode, together, strict=True))
+            for at, chunk in enumerate(chunks):
+                if at not in results:
+                    results[at] = self._alone(chunk, rows_of)
+        except BaseException:
+            for chunk in chunks:
+                _state(chunk).row = None  # perhaps half written; the next step computes it from the tokens
+            raise
+        for chunk in chunks:
+            cache = _state(chunk)
+            if chunk.pictures is not None:
+                cache.pictures.append((len(cache.ids), chunk.pictures))
+            cache.ids += chunk.token_ids
+        logits, states = zip(*(results[at] for at in range(len(chunks))), strict=True)
+        return torch.cat(logits), list(states)
+
+    def _decode(self, chunks: Sequence[Chunk], rows_of: RowsOf) -> list[tuple[Tensor, Tensor | None]]:
+        caches = [_state(chunk) for chunk in chunks]
+        lengths = [cache.length for cache in caches]
+        batch = join([cache.row for cache in caches if cache.row is not None], lengths)
+        pads = [batch.length - length for length in lengths]
+        inputs = _Inputs([chunk.token_ids for chunk in chunks], batch.length, batch, pads)
+        rows = rows_of([(chunk.variant, 1, 1) for chunk in chunks])
+        pooled = any(chunk.hidden is not None for chunk in chunks)
+        logits, states, after = self._run(inputs, rows, None, pooled)
+        for at, cache in enumerate(caches):
+            cache.row = None if after is None else StateRow(after, at)
+        return [
+            (logits[at, : chunk.rows], None if states is None else states[at])
+            for at, chunk in enumerate(chunks)
+        ]
+
+    def _alone(self, chunk: Chunk, rows_of: RowsOf) -> tuple[Tensor, Tensor | None]:
+        cache, count = _state(chunk), len(chunk.token_ids)
+        again = cache.row is None or (count > 1 and not self.continues)
+        if again or cache.row is None:
+            parts = [*cache.pictures, (len(cache.ids), chunk.pictures)]
+            ids = [*cache.ids, *chunk.token_ids]
+            inputs = _Inputs([ids], 0, None, [0], rows_of_step(parts))
+        else:
+            batch = cache.row.alone(cache.length)
+            inputs = _Inputs([chunk.token_ids], cache.length, batch, [0], chunk.pictures)
+        total = len(inputs.ids[0])
+        rows = rows_of([(chunk.variant, total, chunk.rows)])
+        kept = range(total - chunk.rows, total)
+        logits, states, after = self._run(inputs, rows, kept, chunk.hidden is not None)
+        cache.row = None if after is None else StateRow(after, 0)
+        return logits[0], None if states is None else states[0, total - count :]
+
+    def _run(
+        self, inputs: _Inputs, rows: StepRows | None, kept: range | None, with_states: bool
+    ) -> tuple[Tensor, Tensor | None, StateBatch | None]:
+        """Run one forward.
+
+        Args:
+            inputs: The tokens.
+            rows: Their variants.
+            kept: The tokens whose logits are computed; None: all.
+            with_states: Whether to return the last hidden states.
+
+        Returns:
+            Logits ``[requests, kept, vocabulary]``, hidden states ``[requests, tokens, hidden]``, and the state after
+            the tokens; None without a cache.
+        """
+        arguments = self._arguments(inputs)
+        states: list[Tensor] = []
+        hooks = []
+        if with_states:
+            hooks.append(
+                self._model.base_model.register_forward_hook(
+                    lambda _module, _args, output: states.append(output.last_hidden_state)
+                )
+            )
+        if (pictures := inputs.pictures) is not None:
+            embedding = self._model.get_input_embeddings()
+            hooks.append(
+                embedding.register_forward_hook(lambda _module, _args, output: pictures.put(output[0]))
+            )
+        self._carried.put(None if inputs.batch is None else inputs.batch.carried)
+        try:
+            with self._layers.computing(rows):
+                if kept is not None and not len(kept):
+                    output = self._model.base_model(**arguments)
+                    logits = torch.empty(1, 0, self._vocabulary, device=self._device)
+                else:
+                    if kept is not None:
+                        arguments["logits_to_keep"] = torch.tensor(list(kept), device=self._device)
+                    output = self._model(**arguments)
+                    logits = output.logits.to(torch.float32)
+        finally:
+            carried = self._carried.take()
+            for hook in hooks:
+                hook.remove()
+        cache = self._cache.of(output, arguments)
+        length = inputs.start + len(inputs.ids[0])
+        after = None if cache is None else StateBatch(cache, carried, len(inputs.ids), length)
+        return logits, states[0] if states else None, after
+
+    def _arguments(self, inputs: _Inputs) -> dict[str, Any]:
+        count, batch = len(inputs.ids[0]), inputs.batch
+        arguments: dict[str, Any] = {"input_ids": torch.tensor(inputs.ids, device=self._device)}
+        arguments |= self._cache.arguments(None if batch is None else batch.cache)
+        if "position_ids" in self._accepted:
+            places = [[inputs.start - pad + at for at in range(count)] for pad in inputs.pads]
+            arguments["position_ids"] = torch.tensor(places, device=self._device)
+        if batch is not None and batch.attends and any(inputs.pads):
+            seen = torch.ones(len(inputs.pads), inputs.start + count, dtype=torch.int64, device=self._device)
+            for row, pad in enumerate(inputs.pads):
+                seen[row, :pad] = 0
+            arguments["attention_mask"] = seen
+        return arguments
+
+
+def _state(chunk: Chunk) -> StateCache:
+    assert isinstance(chunk.cache, StateCache)
+    return chunk.cache
+
+
+def _decodes(chunk: Chunk) -> bool:
+    return len(chunk.token_ids) == 1 and _state(chunk).row is not None and chunk.pictures is None

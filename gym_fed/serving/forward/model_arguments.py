@@ -1,0 +1,63 @@
+"""The arguments of transformers' models, which differ in whether they take positions, and how they name the cache."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CACHES = ("past_key_values", "cache_params", "state")
+"""The names of the cache among the arguments and outputs of models."""
+
+
+def accepted(model: Any) -> frozenset[str]:
+    """Return the names of the arguments of a model's forward."""
+    return frozenset(inspect.signature(type(model).forward).parameters)
+
+
+def first_ids(model: Any, tokens: int) -> Tensor:
+    """Return the ids of a short text, which are valid for every vocabulary."""
+    device = next(model.parameters()).device
+    ids: Tensor = (torch.arange(tokens, device=device) + 1) % model.get_input_embeddings().weight.shape[0]
+    return ids
+
+
+def text_arguments(model: Any, ids: Tensor, first: int = 0) -> dict[str, Any]:
+    """Return the arguments of a forward of one text without a cache, whose first token has this position."""
+    places = torch.arange(first, first + len(ids), device=ids.device)
+    arguments = {"input_ids": ids[None], "position_ids": places[None], "use_cache": False}
+    return {name: value for name, value in arguments.items() if name in accepted(model)}
+
+
+class CacheArgument:
+    """How a model takes its cache and returns it; one short forward shows it.
+
+    Attributes:
+        name: The name of the argument; None: the model has no cache.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._makes_none = model, False
+        self.name = next((name for name in _CACHES if name in accepted(model)), None)
+        if self.name is not None:
+            output = model(**text_arguments(model, first_ids(model, 1)) | {"use_cache": True})
+            self._makes_none = getattr(output, self.name, None) is None  # RecurrentGemma
+
+    def arguments(self, cache: Any) -> dict[str, Any]:
+        """Return the arguments for a cache; None: that of an empty text."""
+        if self.name is None:
+            return {}
+        if cache is None and self._makes_none:
+            from transformers import DynamicCache
+
+            cache = DynamicCache(config=self._model.config)
+        return {"use_cache": True, self.name: cache}
+
+    def of(self, output: Any, arguments: dict[str, Any]) -> Any:
+        """Return the cache after a forward with these arguments; None if the model has none."""
+        if self.name is None:
+            return None
+        cache = getattr(output, self.name, None)
+        return arguments.get(self.name) if cache is None else cache

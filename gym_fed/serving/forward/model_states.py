@@ -1,0 +1,156 @@
+"""The state of requests on the general path: transformers' cache for one request or several, one per batch row.
+
+Requests that are computed in one forward share a ``StateBatch``, whose keys are padded on the left to the longest. A
+request that is next computed with others is copied into a new batch (``join``); the old one is not changed.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
+
+_SEQUENCES = ("keys", "values", "indexer_keys")
+"""Tensors of a cache layer whose second to last dimension is the tokens; all others have a fixed size per request."""
+_CARRIED = ("recurrent_states", "conv1d_state")
+"""State that RecurrentGemma keeps in its modules instead of the cache."""
+_NODES = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
+
+
+@dataclass(eq=False)
+class StateBatch:
+    """The state after the tokens of some requests.
+
+    Attributes:
+        cache: The model's own cache, or its list of tensors (RWKV).
+        carried: The state of ``CarriedState``.
+        size: The number of requests.
+        length: Tokens of the longest.
+    """
+
+    cache: Any
+    carried: list[Tensor | None]
+    size: int
+    length: int
+
+    @property
+    def attends(self) -> bool:
+        """True if the cache has keys and values, which need a mask for padding."""
+        layers = getattr(self.cache, "layers", ())
+        return any(isinstance(layer, CacheLayerMixin) for layer in layers)
+
+    def bytes(self) -> tuple[int, int]:
+        """Return the bytes of keys and values, which grow with the tokens, and those of all other state."""
+        growing = fixed = 0
+        for name, tensor in _tensors("", [self.cache, self.carried]):
+            if name in _SEQUENCES:
+                growing += tensor.nbytes
+            else:
+                fixed += tensor.nbytes
+        return growing, fixed
+
+
+@dataclass(frozen=True, eq=False)
+class StateRow:
+    """The state of one request: a row of a batch."""
+
+    batch: StateBatch
+    row: int
+
+    def alone(self, length: int) -> StateBatch:
+        """Return a batch of this request only, which has ``length`` tokens."""
+        return self.batch if self.batch.size == 1 else join([self], [length])
+
+
+def join(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:
+    """Copy the states of requests into one batch.
+
+    Args:
+        rows: The requests' states.
+        lengths: The tokens of each.
+    """
+    if rows[0].batch.size == len(rows) and all(
+        row.batch is rows[0].batch and row.row == at for at, row in enumerate(rows)
+    ):
+        return rows[0].batch
+    return _joined_batch(rows, lengths)
+
+
+def copied(row: StateRow, length: int) -> StateRow:
+    """Return a copy of one request's state."""
+    return StateRow(_joined_batch([row], [length]), 0)
+
+
+def _joined_batch(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:
+    length = max(lengths)
+    cache, carried = (
+        _joined("", [values(row.batch) for row in rows], rows, lengths)
+        for values in (lambda batch: batch.cache, lambda batch: batch.carried)
+    )
+    return StateBatch(cache, carried, len(rows), length)
+
+
+def _joined(name: str, values: list[Any], rows: Sequence[StateRow], lengths: Sequence[int]) -> Any:
+    """Join one attribute of the caches, of which ``values`` has one per request."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        if first.ndim == 0 or first.shape[0] != rows[0].batch.size:
+            return first  # the same for all requests, or empty
+        parts = [value[row.row : row.row + 1] for value, row in zip(values, rows, strict=True)]
+        if name in _SEQUENCES:
+            counts = [min(length, part.shape[-2]) for part, length in zip(parts, lengths, strict=True)]
+            parts = [
+                functional.pad(part[..., part.shape[-2] - count :, :], (0, 0, max(counts) - count, 0))
+                for part, count in zip(parts, counts, strict=True)
+            ]
+        return torch.cat(parts)
+    if name == "cumulative_length":
+        return max(lengths)
+    if isinstance(first, dict):
+        return {key: _joined(str(key), [value[key] for value in values], rows, lengths) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)(_joined("", list(each), rows, lengths) for each in zip(*values, strict=True))
+    if isinstance(first, _NODES):
+        joined = copy.copy(first)
+        for key in vars(first):
+            setattr(joined, key, _joined(key, [getattr(value, key) for value in values], rows, lengths))
+        return joined
+    return first
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _tensors("", each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors("", each)
+    elif isinstance(value, _NODES):
+        for key, each in vars(value).items():
+            yield from _tensors(key, each)
+
+
+class CarriedState:
+    """The state that modules of one model keep in attributes, which is exchanged with every forward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._places = [(m, name) for m in model.modules() for name in _CARRIED if name in vars(m)]
+
+    def put(self, carried: Sequence[Tensor | None] | None) -> None:
+        """Set the state; None: that of an empty text."""
+        for at, (module, name) in enumerate(self._places):
+            setattr(module, name, None if carried is None else carried[at])
+
+    def take(self) -> list[Tensor | None]:
+        """Return the state, and reset it."""
+        carried = [getattr(module, name) for module, name in self._places]
+        self.put(None)
+        return carried

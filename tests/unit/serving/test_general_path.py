@@ -1,0 +1,254 @@
+"""Models that packed steps cannot compute are served by transformers' own cache, with variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gym_fed.config.serving import EngineConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.limits import DEFAULT_CONTEXT
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.forward.chunk import Chunk, HiddenMean
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.forward.state_pool import StateCache
+from tests.support.small_classes import build
+from tests.support.variants import Coding, load, merged, off, write_random_delta
+
+PROMPT = [5, 9, 2, 44, 17, 3, 8, 1, 60, 61, 62]
+TOKENS = 5
+
+
+def dense(name: str, shape: tuple[int, ...]) -> Coding:
+    """Every parameter: experts, convolutions and state parameters, too."""
+    del name, shape
+    return "dense", {"dtype": "float32"}
+
+
+def factors(name: str, shape: tuple[int, ...]) -> Coding:
+    """As an adapter: the projections of attention and of the mixer."""
+    adapted = len(shape) == 2 and "proj" in name
+    return ("lora", {"rank": 2, "factors": "float32"}) if adapted else None
+
+
+def generated(model: Any, prompt: list[int]) -> torch.Tensor:
+    """The logits ``[TOKENS, vocabulary]`` of transformers' greedy generate."""
+    found = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=TOKENS,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return torch.stack(found.logits)[:, 0].float()
+
+
+def greedy(served: MultiVariantModel, texts: list[tuple[list[int], Any]]) -> list[torch.Tensor]:
+    """The logits of greedy answers to prompts, each with its variant, that are computed together."""
+    caches = [served.new_cache() for _ in texts]
+    tokens = [prompt for prompt, _ in texts]
+    found: list[list[torch.Tensor]] = [[] for _ in texts]
+    for _ in range(TOKENS):
+        chunks = [Chunk(ids, c, v) for ids, c, (_, v) in zip(tokens, caches, texts, strict=True)]
+        logits = served.step(chunks)
+        tokens = [[int(row.argmax())] for row in logits]
+        for own, row in zip(found, logits, strict=True):
+            own.append(row)
+    return [torch.stack(own) for own in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [
+        ("Qwen3Next", (True, True)),
+        ("Qwen3_5Text", (True, True)),
+        ("Lfm2", (True, True)),
+        ("Jamba", (True, False)),
+        ("FalconH1", (True, True)),
+        ("RecurrentGemma", (True, False)),
+        ("StableLm", (True, True)),
+        ("Falcon", (True, True)),
+        ("Mamba", (True, False)),
+        ("Mamba2", (True, True)),
+        ("Bloom", (True, True)),
+        ("Mpt", (True, True)),
+        ("GPTJ", (True, True)),
+        ("Zamba2", (True, True)),
+        ("Bamba", (True, True)),
+        ("NemotronH", (True, True)),
+        ("Rwkv", (False, True)),
+        ("MiniMax", (False, False)),
+        ("Llama4Text", (True, True)),
+        ("OpenAIGPT", (True, True)),  # no cache at all
+    ],
+)
+def test_answers_of_base_and_variants_equal_those_of_generate(
+    tmp_path: Path, kind: str, shares: tuple[bool, bool]
+) -> None:
+    model = build(kind)
+    short = PROMPT[:4]
+    paths = [
+        write_random_delta(model, tmp_path / f"{n}.gymdelta", rule, seed=n, size=0.05)
+        for n, rule in enumerate((factors, dense))
+    ]
+    tuned = [merged(model, path) for path in paths]
+    with MultiVariantModel(model) as served:
+        assert served.forward == "general"
+        assert served._general is not None
+        assert (served._general.batches, served._general.continues) == shares
+        adapter, every = (load(path, served.layout) for path in paths)
+        texts = [(PROMPT, None), (short, adapter), (PROMPT, every), (short, None), (PROMPT, adapter)]
+        found = greedy(served, texts)
+    expected = {id(None): model, id(adapter): tuned[0], id(every): tuned[1]}
+    for (prompt, variant), logits in zip(texts, found, strict=True):
+        wanted = generated(expected[id(variant)], prompt)
+        # RWKV in transformers halves its hidden states, which its layer norms' epsilon shows.
+        assert off(logits, wanted) < (2e-3 if kind == "Rwkv" else 1e-4) * float(wanted.abs().max())
+        assert logits.argmax(dim=1).tolist() == wanted.argmax(dim=1).tolist()
+
+
+def test_requests_in_decode_share_a_forward_and_join_and_leave_it() -> None:
+    model = build("Lfm2")
+    calls: list[torch.Size] = []
+    with MultiVariantModel(model) as served:
+        caches = [served.new_cache() for _ in range(3)]
+        hook = model.register_forward_pre_hook(
+            lambda _module, _args, arguments: calls.append(arguments["input_ids"].shape), with_kwargs=True
+        )
+        served.step([Chunk(PROMPT, caches[0]), Chunk(PROMPT[:3], caches[1])])
+        served.step([Chunk([7], caches[0]), Chunk([8], caches[1]), Chunk(PROMPT[:6], caches[2])])
+        served.step([Chunk([9], caches[2]), Chunk([9], caches[1])])
+        last = served.step([Chunk([10], cache) for cache in caches])
+        hook.remove()
+    assert [tuple(shape) for shape in calls] == [(1, 11), (1, 3), (2, 1), (1, 6), (2, 1), (3, 1)]
+    texts = [[*PROMPT, 7, 10], [*PROMPT[:3], 8, 9, 10], [*PROMPT[:6], 9, 10]]
+    with torch.inference_mode():
+        wanted = torch.stack([model(torch.tensor([ids]), use_cache=False).logits[0, -1] for ids in texts])
+    assert off(last, wanted) < 1e-5
+
+
+def test_a_sliding_window_that_is_full_keeps_its_rows_apart() -> None:
+    model = build("RecurrentGemma", attention_window_size=4, sliding_window=4)
+    with MultiVariantModel(model) as served:
+        found = greedy(served, [(PROMPT, None), (PROMPT[:2], None), (PROMPT[:6], None)])
+    for prompt, logits in zip((PROMPT, PROMPT[:2], PROMPT[:6]), found, strict=True):
+        assert off(logits, generated(model, prompt)) < 1e-4
+
+
+def test_a_request_whose_step_failed_is_computed_from_its_tokens() -> None:
+    model = build("Lfm2")
+    with MultiVariantModel(model) as served:
+        caches = [served.new_cache(), served.new_cache()]
+        served.step([Chunk(PROMPT, cache) for cache in caches])
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("a broken kernel")
+
+        hook = model.model.layers[1].register_forward_pre_hook(fail)  # the first has written its state
+        with pytest.raises(RuntimeError, match="broken kernel"):
+            served.step([Chunk([7], cache) for cache in caches])
+        hook.remove()
+        found = served.step([Chunk([7], cache) for cache in caches])
+        with torch.inference_mode():
+            wanted = model(torch.tensor([[*PROMPT, 7]]), use_cache=False).logits[0, -1]
+        assert off(found, wanted.expand(2, -1)) < 1e-5
+        assert [cache.length for cache in caches] == [12, 12]
+
+
+@pytest.mark.parametrize("kind", ["Lfm2", "Mamba"])
+def test_a_branch_has_its_own_state(kind: str) -> None:
+    model = build(kind)
+    with MultiVariantModel(model) as served:
+        cache = served.new_cache()
+        served.step([Chunk(PROMPT[:4], cache)])
+        branch = cache.branch()
+        served.step([Chunk([90, 91, 92], cache)])
+        found = served.step([Chunk(PROMPT[4:], branch, num_logits=3)])
+        with torch.inference_mode():
+            wanted = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -3:]
+    assert off(found, wanted) < 1e-5
+
+
+def test_an_embedding_in_chunks_is_that_of_the_whole_text() -> None:
+    model = build("Lfm2")
+    with MultiVariantModel(model) as served:
+        found = []
+        for parts in ([PROMPT], [PROMPT[:6], PROMPT[6:10], PROMPT[10:]]):
+            mean, cache = HiddenMean(), served.new_cache()
+            for part in parts:
+                served.step([Chunk(part, cache, wants_logits=False, hidden=mean)])
+            found.append(mean.unit())
+    assert off(found[0], found[1]) < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["Lfm2", "Mamba"])
+def test_answers_under_preemption_equal_those_of_generate(tokenizer: Any, kind: str) -> None:
+    model = build(kind, vocab_size=262)
+    with MultiVariantModel(model) as served:
+        pool = served.new_pool()
+        room = 2 * pool.fixed_blocks + (4 if kind == "Lfm2" else 0)
+        config = EngineConfig(kv_cache_size=room * pool.block_bytes, max_batch_tokens=16)
+        sampling = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+        prompts = [PROMPT, PROMPT[:3], PROMPT * 3, PROMPT[2:]]
+        with Engine(served, tokenizer, config=config) as engine:
+            answers = engine.submit_all([GenerationRequest(ids, sampling) for ids in prompts])
+            found = [answer.result() for answer in answers]
+            assert (engine.stats().preemptions > 0) == (kind == "Lfm2")
+            assert engine.stats().forwards["general"] > 0
+    for ids, answer in zip(prompts, found, strict=True):
+        wanted = model.generate(
+            torch.tensor([ids]), max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+        assert list(answer.token_ids) == wanted[0, len(ids) :].tolist()
+        assert answer.cached_tokens == 0
+
+
+def test_the_state_of_a_request_counts_towards_the_memory() -> None:
+    model = build("Mamba")
+    with MultiVariantModel(model) as served:
+        cache = served.new_cache()
+        served.step([Chunk(PROMPT, cache)])
+        assert isinstance(cache, StateCache)
+        assert cache.row is not None
+        growing, fixed = cache.row.batch.bytes()
+        assert growing == 0
+        assert fixed <= cache.bytes <= 1.1 * fixed
+        with pytest.raises(GymError, match="less than the state of one request") as error:
+            served.new_pool(fixed // 2)
+    assert error.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"speculative": "ngram"}, "engine.speculative"), ({"kv_cache_size": 64}, "state of one request")],
+)
+def test_a_setting_that_the_state_does_not_allow_is_refused(
+    tokenizer: Any, settings: dict[str, Any], named: str
+) -> None:
+    with (
+        MultiVariantModel(build("Mamba", vocab_size=262)) as served,
+        pytest.raises(GymError, match=named) as error,
+    ):
+        Engine(served, tokenizer, config=EngineConfig(**settings))
+    assert error.value.code is ErrorCode.CONFIG_INVALID
+
+
+@pytest.mark.parametrize("settings", [{"kv_dtype": "int8"}, {"base_format": "int8"}])
+def test_a_format_that_only_packed_steps_have_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(GymError, match="int8") as error:
+        MultiVariantModel(build("Lfm2"), **settings)
+    assert error.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_model_that_states_no_context_has_one(tokenizer: Any) -> None:
+    with (
+        MultiVariantModel(build("Mamba", vocab_size=262, max_position_embeddings=None)) as served,
+        Engine(served, tokenizer) as engine,
+    ):
+        assert engine.limits.context == DEFAULT_CONTEXT

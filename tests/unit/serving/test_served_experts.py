@@ -1,0 +1,68 @@
+"""Variants of parameters that their modules use in their own way: experts, routers, sinks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from tests.support.small_classes import build
+from tests.support.variants import Coding, load, merged, off, write_random_delta
+
+IDS = [5, 9, 2, 44, 17, 3, 8, 1, 60, 61, 62]
+
+
+def of_experts(name: str, shape: tuple[int, ...]) -> Coding:
+    del shape
+    return ("dense", {"dtype": "float32"}) if "experts" in name else None
+
+
+def of_attention(name: str, shape: tuple[int, ...]) -> Coding:
+    adapted = "self_attn" in name and len(shape) == 2
+    return ("lora", {"rank": 3, "factors": "float32"}) if adapted else None
+
+
+def of_all(name: str, shape: tuple[int, ...]) -> Coding:
+    del name, shape
+    return "dense", {"dtype": "float32"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["Mixtral", "Qwen3Moe", "Olmoe", "DeepseekV2", "DeepseekV3", "Glm4Moe", "GptOss", "Lfm2Moe"]
+)
+def test_rows_of_variants_of_experts_equal_those_of_the_merged_models(tmp_path: Path, kind: str) -> None:
+    model = build(kind)
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    paths = [
+        write_random_delta(model, tmp_path / f"{n}.gymdelta", rule, seed=n, size=0.05)
+        for n, rule in enumerate((of_experts, of_attention, of_all))
+    ]
+    with torch.inference_mode():
+        wanted = [
+            tuned(torch.tensor([IDS]), use_cache=False).logits[0, 5:]
+            for tuned in (*(merged(model, path) for path in paths), model)
+        ]
+    assert off(wanted[0], wanted[3]) > 1e-3  # the experts' delta changes the logits
+    with MultiVariantModel(model) as served:
+        variants = [*(load(path, served.layout) for path in paths), None]
+        caches = [served.new_cache() for _ in variants]
+        found = []
+        for part in (IDS[:6], *([token] for token in IDS[6:])):
+            chunks = [Chunk(part, c, v) for c, v in zip(caches, variants, strict=True)]
+            found.append(served.step(chunks))
+    for number, logits in enumerate(wanted):
+        assert off(torch.stack([step[number] for step in found]), logits) < 1e-4, number
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name])
+
+
+def test_a_variant_counts_the_memory_of_the_parameters_that_it_replaces(tmp_path: Path) -> None:
+    model = build("Mixtral")
+    path = write_random_delta(model, tmp_path / "a.gymdelta", of_experts, seed=0)
+    with MultiVariantModel(model) as served:
+        variant = load(path, served.layout)
+    experts = sum(p.nbytes for name, p in model.named_parameters() if "experts" in name)
+    assert variant.resident_bytes == experts
