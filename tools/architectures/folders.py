@@ -1,0 +1,64 @@
+"""Write a tiny random model of a class as a model folder: weights, config, tokenizer and processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tools.architectures.classes import Architecture
+from tools.architectures.shrinking import EOS, PAD, VOCABULARY, tiny_config
+
+MAX_PARAMETERS = 40_000_000
+"""A class whose tiny model is larger is left out; a correction in ``OVERRIDES`` makes it smaller."""
+_NOISE = 0.05
+
+
+class NotTriedError(Exception):
+    """A check could not be made; the text says why."""
+
+
+def make_folder(architecture: Architecture, folder: Path) -> Any:
+    """Write the folder and return the model in memory, the same one at every call.
+
+    Raises:
+        NotTriedError: If no tiny model of the class can be built.
+    """
+    import torch
+
+    from gym_fed.base.models import load_tokenizer, quiet_loading
+
+    try:
+        model_class = architecture.model_class()
+        config = tiny_config(model_class.config_class)
+        with torch.device("meta"):
+            count = sum(value.numel() for value in model_class(config).parameters())
+        if count > MAX_PARAMETERS:
+            raise NotTriedError(f"no tiny config: it has {count:,} parameters")
+        torch.manual_seed(0)
+        model = model_class(config).to(torch.float32).eval()
+    except NotTriedError:
+        raise
+    except Exception as error:
+        raise NotTriedError(f"no tiny config: {first_line(error)}") from error
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:  # so that tokens differ clearly in the logits
+                weight.add_(torch.randn_like(weight) * _NOISE)
+    try:
+        with torch.inference_mode():
+            model(input_ids=torch.tensor([[1, 2, 3, 4, 5, 6]]), use_cache=False)
+    except Exception as error:
+        raise NotTriedError(f"its own forward pass on text fails: {first_line(error)}") from error
+    model.generation_config.update(eos_token_id=EOS, pad_token_id=PAD, do_sample=False)
+    with quiet_loading():
+        model.save_pretrained(folder)
+        tokenizer = load_tokenizer("gym-nano")
+        tokenizer.model_max_length = VOCABULARY
+        tokenizer.save_pretrained(folder)
+    return model
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, after the name of its class."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}"[:300] if lines else type(error).__name__

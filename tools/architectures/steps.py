@@ -1,0 +1,317 @@
+"""The checks of one model class. Each compares numbers with transformers or PEFT, and raises if they differ."""
+
+from __future__ import annotations
+
+import copy
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tools.architectures.classes import Architecture
+from tools.architectures.folders import NotTriedError, first_line, make_folder
+
+ROWS: list[dict[str, Any]] = [
+    {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
+    for question, answer in (
+        ("one", "two three"),
+        ("red", "blue"),
+        ("sun and moon", "stars"),
+        ("up", "down again"),
+    )
+]
+PROMPT = list(range(97, 109))
+NEW_TOKENS = 6
+_KV_BYTES = 64 << 20
+_NO_PIECES = "no tokenizer of pieces"
+_LOST = {"full": 0.9, "lora": 1e-3}
+"""Largest part of a run's squared change that its delta may lose: one bit per weight, and factors in 16 bits."""
+COLUMNS = (
+    "load",
+    "full",
+    "lora",
+    "delta",
+    "variant",
+    "api",
+    "api of full",
+    "api of lora",
+    "eval",
+    "export",
+    "gguf",
+)
+
+
+class Checks:
+    """The checks of one class in one folder.
+
+    Args:
+        architecture: The class.
+        folder: An empty folder.
+    """
+
+    def __init__(self, architecture: Architecture, folder: Path) -> None:
+        self.architecture = architecture
+        self.folder = folder
+        self.base = folder / "base"
+        self._original = make_folder(architecture, self.base)
+        self._runs: dict[str, Any] = {}
+
+    def run(self, column: str) -> str:
+        """Make the check of a column, and describe its result."""
+        text = self._run(column)
+        return text.replace(f"{self.folder}/", "")
+
+    def _run(self, column: str) -> str:
+        from gym_fed.core.errors import ErrorCode, GymError
+
+        try:
+            note = getattr(self, f"check_{column.replace(' ', '_')}")()
+            return "works" + (f" ({note})" if note else "")
+        except NotTriedError as error:
+            return f"not tried ({error})"
+        except GymError as error:
+            if error.code in (ErrorCode.EXPORT_DIFFERS, ErrorCode.INTERNAL):
+                if _NO_PIECES in error.message:
+                    return "not tried (llama.cpp's converter needs a SentencePiece tokenizer for it)"
+                return f"FAULT ({error.message[:300]})"
+            return f"refused ({error.code.value}: {error.message.splitlines()[0][:300]})"
+        except Exception as error:  # noqa: BLE001 (a result of the table)
+            return f"FAULT ({first_line(error)}; {_place(error)})"
+
+    def check_load(self) -> None:
+        """Compare the logits of the loaded model with those of the model that was saved."""
+        _require_close(_logits(self._loaded()), _logits(self._original), "logits")
+
+    def check_full(self) -> None:
+        """Train all weights for two steps; the first loss must be that of the model's own logits."""
+        self._train("full")
+
+    def check_lora(self) -> None:
+        """Train LoRA factors for two steps on a base whose weights must not change."""
+        self._train("lora")
+
+    def check_delta(self) -> None:
+        """Encode both runs; the decoded LoRA factors must give the merged model."""
+        from gym_fed.delta.base import BaseSpec
+        from gym_fed.delta.file import DeltaFile, apply_delta
+        from gym_fed.quantization.config import CalibratedPolicy
+        from gym_fed.quantization.quantizer import Quantizer
+
+        base = self._loaded()
+        for run, codec in (("full", "bitdelta"), ("lora", "lora")):
+            tuned = self._tuned(run)
+            path = self.folder / f"{run}.gymdelta"
+            Quantizer(CalibratedPolicy(codec=codec)).quantize(
+                str(self.base), str(self._runs[run].output_dir), out=path, progress=False
+            )
+            decoded = copy.deepcopy(base)
+            with DeltaFile.open(path, BaseSpec.of(base, self.base.name)) as delta:
+                apply_delta(decoded, delta)
+            left = _distance(decoded, tuned) / _distance(base, tuned)
+            if not left < _LOST[run]:
+                raise AssertionError(f"the delta of the {run} run loses {left:.2f} of the squared change")
+
+    def check_variant(self) -> None:
+        """Add both deltas to a store, and read them back."""
+        from gym_fed.serving.store.signing import sign_variant
+        from gym_fed.serving.store.store import VariantStore
+        from gym_fed.trust.identity.keys import SigningKey
+
+        deltas = {run: self.folder / f"{run}.gymdelta" for run in ("full", "lora")}
+        if not all(path.exists() for path in deltas.values()):
+            raise NotTriedError("needs the deltas")
+        key = SigningKey.generate()
+        with VariantStore.open(self.folder / "variants", create=True) as store:
+            for run, path in deltas.items():
+                store.add(path, sign_variant(path, key, name=run), name=run, owner=key.contributor)
+                store.verify(run)
+            names = set(store.names())
+        if names != set(deltas):
+            raise AssertionError(f"the store lists {sorted(names)}")
+
+    def check_api(self) -> None:
+        """Compare the greedy answer of the server with that of transformers."""
+        with self._serving(None) as serving:
+            _require_equal(_answer(serving, serving.served_name), _generated(self._original))
+
+    def check_api_of_full(self) -> str:
+        """Serve the delta of the full run as a variant."""
+        return self._serve_variant("full")
+
+    def check_api_of_lora(self) -> str:
+        """Serve the delta of the LoRA run as a variant."""
+        return self._serve_variant("lora")
+
+    def _serve_variant(self, run: str) -> str:
+        """Compare a variant's greedy answer with that of the model that its delta describes."""
+        from gym_fed.delta.file import DeltaFile, apply_delta
+
+        if not (self.folder / "variants").exists():
+            raise NotTriedError("needs the variants")
+        merged = self._loaded()
+        with DeltaFile.open(self.folder / f"{run}.gymdelta") as delta:
+            apply_delta(merged, delta)
+        with self._serving(self.folder / "variants") as serving:
+            _require_equal(_answer(serving, f"{serving.served_name}:{run}"), _generated(merged))
+            return str(serving.served.forward)
+
+    def check_eval(self) -> None:
+        """Compare the held-out loss with the cross-entropy of transformers' own logits."""
+        from gym_fed.evaluation.loss import heldout_loss
+
+        found = heldout_loss(self._loaded(), self._tokenizer(), ROWS)
+        _require_number(found, _own_loss(self._original, self._tokenizer()), "held-out loss")
+
+    def check_export(self) -> None:
+        """Export the merged LoRA run, and compare the folder's logits as transformers loads it."""
+        from gym_fed.base.models import quiet_loading
+        from gym_fed.export.formats.base import Options
+        from gym_fed.export.run import export
+        from gym_fed.export.source import open_source
+
+        tuned = self._tuned("lora")
+        path = self.folder / "merged"
+        export(open_source(str(self._runs["lora"].output_dir)), "huggingface", path, Options(), check=False)
+        with quiet_loading():
+            model = self.architecture.model_class().from_pretrained(path).eval()
+        _require_close(_logits(model), _logits(tuned), "logits of the exported model")
+
+    def check_gguf(self) -> None:
+        """Export the base as GGUF; the export reads the file back in a new process, and compares."""
+        from gym_fed.export.formats.base import Options
+        from gym_fed.export.run import export
+        from gym_fed.export.source import open_source
+
+        export(open_source(str(self.base)), "gguf", self.folder / "model.gguf", Options())
+
+    def _train(self, finetuning: str) -> None:
+        import torch
+
+        from gym_fed.config.train.training import TrainingConfig
+        from gym_fed.training.trainer import Trainer
+
+        config = TrainingConfig(
+            model=str(self.base), output_dir=self.folder / finetuning, finetuning=finetuning, max_steps=2,
+            learning_rate=1e-2 if finetuning == "lora" else 2e-3, lr_scheduler_type="constant", warmup_steps=0,
+            per_device_train_batch_size=len(ROWS), max_length=64, device="cpu", num_threads=1, logging_steps=1,
+        )  # fmt: skip
+        result = Trainer(config).train(ROWS)
+        if result.steps != 2 or not all(torch.isfinite(torch.tensor(result.losses))):
+            raise AssertionError(f"{result.steps} steps with losses {result.losses}")
+        _require_number(result.losses[0], _own_loss(self._original, self._tokenizer()), "first loss")
+        self._runs[finetuning] = result
+        tuned = self._tuned(finetuning)
+        if float((_logits(tuned) - _logits(self._original)).abs().max()) < 1e-4:
+            raise AssertionError("training changed no logits")
+
+    def _tuned(self, run: str) -> Any:
+        """Load the finished run from its folder, merged."""
+        from gym_fed.base.modeling.adapters import merged
+
+        if run not in self._runs:
+            raise NotTriedError(f"needs the {run} run")
+        return merged(self._load(str(self._runs[run].output_dir)))
+
+    def _serving(self, variants: Path | None) -> Any:
+        from gym_fed.config.serving import EngineConfig, ServingConfig
+        from gym_fed.serving.setup import open_serving
+
+        return open_serving(
+            ServingConfig(
+                base=str(self.base), variants=variants, device="cpu", num_threads=1, served_name="tiny",
+                engine=EngineConfig(kv_cache_size=_KV_BYTES),
+            )
+        )  # fmt: skip
+
+    def _load(self, name: str) -> Any:
+        from gym_fed.base.models import load_model
+
+        return load_model(name, images=True).model
+
+    def _loaded(self) -> Any:
+        return self._load(str(self.base))
+
+    def _tokenizer(self) -> Any:
+        return self._tokenizer_once
+
+    @cached_property
+    def _tokenizer_once(self) -> Any:
+        from gym_fed.base.models import load_tokenizer
+
+        return load_tokenizer(str(self.base))
+
+
+def _answer(serving: Any, model: str) -> list[int]:
+    from gym_fed.serving.openai.catalogue import LOCAL
+    from gym_fed.serving.openai.service import COMPLETIONS
+
+    body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    pending = serving.service.begin(COMPLETIONS, body, LOCAL)
+    pending.run()
+    (generation,) = pending._generations
+    return list(generation.result().token_ids)
+
+
+def _generated(model: Any) -> list[int]:
+    import torch
+
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        found = model.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
+            min_new_tokens=NEW_TOKENS, do_sample=False,
+        )  # fmt: skip
+    return [int(token) for token in found[0, len(PROMPT) :]]
+
+
+def _logits(model: Any) -> Any:
+    import torch
+
+    ids = torch.tensor([PROMPT])
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits.float()
+
+
+def _own_loss(model: Any, tokenizer: Any) -> float:
+    """Return the mean loss of ``ROWS`` per token, computed row by row from the logits."""
+    import torch
+
+    from gym_fed.data.encoding import encode_rows
+
+    total, count = 0.0, 0
+    for row in encode_rows(tokenizer, ROWS, max_length=64):
+        ids, labels = torch.tensor([row["input_ids"]]), torch.tensor(row["labels"])[1:]
+        with torch.inference_mode():
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits[0, :-1]
+        total += float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        count += int((labels != -100).sum())
+    return total / count
+
+
+def _distance(one: Any, other: Any) -> float:
+    own = dict(one.named_parameters())
+    return sum(float((own[name] - value).detach().pow(2).sum()) for name, value in other.named_parameters())
+
+
+def _require_close(found: Any, wanted: Any, what: str) -> None:
+    difference, size = float((found - wanted).abs().max()), float(wanted.abs().max())
+    if not difference <= 2e-4 * max(size, 1.0):
+        raise AssertionError(f"{what} differ by {difference:.1e} of {size:.1e}")
+
+
+def _require_number(found: float, wanted: float, what: str) -> None:
+    if not abs(found - wanted) <= 1e-3 * max(abs(wanted), 1.0):
+        raise AssertionError(f"{what} is {found:.5f}, and transformers' is {wanted:.5f}")
+
+
+def _require_equal(found: list[int], wanted: list[int]) -> None:
+    if found != wanted:
+        raise AssertionError(f"the answer is {found}, and transformers' is {wanted}")
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of this repository, and the last line of all, that an error passed."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/gym_" in frame.filename and "site-packages" not in frame.filename]
+    return ", ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in [*own[-1:], frames[-1]])
