@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.base.modeling.rope import apply_base_changes
-from gym_fed.base.modeling.routers import router_names
+from gym_fed.base.modeling.unadapted import unadapted_names
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
@@ -64,7 +64,7 @@ def wrap(
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
-    _leave_out_routers(model, peft_config)
+    _exclude_unadapted(model, peft_config)
     _require_modules(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
     _leave_out_converted_routers(model, peft_config)
@@ -91,6 +91,9 @@ def wrap(
                 f"{section}: {first}",
                 "name modules that target_modules names, too, or remove the key",
             )
+        elif "is incompatible with" in first:
+            problem = f"{section}.target_modules: {first.partition('. ')[0]}"
+            hint = "leave it out, or use all-linear"
         elif "arget modules" in first or "target_modules" in first:
             targets = peft_config.target_modules
             shown = repr(sorted(targets) if isinstance(targets, set) else targets)
@@ -161,11 +164,11 @@ def require_head_without_adapter(model: Any, config: TrainingConfig) -> None:
     refuse_first((True, reason, hint))
 
 
-def _leave_out_routers(model: Any, peft_config: Any) -> None:
-    """Exclude routers from ``all-linear``; a router that ``target_modules`` names still gets an adapter."""
+def _exclude_unadapted(model: Any, peft_config: Any) -> None:
+    """Exclude ``unadapted_names`` from ``all-linear``; one that ``target_modules`` names still gets an adapter."""
     excluded = getattr(peft_config, "exclude_modules", None) or []
     if peft_config.target_modules == "all-linear" and not isinstance(excluded, str):
-        names = sorted({*excluded, *router_names(model)})
+        names = sorted({*excluded, *unadapted_names(model)})
         if names:
             peft_config.exclude_modules = names
 

@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts get no adapter unless they are named."""
+"""Routers of experts, and weights that a Mamba mixer reads itself, get no adapter under ``all-linear``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig, Qwen2MoeConfig
 
-from gym_fed.base.modeling.routers import router_names
+from gym_fed.base.modeling.unadapted import unadapted_names
 from gym_fed.config.train.tuning import LoraSettings
+from gym_fed.core.errors import GymError
 from gym_fed.training.tuning.lora import add_lora
+from tests.support.tiny_models import tiny_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -103,7 +105,7 @@ def linear_layers(model: Any) -> set[str]:
 def test_all_linear_leaves_routers_out_and_the_model_trains(what: str) -> None:
     model = AutoModelForCausalLM.from_config(CONFIGS[what])
     router = what.partition(" ")[0]
-    assert router_names(model) == [router]
+    assert unadapted_names(model) == [router]
     layers = linear_layers(model)
     routers = {name for name in layers if name.endswith(f".{router}")}
     adapted = add_lora(model, LoraSettings(r=2), seed=0)
@@ -119,10 +121,40 @@ def test_all_linear_leaves_routers_out_and_the_model_trains(what: str) -> None:
 def test_all_linear_leaves_no_layer_out_of_a_model_without_linear_routers(kind: str) -> None:
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZES, **NO_LINEAR_ROUTER[kind]))
     layers = linear_layers(model)
-    assert router_names(model) == []
+    assert unadapted_names(model) == []
     adapted = adapted_layers(add_lora(model, LoraSettings(r=2), seed=0))
     assert layers <= adapted
     assert all(name in layers or ".mlp.experts" in name for name in adapted)
+
+
+READ_BY_THE_MIXER = {
+    "mamba": {"dt_proj", "out_proj", "x_proj"},
+    "falcon_mamba": {"dt_proj", "out_proj"},
+    "mamba2": {"out_proj"},
+    "falcon_h1": {"out_proj"},
+    "jamba": {"dt_proj"},
+}
+"""What the mixers of transformers multiply by without calling the layer."""
+
+
+@pytest.mark.parametrize("kind", READ_BY_THE_MIXER)
+def test_all_linear_leaves_out_the_weights_that_a_mamba_mixer_reads_itself(kind: str) -> None:
+    model = tiny_model(kind)
+    layers, names = linear_layers(model), READ_BY_THE_MIXER[kind]
+    adapted = add_lora(model, LoraSettings(r=2), seed=0)
+    ids = torch.arange(3, 13)[None]
+    adapted(input_ids=ids, labels=ids).loss.backward()
+
+    found = adapted_layers(adapted)
+    assert {name for name in layers if name.rpartition(".")[2] in names}.isdisjoint(found)
+    assert {name for name in layers if name.rpartition(".")[2] == "in_proj"} <= found
+    unused = [name for name, weight in adapted.named_parameters() if "lora_B" in name and weight.grad is None]
+    assert not unused
+
+
+def test_a_projection_that_peft_refuses_in_mamba_is_named_with_its_reason() -> None:
+    with pytest.raises(GymError, match="'out_proj' is incompatible with Mamba-based models"):
+        add_lora(tiny_model("mamba2"), LoraSettings(r=2, target_modules=["out_proj"]), seed=0)
 
 
 def test_a_router_whose_short_name_ends_another_layers_name_is_left_out_by_its_whole_name() -> None:
@@ -133,7 +165,7 @@ def test_a_router_whose_short_name_ends_another_layers_name_is_left_out_by_its_w
 
     model = nn.ModuleDict({"experts": nn.ModuleDict({"gate": TopKRouter()})})
     model["attention"] = nn.ModuleDict({"gate": nn.ModuleDict({"layer": nn.Linear(4, 4)})})
-    assert router_names(model) == ["experts.gate.layer"]
+    assert unadapted_names(model) == ["experts.gate.layer"]
 
 
 def test_a_router_that_is_named_gets_its_adapter() -> None:

@@ -1,23 +1,26 @@
-"""Find the routers of a mixture of experts, which are linear layers without adapters by default."""
+"""Find linear layers that get no adapter by default: routers of experts, and weights that a Mamba mixer reads itself."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import Any
 
 _NAMES = frozenset(("router", "router_gate", "shared_expert_gate"))
 _CLASS = re.compile(r"Router$|(TopK|MoE|Moe)\w*Gat(e|ing)$")
+_READ_WEIGHT = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:device|dtype))")
 
 
-def router_names(model: Any) -> list[str]:
-    """Return the names of router layers for PEFT's ``exclude_modules``, which matches suffixes.
+def unadapted_names(model: Any) -> list[str]:
+    """Return the names of such layers for PEFT's ``exclude_modules``, which matches suffixes.
 
     Names are as short as possible: ``router`` if the layer itself is one, ``router.gate`` if it is part of one, and
     the full name if another linear layer's name ends in the same way.
 
     A trained router would send tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also
     return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
-    included.
+    included. The mixers of Mamba and of hybrids pass the weights of some projections to a kernel, or multiply by them
+    without calling the layer: an adapter on it would have no effect.
     """
     from torch import nn
 
@@ -29,10 +32,15 @@ def router_names(model: Any) -> list[str]:
             continue
         path, _, last = name.rpartition(".")
         parent = path.rpartition(".")[2]
-        if last in _NAMES or _CLASS.search(type(module).__name__):
+        if last in _NAMES or _CLASS.search(type(module).__name__) or last in _weights_read(modules[path]):
             ends[name] = last
         elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):
             ends[name] = f"{parent}.{last}"
         else:
             others.append(f".{name}")
     return sorted({name if any(o.endswith(f".{end}") for o in others) else end for name, end in ends.items()})
+
+
+def _weights_read(mixer: Any) -> set[str]:
+    """Return the layers of a state-space mixer whose weights its own code reads; none for another module."""
+    return set(_READ_WEIGHT.findall(inspect.getsource(type(mixer)))) if hasattr(mixer, "A_log") else set()
