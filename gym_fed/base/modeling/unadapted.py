@@ -1,4 +1,4 @@
-"""Find linear layers that get no adapter by default: routers of experts, and weights that a Mamba mixer reads itself."""
+"""Find linear layers without an adapter by default: routers of experts, and weights that Mamba mixers read directly."""
 
 from __future__ import annotations
 
