@@ -320,10 +320,13 @@ def _moved_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _truncate(config: Any, layers: int) -> Any:
+    """Return the text config with another number of layers, whose kinds repeat those of the first ones."""
     text = config.get_text_config()
+    before = text.num_hidden_layers
+    for key, value in vars(text).items():
+        if isinstance(value, list) and len(value) == before:
+            setattr(text, key, [value[layer % before] for layer in range(layers)])
     text.num_hidden_layers = layers
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:layers]
     return text
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.training.model.architecture import empty_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
@@ -148,9 +149,15 @@ def without_start(config: TrainingConfig) -> TrainingConfig:
 
 def _shape(model: Any) -> TextShape:
     text = model.config.get_text_config()
+    for key in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"):
+        if not isinstance(getattr(text, key, None), int):
+            reason = f"{type(model).__name__} cannot be planned: its config has no {key}"
+            raise GymError(ErrorCode.CONFIG_INVALID, reason, "start the run without --plan")
     heads = text.num_attention_heads
     chosen = getattr(text, "num_experts_per_tok", None)
-    inner = getattr(text, "intermediate_size", 4 * text.hidden_size)
+    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    if isinstance(inner, list):
+        inner = max(inner)
     if chosen:
         inner = chosen * (getattr(text, "moe_intermediate_size", None) or inner)
     return TextShape(

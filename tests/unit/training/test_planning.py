@@ -445,3 +445,29 @@ def test_a_processor_has_no_more_memory_than_the_limit_of_its_container(
     )
     assert plan_run(config, timed=False).available == 5_000_000
     assert budget_bytes(config, on_cuda=False) == 2_000_000
+
+
+_WINDOW = {"sliding_window": 8, "use_sliding_window": True}
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"] * 2, ["sliding_attention", "full_attention"]])
+def test_a_calibration_of_a_model_with_fewer_layers_than_it_times_repeats_their_kinds(
+    tmp_path: Path, kinds: list[str]
+) -> None:
+    import torch
+
+    model = folder(tmp_path / "m", {"model_type": "qwen3", **SMALL, "layer_types": kinds, **_WINDOW})
+    config = run(model, per_device_train_batch_size=2, max_length=32)
+    measured = calibrate(config, sizes_of(config), torch.device("cpu"))
+    assert measured is not None
+    assert measured.rest + measured.block > 0
+
+
+def test_a_model_without_attention_heads_is_refused_by_the_plan_with_the_key(tmp_path: Path) -> None:
+    model = folder(
+        tmp_path / "m", {"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+    )
+    with pytest.raises(
+        GymError, match="MambaForCausalLM cannot be planned: its config has no num_attention_heads"
+    ):
+        plan_run(run(model))
