@@ -97,11 +97,10 @@ def lora_factors(model: Any) -> dict[str, Factors]:
 
 
 def is_plain_lora(model: Any) -> bool:
-    """Return True if only LoRA factors were trained, and they are smaller than the weights they change."""
+    """Return True if only LoRA factors were trained."""
     if not hasattr(model, "peft_config") or any(True for _ in _beyond_factors(model)):
         return False
-    shapes = [(a.shape, b.shape) for _, (a, b, _), _ in _products(model)]
-    return bool(shapes) and all(min(a[1], b[0]) >= a[0] for a, b in shapes)
+    return any(True for _ in _products(model))
 
 
 def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
@@ -110,8 +109,21 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
         if _is_one_product(layer):
             active = layer.active_adapters[0]
             a, b = layer.lora_A[active].weight, layer.lora_B[active].weight
-            factors = (a.detach(), b.detach(), float(layer.scaling[active]))
+            factors = (*_reduced(a.detach(), b.detach()), float(layer.scaling[active]))
             yield f"{name}.weight", factors, layer.get_base_layer().weight.detach()
+
+
+def _reduced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return factors with the same product, whose rank is at most that of the weight (a projection to a few heads)."""
+    import torch
+
+    rank, (rows, columns) = a.shape[0], (b.shape[0], a.shape[1])
+    if rank <= min(rows, columns):
+        return a, b
+    product = b @ a
+    if rows <= columns:
+        return product, torch.eye(rows, dtype=b.dtype, device=b.device)
+    return torch.eye(columns, dtype=a.dtype, device=a.device), product
 
 
 def _beyond_factors(model: Any) -> Iterator[str]:

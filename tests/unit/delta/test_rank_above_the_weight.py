@@ -1,0 +1,41 @@
+"""LoRA factors on a layer that is narrower than their rank, such as a projection to a few heads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, get_peft_model
+
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.encode import lora_delta
+from gym_fed.delta.factors import is_plain_lora, lora_factors
+from gym_fed.delta.file import DeltaFile
+from tests.support.tiny_models import tiny_model
+
+
+def test_factors_of_a_higher_rank_than_the_weight_are_written_with_the_rank_of_the_weight(
+    tmp_path: Path,
+) -> None:
+    base = tiny_model("llama", num_key_value_heads=1, head_dim=4)
+    spec = BaseSpec.of(base, "base")
+    before = {name: tensor.clone() for name, tensor in model_tensors(base).items()}
+    model = get_peft_model(base, LoraConfig(r=8, target_modules=["k_proj", "o_proj"]))
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    assert is_plain_lora(model)
+    factors = lora_factors(model)
+    assert {name.split(".")[-2]: a.shape[0] for name, (a, _, _) in factors.items()} == {
+        "k_proj": 4,
+        "o_proj": 8,
+    }
+    lora_delta(factors, tmp_path / "a.gymdelta", spec)
+    merged = model_tensors(model.merge_and_unload())
+    with DeltaFile.open(tmp_path / "a.gymdelta", spec) as delta:
+        for name in factors:
+            change = merged[name] - before[name]
+            torch.testing.assert_close(
+                delta.decode(name), change, rtol=0, atol=0.01 * float(change.abs().max())
+            )
