@@ -15,6 +15,7 @@ from typing import NamedTuple
 from gym_quant.registry import MemberError
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 
 
 class _ErrorText(NamedTuple):
@@ -160,7 +161,23 @@ def is_disk_full(error: BaseException) -> bool:
     return refusal is not None and refusal.code is ErrorCode.DISK_FULL
 
 
+_REMOTE_STORES = ("obstore", "botocore", "s3fs", "gcsfs", "adlfs", "aiohttp", "paramiko")
+"""Packages of remote file systems; each raises its own exceptions."""
+
+
 def _refusal(error: BaseException) -> _ErrorText | None:
+    package = type(error).__module__.partition(".")[0]
+    if (
+        package in _REMOTE_STORES
+        and isinstance(error, Exception)
+        and not isinstance(error, FileNotFoundError)
+    ):
+        line = str(error).strip().partition("\n")[0]
+        return _ErrorText(
+            ErrorCode.UNAVAILABLE,
+            f"the remote store: {plain(line or type(error).__name__)}",
+            "check its address, the network, and the credentials in the environment",
+        )
     if isinstance(error, OSError):
         if error.errno in _BY_ERRNO:
             return _BY_ERRNO[error.errno]

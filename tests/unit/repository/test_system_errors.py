@@ -18,6 +18,7 @@ from sqlalchemy.exc import OperationalError
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.system_errors import system_error
+from tests.support.in_process import run_here
 from tests.support.wait import SECONDS
 
 NOBODY = 65534
@@ -167,3 +168,29 @@ def command(*words: str, under: tuple[str, ...] = ()) -> tuple[int, str]:
         timeout=SECONDS,
     )
     return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["models", "list", "--registry", "s3://bucket/models"],
+        ["data", "show", "s3://bucket/rows.jsonl"],
+    ],
+)
+def test_an_unreachable_object_store_ends_a_command_with_its_reason(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("obstore")
+    for name, value in {
+        "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "a secret",
+        "AWS_ALLOW_HTTP": "true",
+        "GYM_HOME": str(tmp_path),
+    }.items():
+        monkeypatch.setenv(name, value)
+    ended = run_here(["gym", *words])
+    assert "error (unavailable): the remote store: " in ended.stderr
+    assert "credentials in the environment" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "a secret" not in ended.stderr
