@@ -29,6 +29,8 @@ import torch
 from sklearn.datasets import load_digits, make_classification
 from torch import Tensor
 
+from gym_fed.data.rows import representative
+
 
 @dataclass(frozen=True)
 class Perceptron:
@@ -229,11 +231,12 @@ class Digits:
         split: Split,
         data: str = "digits",
         held_out: HeldOut = "test",
+        spread: bool = False,
     ) -> None:
         self.seeds, self.contributors, self.malicious = tuple(seeds), contributors, malicious
         self.set = image_set(data)
         self.network = self.set.network
-        drawn = [_draw(self.set, seed, contributors, malicious, split, held_out) for seed in seeds]
+        drawn = [_draw(self.set, seed, contributors, malicious, split, held_out, spread) for seed in seeds]
         self.images, self.labels, self.test_images, self.test_labels = (
             torch.stack(part) for part in zip(*(one[:4] for one in drawn), strict=True)
         )
@@ -312,7 +315,13 @@ class Digits:
 
 
 def _draw(
-    data: Images, seed: int, contributors: int, malicious: int, split: Split, held_out: HeldOut
+    data: Images,
+    seed: int,
+    contributors: int,
+    malicious: int,
+    split: Split,
+    held_out: HeldOut,
+    spread: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[np.ndarray]]:
     generator = np.random.default_rng(1000 + seed)
     order = np.random.default_rng(0).permutation(len(data.images)) if data.fixed_test else None
@@ -323,6 +332,10 @@ def _draw(
         rest = generator.permutation(rest)
     if held_out == "validation":
         held, rest = rest[: data.test], rest[data.test :]
+    if spread:
+        rows = [{"row": row, "answer": int(data.labels[row])} for row in rest]
+        clean = np.array([one["row"] for one in representative(rows, ROOT_IMAGES)])
+        rest = np.concatenate([clean, rest[~np.isin(rest, clean)]])
     train, train_labels = data.images[rest], data.labels[rest]
     honest = contributors - malicious
     # The coordinator's images come first; contributors share the others.

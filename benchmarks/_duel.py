@@ -68,10 +68,11 @@ def play(
     schedule: Schedule | None = None,
     images: str = "digits",
     held_out: HeldOut = "test",
+    spread: bool = False,
 ) -> Outcome:
-    """All rounds of ``attack`` against ``rule``, all seeds at once."""
+    """All rounds of ``attack`` against ``rule``, all seeds at once; ``spread`` chooses representative clean images."""
     schedule = schedule or Schedule()
-    data = Digits(seeds, CONTRIBUTORS, malicious, split, images, held_out)
+    data = Digits(seeds, CONTRIBUTORS, malicious, split, images, held_out, spread)
     defence = Defence(rule, malicious)
     model, accuracies = run_rounds(data, defence, attack, schedule, packed, generators())
     others = data.test_labels != TARGET

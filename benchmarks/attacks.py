@@ -2,11 +2,12 @@
 
     python benchmarks/attacks.py [--quick] [--json] [--plot FILE] [--rules NAME ...] [--attacks NAME ...]
         [--images digits mnist clusters] [--first-seed N] [--seeds N] [--rounds N] [--malicious N] [--split NAME]
-        [--float] [--shares] [--cells FILE] [--federation stories260K [--shared FOLDER]]
+        [--float] [--spread] [--shares] [--cells FILE] [--federation stories260K [--shared FOLDER]]
 
 20 contributors learn scikit-learn's digits (a perceptron of 4,810 weights), 5,000 images of MNIST (6,634) or generated
 clusters over 80 rounds; packed rounds are sign bits with error feedback. The peer is the plain mean under the same
-attack. The coordinator has 100 clean images, for the rules that use them. All rules and attacks share one training
+attack. The coordinator has 100 clean images, for the rules that use them: random ones, or with ``--spread`` those that
+a hub chooses from a longer file, with each label in proportion. All rules and attacks share one training
 schedule (``_digits.Schedule``). Schedule and rules were chosen on the digits' seeds 0 to 4 and 20 to 22, so that the
 default is seeds 30 to 32 (docs/robustness.md). An attack ``long_NAME`` stretches every malicious update to what the
 rule allows; for rules that give every update one length it is the same as ``NAME``. The full grid takes hours;
@@ -55,6 +56,7 @@ class Cell:
     malicious: int = MALICIOUS
     split: Split = "dirichlet"
     packed: bool = True
+    spread: bool = False
     accuracies: tuple[float, ...] = ()
     backdoor: float = 0.0
 
@@ -74,7 +76,13 @@ def main() -> None:
     else:
         seeds, rounds = (2, 20) if arguments.quick else (arguments.seeds, arguments.rounds)
         for images in arguments.images:
-            choices = arguments.first_seed, arguments.malicious, arguments.split, not arguments.float
+            choices = (
+                arguments.first_seed,
+                arguments.malicious,
+                arguments.split,
+                not arguments.float,
+                arguments.spread,
+            )
             grid = product(arguments.rules, arguments.attacks)
             cells = [measured(Cell(*one, seeds, rounds, images, *choices), arguments.cells) for one in grid]
             setting = f"{images}, {arguments.split}, {arguments.malicious} of {CONTRIBUTORS} malicious, " + (
@@ -102,6 +110,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--malicious", type=int, default=MALICIOUS, metavar="N", help=f"of {CONTRIBUTORS}")
     parser.add_argument("--split", choices=get_args(Split), default="dirichlet", help="of the data by label")
     parser.add_argument("--float", action="store_true", help="float updates instead of sign bits")
+    parser.add_argument("--spread", action="store_true", help="clean images with each label in proportion")
     parser.add_argument("--shares", action="store_true", help="what a minority keeps without attackers, too")
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
@@ -130,6 +139,7 @@ def measured(cell: Cell, file: Path | None) -> Cell:
             seeds=tuple(range(cell.first_seed, cell.first_seed + cell.seeds)),
             schedule=Schedule(rounds=cell.rounds),
             images=cell.images,
+            spread=cell.spread,
         )
         return [outcome.accuracies, outcome.backdoor]
 
