@@ -89,10 +89,8 @@ def copied(row: StateRow, length: int) -> StateRow:
 
 def _joined_batch(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:
     length = max(lengths)
-    cache, carried = (
-        _joined("", [values(row.batch) for row in rows], rows, lengths)
-        for values in (lambda batch: batch.cache, lambda batch: batch.carried)
-    )
+    cache = _joined("", [row.batch.cache for row in rows], rows, lengths)
+    carried = _joined("", [row.batch.carried for row in rows], rows, lengths)
     return StateBatch(cache, carried, len(rows), length)
 
 

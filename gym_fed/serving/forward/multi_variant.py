@@ -229,7 +229,7 @@ class MultiVariantModel:
         for group in groups:
             part = [chunks[at] for at in group]
             rows, hidden = self._compute(part, merge)
-            logits.update(zip(group, rows.split([chunk.rows for chunk in part]), strict=True))
+            logits.update(zip(group, torch.split(rows, [chunk.rows for chunk in part]), strict=True))
             states.update(zip(group, hidden, strict=True))
         places = range(len(chunks))
         return torch.cat([logits[at] for at in places]), [states[at] for at in places]

@@ -6,11 +6,13 @@ No variant is used before its bytes, base, manifest and owner's signature have b
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, is_account
 from gym_fed.serving.store.registry import Transaction, VariantRegistry
@@ -59,16 +61,60 @@ def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[s
     """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
-        GymError: As ``DeltaFile.open``, naming ``source``.
+        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model; as ``DeltaFile.open``. Both name
+            ``source``.
     """
     from gym_fed.delta.file import DeltaFile
 
     try:
         with DeltaFile.open(staged.path, base) as opened:
+            _require_language_model(staged.path, [record.name for record in opened.manifest.tensors])
             return opened.manifest.base_model, opened.manifest.base_digest
     except GymError as error:
         message = error.message.replace(str(staged.path), str(source))
         raise GymError(error.code, message, error.hint) from error
+
+
+_MEDIA_PARTS = frozenset(
+    [
+        "aligner",
+        "audio_tower",
+        "connector",
+        "image_newline",
+        "image_tower",
+        "language_projection",
+        "merger",
+        "mm_projector",
+        "multi_modal_projector",
+        "projector",
+        "qformer",
+        "query_tokens",
+        "video_tower",
+        "vision_adapter",
+        "vision_embed_tokens",
+        "vision_encoder",
+        "vision_model",
+        "vision_projection",
+        "vision_tower",
+        "visual",
+    ]
+)
+"""The names that transformers' models give to parts that read pictures, films and sound."""
+
+
+def _require_language_model(path: Path, names: Sequence[str]) -> None:
+    """Refuse a delta of parts that read pictures or sound, whose features all requests share.
+
+    The parts are known by name, since the base may not be on this machine. The server, which has it, checks again.
+    """
+    others = [name for name in names if _MEDIA_PARTS.intersection(name.removeprefix("model.").split(".")[:1])]
+    if others:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{path}: {counted(len(others), 'tensor')} cannot be served as a variant, such as {others[0]!r}: a variant "
+            "changes only the language model",
+            "leave these tensors out of the delta, or merge the delta and serve the merged model",
+        )
 
 
 def row_of(

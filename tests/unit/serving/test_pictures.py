@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -209,18 +210,33 @@ def test_variants_of_the_language_model_read_pictures(llava: Path, tmp_path: Pat
     assert len({tuple(ids) for ids in found.values()}) == 3
 
 
-def test_a_variant_that_changes_how_pictures_are_read_is_refused(llava: Path, tmp_path: Path) -> None:
+def test_a_variant_that_changes_how_pictures_are_read_is_refused_when_it_is_added(
+    llava: Path, tmp_path: Path
+) -> None:
     model: Any = AutoModelForImageTextToText.from_pretrained(llava).eval()
 
     def rule(name: str, shape: tuple[int, ...]) -> Any:
         return ("bitdelta", {}) if "multi_modal_projector" in name and len(shape) == 2 else None
 
     delta = write_random_delta(model, tmp_path / "eyes.gymdelta", rule, seed=1)
-    store_of(llava, tmp_path / "store", {"eyes": delta})
-    with opened(llava, variants=tmp_path / "store", require_signature=False) as serving:
-        with pytest.raises(GymError, match="multi_modal_projector") as caught:
-            answer(serving, model=f"{serving.served_name}:eyes")
-        assert caught.value.code is ErrorCode.MODEL_INVALID
+    with pytest.raises(GymError, match=r"eyes\.gymdelta: 2 tensors.*multi_modal_projector") as caught:
+        store_of(llava, tmp_path / "store", {"eyes": delta})
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+
+
+@pytest.mark.parametrize("family", MAKERS)
+def test_the_parts_that_no_variant_may_change_are_those_outside_of_the_language_model(
+    tmp_path: Path, family: str
+) -> None:
+    if family in NEEDS:
+        pytest.importorskip(NEEDS[family])
+    from gym_fed.serving.forward.target_modules import ModelLayout
+    from gym_fed.serving.store.verification import _require_language_model
+
+    model = AutoModelForImageTextToText.from_pretrained(vision_model(family, tmp_path / "model")).eval()
+    for name, parameter in ModelLayout.of(model).parameters.items():
+        with pytest.raises(GymError) if parameter.refusal else nullcontext():
+            _require_language_model(tmp_path, [name])
 
 
 def store_of(folder: Path, where: Path, deltas: dict[str, Path]) -> None:
