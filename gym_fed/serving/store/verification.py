@@ -76,7 +76,7 @@ def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[s
 
 
 _MEDIA_PARTS = frozenset(
-    [
+    (
         "aligner",
         "audio_tower",
         "connector",
@@ -97,7 +97,7 @@ _MEDIA_PARTS = frozenset(
         "vision_projection",
         "vision_tower",
         "visual",
-    ]
+    )
 )
 """The names that transformers' models give to parts that read pictures, films and sound."""
 
