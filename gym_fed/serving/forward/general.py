@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gym_fed.serving.forward.chunk import Chunk, EmbeddedRows, rows_of_step
 from gym_fed.serving.forward.hooked import VariantLayers
-from gym_fed.serving.forward.model_arguments import CacheArgument, accepted
+from gym_fed.serving.forward.model_arguments import CacheArgument, accepted, first_position
 from gym_fed.serving.forward.model_states import CarriedState, StateBatch, StateRow, join
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.state_pool import StateCache
@@ -46,6 +46,7 @@ class GeneralForward:
     Args:
         model: A transformers causal LM.
         layout: Its layout.
+        cached: Whether to use the model's cache; otherwise every step computes its texts from their first token.
 
     Attributes:
         batches: Whether requests in decode share a forward.
@@ -53,17 +54,20 @@ class GeneralForward:
             from the beginning of its text.
     """
 
-    def __init__(self, model: Any, layout: ModelLayout) -> None:
+    def __init__(self, model: Any, layout: ModelLayout, *, cached: bool) -> None:
         self.batches = self.continues = False
         self._model, self._device = model, torch.device(layout.device)
+        self._first_position = first_position(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self._accepted, self._cache = accepted(model), CacheArgument(model)
+        self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
         self._carried = CarriedState(model)
         self._layers = VariantLayers(model, layout)
 
     @property
     def described(self) -> str:
         """What requests share, for the log."""
+        if self._cache.name is None:
+            return "without a cache, so every token computes its text again"
         decode = "requests in decode share a forward" if self.batches else "a forward per request"
         prompts = "prompts in chunks" if self.continues else "prompts in one forward each"
         return f"{decode}, {prompts}, no prefix cache"
@@ -170,10 +174,14 @@ class GeneralForward:
                     output = self._model.base_model(**arguments)
                     logits = torch.empty(1, 0, self._vocabulary, device=self._device)
                 else:
-                    if kept is not None:
+                    leaves_out = kept is not None and "logits_to_keep" in self._accepted
+                    if kept is not None and leaves_out:
                         arguments["logits_to_keep"] = torch.tensor(list(kept), device=self._device)
                     output = self._model(**arguments)
-                    logits = output.logits.to(torch.float32)
+                    logits = output.logits
+                    if kept is not None and not leaves_out:
+                        logits = logits[:, list(kept)]
+                    logits = logits.to(torch.float32)
         finally:
             carried = self._carried.take()
             for hook in hooks:
@@ -188,7 +196,8 @@ class GeneralForward:
         arguments: dict[str, Any] = {"input_ids": torch.tensor(inputs.ids, device=self._device)}
         arguments |= self._cache.arguments(None if batch is None else batch.cache)
         if "position_ids" in self._accepted:
-            places = [[inputs.start - pad + at for at in range(count)] for pad in inputs.pads]
+            first = self._first_position + inputs.start
+            places = [[first - pad + at for at in range(count)] for pad in inputs.pads]
             arguments["position_ids"] = torch.tensor(places, device=self._device)
         if batch is not None and batch.attends and any(inputs.pads):
             seen = torch.ones(len(inputs.pads), inputs.start + count, dtype=torch.int64, device=self._device)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import trial
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.general import GeneralForward
@@ -28,20 +27,10 @@ def opened(served: PackedSteps, general: GeneralForward, stock: Tensor) -> State
         stock: The result of ``transformers_logits``.
 
     Raises:
-        GymError: ``MODEL_INVALID`` if logits differ.
+        GymError: ``MODEL_INVALID`` if logits differ; whatever the model's code raises.
     """
     served.pool = StatePool(token_bytes=0, fixed_bytes=0, dtype=served.pool.dtype)
-    name = type(served.model).__name__
-    try:
-        trial.require_same(served, stock)
-    except GymError:
-        raise
-    except Exception as error:
-        raise GymError(
-            ErrorCode.MODEL_INVALID,
-            f"{name} cannot be served: a forward with its cache failed: {error!r}",
-            "use a decoder with ordinary attention, such as Llama, Qwen3 or Mistral",
-        ) from error
+    trial.require_same(served, stock)
     ids, close = trial.tokens(served.vocabulary), trial.tolerance(served)
     general.continues = True
     general.continues = _agrees(lambda: _in_chunks(served, ids), stock[2:], close)

@@ -13,8 +13,10 @@ _CACHES = ("past_key_values", "cache_params", "state")
 
 
 def accepted(model: Any) -> frozenset[str]:
-    """Return the names of the arguments of a model's forward."""
-    return frozenset(inspect.signature(type(model).forward).parameters)
+    """Return the names of the arguments of a model's forward; ``use_cache`` may be among its unnamed ones."""
+    parameters = inspect.signature(type(model).forward).parameters
+    unnamed = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return frozenset(parameters) | ({"use_cache"} if unnamed else set())
 
 
 def first_ids(model: Any, tokens: int) -> Tensor:
@@ -24,23 +26,36 @@ def first_ids(model: Any, tokens: int) -> Tensor:
     return ids
 
 
-def text_arguments(model: Any, ids: Tensor, first: int = 0) -> dict[str, Any]:
-    """Return the arguments of a forward of one text without a cache, whose first token has this position."""
-    places = torch.arange(first, first + len(ids), device=ids.device)
+def first_position(model: Any) -> int:
+    """Return the position of a text's first token: 0, or the one after the padding's (RoBERTa and its relatives)."""
+    for module in model.modules():
+        padding = vars(module).get("padding_idx")
+        if type(padding) is int and hasattr(module, "position_embeddings"):
+            return padding + 1
+    return 0
+
+
+def text_arguments(model: Any, ids: Tensor, start: int = 0) -> dict[str, Any]:
+    """Return the arguments of a forward of tokens without a cache, before which a text has ``start`` tokens."""
+    places = torch.arange(len(ids), device=ids.device) + first_position(model) + start
     arguments = {"input_ids": ids[None], "position_ids": places[None], "use_cache": False}
     return {name: value for name, value in arguments.items() if name in accepted(model)}
 
 
 class CacheArgument:
-    """How a model takes its cache and returns it; one short forward shows it.
+    """How a model takes its cache and returns it.
+
+    Args:
+        model: The model.
+        used: False to have no cache.
 
     Attributes:
         name: The name of the argument; None: the model has no cache.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, used: bool = True) -> None:
         self._model, self._makes_none = model, False
-        self.name = next((name for name in _CACHES if name in accepted(model)), None)
+        self.name = next((name for name in _CACHES if used and name in accepted(model)), None)
         if self.name is not None:
             output = model(**text_arguments(model, first_ids(model, 1)) | {"use_cache": True})
             self._makes_none = getattr(output, self.name, None) is None  # RecurrentGemma
@@ -48,7 +63,7 @@ class CacheArgument:
     def arguments(self, cache: Any) -> dict[str, Any]:
         """Return the arguments for a cache; None: that of an empty text."""
         if self.name is None:
-            return {}
+            return {"use_cache": False} if "use_cache" in accepted(self._model) else {}
         if cache is None and self._makes_none:
             from transformers import DynamicCache
 

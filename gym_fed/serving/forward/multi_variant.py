@@ -26,6 +26,7 @@ from gym_fed.serving.forward.general import GeneralForward
 from gym_fed.serving.forward.general_trial import opened
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
+from gym_fed.serving.forward.model_arguments import first_position
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
@@ -82,7 +83,10 @@ class MultiVariantModel:
         _keep_weights(model)
         self.model = model.eval()
         plain = isinstance(model, PlainModel)
-        self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
+        try:
+            self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
+        except Exception as error:
+            raise trial.unservable(model, error) from error
         self.forwards = Counter(_FORWARDS)
         self._variants = StepVariants(self.layout)
         self.products = self._variants.products
@@ -92,6 +96,7 @@ class MultiVariantModel:
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
+        self._first_position = 0 if plain else first_position(model)
         name, unpacked = type(model).__name__, trial.unpacked(model)
         why_not = unpacked or trial.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
@@ -104,11 +109,7 @@ class MultiVariantModel:
                 unpacked = self._try_packed(stock, in_float32=not why_not)
                 why_not = why_not or unpacked
             if stock is not None and unpacked:
-                self.layout = ModelLayout.of(model, chosen, cached=True)
-                self._variants = StepVariants(self.layout)
-                self.products = self._variants.products
-                self._general = GeneralForward(model, self.layout)
-                self.pool = opened(self, self._general, stock)
+                self._open_general(stock)
             packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
             if not why_not:
                 self._decoder = Decoder(model, self.layout, self._windows)
@@ -179,6 +180,25 @@ class MultiVariantModel:
             return error.message if isinstance(error, GymError) else repr(error)
         return ""
 
+    def _open_general(self, stock: Tensor) -> None:
+        """Open the general path; without the model's cache, if that fails or gives other logits."""
+        for cached in (True, False):
+            try:
+                layout = ModelLayout.of(self.model, self.layout.kernel, cached=cached)
+                self._general = GeneralForward(self.model, layout, cached=cached)
+                self.layout, self._variants = layout, StepVariants(layout)
+                self.products = self._variants.products
+                self.pool = opened(self, self._general, stock)
+            except Exception as error:  # the second time, it is reported
+                if self._general is not None:
+                    self._general.close()
+                    self._general = None
+                if not cached:
+                    raise trial.unservable(self.model, error) from error
+                _log.warning("%s: its cache cannot be used: %s", type(self.model).__name__, error)
+            else:
+                return
+
     def _pool_of(self, kv_dtype: str) -> KVPool:
         if self._general is None:
             dtype = self.layout.dtype if kv_dtype == "auto" else kv_dtype
@@ -241,7 +261,10 @@ class MultiVariantModel:
             return self._general.step(chunks, partial(self._variants.rows, merge=merge))
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
+        starts = [self._first_position + chunk.cache.length for chunk in chunks]
+        positions = [
+            p for at, c in zip(starts, chunks, strict=True) for p in range(at, at + len(c.token_ids))
+        ]
         logit_rows = [
             at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)
         ]
@@ -293,7 +316,9 @@ class MultiVariantModel:
             raise GymError(ErrorCode.USAGE, problem, "open a transformers model without base_format")
         self._variants.keep(variant for variant, _, _ in parts)
         with attention.packed(PackedTokens((), batch=batch)):
-            logits, _ = self._hooked.forward(token_ids, positions, self._variants.rows(parts, merge), wanted)
+            rows = self._variants.rows(parts, merge)
+            places = [self._first_position + position for position in positions]
+            logits, _ = self._hooked.forward(token_ids, places, rows, wanted)
         self.forwards["transformers"] += 1
         return logits
 

@@ -313,7 +313,7 @@ def add_embedding(
 
 def add_norm(target: TargetModule, plan: ModulePlan, step: StepRows, x: Tensor, output: Tensor) -> None:
     """Add the terms of a norm of ``x`` to ``output``."""
-    rows = step.body
+    rows = step.head if target.head else step.body
     # On the general path, requests that decode one token each are the rows of a batch.
     axis = target.token_axis if x.shape[target.token_axis] == rows.total else 0
     tokens, y = x.movedim(axis, 0), output.movedim(axis, 0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from gym_fed.serving.forward.model_arguments import CacheArgument, first_ids, text_arguments
+from gym_fed.serving.forward.model_arguments import (
+    CacheArgument,
+    accepted,
+    first_ids,
+    text_arguments,
+)
 
 Kind = Literal["matrix", "transposed", "norm", "bias", "replaced"]
 
@@ -102,9 +107,10 @@ class ModelLayout:
         parameters = dict(model.named_parameters())
         first = next(iter(parameters.values()))
         long, short = _watched(model, _LONG), _watched(model, _SHORT)
+        keeps = {"logits_to_keep": _SHORT} if "logits_to_keep" in accepted(model) else {}
+        kept = _watched(model, _LONG, **keeps)
         single = _watched_decode(model) if cached else None
         names = {id(p): name for name, p in parameters.items()}
-        head = getattr(model, "get_output_embeddings", lambda: None)()
         target_modules: list[TargetModule] = []
         refusals: dict[str, str] = {}
         kinds: dict[str, Kind] = {}
@@ -113,7 +119,7 @@ class ModelLayout:
             if not own:
                 continue
             target, why = _target_module(
-                name, module, own, long.get(name, []), short.get(name, []), module is head
+                name, module, own, long.get(name, []), short.get(name, []), kept.get(name, [])
             )
             if target is not None and single is not None:
                 shape = list(long[name][0][0].shape)
@@ -158,10 +164,10 @@ def _language_parameters(model: Any) -> set[int]:
 _Calls = dict[str, list[tuple[Tensor, Tensor]]]
 
 
-def _watched(model: Any, tokens: int) -> _Calls:
+def _watched(model: Any, tokens: int, **arguments: Any) -> _Calls:
     """Record the calls of modules in a forward of one text without a cache."""
     with _recorded(model) as calls:
-        model(**text_arguments(model, first_ids(model, tokens)))
+        model(**text_arguments(model, first_ids(model, tokens)), **arguments)
     return calls
 
 
@@ -169,7 +175,7 @@ def _watched_decode(model: Any) -> _Calls | None:
     """Record the calls of modules in a forward of one token after others; None if the model has no cache."""
     cache, ids = CacheArgument(model), first_ids(model, _LONG + 1)
     if cache.name is None:
-        return None
+        return None  # every forward is one of a whole text
     arguments = text_arguments(model, ids[:_LONG]) | cache.arguments(None)
     after = cache.of(model(**arguments), arguments)
     with _recorded(model) as calls:
@@ -214,7 +220,7 @@ def _target_module(
     own: dict[str, str],
     long: list[tuple[Tensor, Tensor]],
     short: list[tuple[Tensor, Tensor]],
-    head: bool,
+    kept: list[tuple[Tensor, Tensor]],
 ) -> tuple[TargetModule | None, str]:
     """Return the target module for a module, or None and the reason why terms cannot be added to it."""
     shown = f"{type(module).__name__} {name!r}"
@@ -225,6 +231,7 @@ def _target_module(
     if axis is None:
         return None, f"{shown} does not see every token once"
     input, output = long[0]
+    head = bool(kept) and kept[0][0].shape[axis] == _SHORT
     weight, bias = own.get("weight"), own.get("bias")
     if _is_linear(module, input, output):
         if input.numel() != _LONG * input.shape[-1]:
@@ -233,7 +240,8 @@ def _target_module(
     if isinstance(module, nn.Embedding):
         return _embedding(name, module, weight, input, output)
     if weight is not None and module.get_parameter("weight").ndim == 1:
-        return _norm(name, module, weight, bias, axis, input)
+        target, why = _norm(name, module, weight, bias, axis, input)
+        return target and replace(target, head=head), why
     return None, f"{shown} is not a linear layer, embedding or norm"
 
 

@@ -7,7 +7,6 @@ others in the model's own dtype on both sides. The ``auto`` formats are resolved
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,7 +23,7 @@ from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_arguments import text_arguments
+from gym_fed.serving.forward.model_arguments import accepted
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
 from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
@@ -64,8 +63,6 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         raise refuse("it is not a plain transformers model", "merge its adapter, or serve that as a variant")
     if isinstance(model, RoutedModel):
         raise refuse("mixture of depths has no key-value cache", "serve a model without routers")
-    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise refuse("it cannot leave logits out", "use a causal LM such as Llama, Qwen3 or Mistral")
     dtypes = {p.dtype for p in model.parameters()}
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.bfloat16}:
         names = ", ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
@@ -82,6 +79,17 @@ def require_servable(model: nn.Module, kernel: str) -> None:
         )
 
 
+def unservable(model: Any, error: Exception) -> GymError:
+    """Return the error for a model whose forward failed at opening."""
+    if isinstance(error, GymError):
+        return error
+    return GymError(
+        ErrorCode.MODEL_INVALID,
+        f"{type(model).__name__} cannot be served: its forward failed: {type(error).__name__}: {error}"[:500],
+        "use a model such as Llama, Qwen3 or Mistral",
+    )
+
+
 def rope_types(model: Any) -> set[str]:
     """Return the rope types of a model's layers."""
     rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
@@ -94,6 +102,8 @@ def unpacked(model: Any) -> str:
         return ""
     if not model._supports_attention_backend:
         return "its attention cannot be replaced"
+    if "logits_to_keep" not in accepted(model):
+        return "it computes the logits of all tokens"
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(_WINDOWED)
     if kinds:
         return f"its layers are {', '.join(sorted(kinds))}"
@@ -236,7 +246,8 @@ def _linear(module: nn.Linear, x: Tensor) -> Tensor:
 def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
-    out = model(**text_arguments(model, torch.tensor(tokens(embedding.shape[0]), device=embedding.device)))
+    ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
+    out = model(input_ids=ids[None], use_cache=False)  # positions are the model's own
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
