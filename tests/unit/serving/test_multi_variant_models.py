@@ -101,16 +101,36 @@ def test_a_model_whose_frequencies_depend_on_earlier_requests_is_refused() -> No
     assert error.value.code is ErrorCode.MODEL_INVALID
 
 
-def test_a_model_with_state_outside_of_its_cache_is_refused() -> None:
+def test_a_model_with_state_outside_of_its_cache_is_computed_without_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     model = build("Llama")
 
     def carry(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return output.cumsum(dim=1)  # what an earlier token leaves behind
 
     model.model.layers[0].mlp.register_forward_hook(carry)
-    with pytest.raises(GymError, match="state outside of its cache"):
-        MultiVariantModel(model)
+    with torch.inference_mode():
+        wanted = model(torch.tensor([IDS]), use_cache=False).logits[0, -2:]
+    with MultiVariantModel(model) as served:
+        cache = served.new_cache()
+        found = [served.step([Chunk(part, cache)]) for part in (IDS[:-1], IDS[-1:])]
+    assert off(torch.cat(found), wanted) < 1e-5
+    assert "its cache cannot be used" in caplog.text
     assert model.config._attn_implementation != "gym_fed_packed"
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused() -> None:
+    model = build("Llama")
+
+    def look_ahead(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output - output.mean(dim=1, keepdim=True)
+
+    model.model.layers[0].mlp.register_forward_hook(look_ahead)
+    with pytest.raises(GymError, match="are off by") as error:
+        MultiVariantModel(model)
+    assert error.value.code is ErrorCode.MODEL_INVALID
+    assert not model.model.norm._forward_hooks
 
 
 def test_a_window_that_the_attention_does_not_use_is_left_to_transformers(

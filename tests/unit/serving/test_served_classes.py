@@ -1,4 +1,4 @@
-"""Variants of parameters that their modules use in their own way: experts, routers, sinks."""
+"""Variants of parameters and modules that classes use in their own way: experts, routers, sinks, heads, positions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from tests.support.small_classes import build
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
-IDS = [5, 9, 2, 44, 17, 3, 8, 1, 60, 61, 62]
+IDS = [5, 9, 2, 44, 17, 3, 8, 7, 60, 61, 62]
 
 
 def of_experts(name: str, shape: tuple[int, ...]) -> Coding:
@@ -28,6 +28,27 @@ def of_attention(name: str, shape: tuple[int, ...]) -> Coding:
 def of_all(name: str, shape: tuple[int, ...]) -> Coding:
     del name, shape
     return "dense", {"dtype": "float32"}
+
+
+@pytest.mark.parametrize("kind", ["Bert", "Roberta", "CTRL", "OPT"])
+def test_a_class_with_its_own_head_positions_or_embedding_is_served_with_variants(
+    tmp_path: Path, kind: str
+) -> None:
+    model = build(kind)
+    path = write_random_delta(model, tmp_path / "all.gymdelta", of_all, seed=0, size=0.05)
+    with torch.inference_mode():
+        ids = torch.tensor([IDS])
+        wanted = [each(ids, use_cache=False).logits[0, 5:] for each in (model, merged(model, path))]
+    with MultiVariantModel(model) as served:
+        assert served.forward == "transformers"
+        variants = [None, load(path, served.layout)]
+        caches = [served.new_cache() for _ in variants]
+        found = []
+        for part in (IDS[:6], *([token] for token in IDS[6:])):
+            chunks = [Chunk(part, c, v) for c, v in zip(caches, variants, strict=True)]
+            found.append(served.step(chunks))
+    for number, logits in enumerate(wanted):
+        assert off(torch.stack([step[number] for step in found]), logits) < 1e-4, number
 
 
 @pytest.mark.parametrize(
