@@ -108,8 +108,10 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
     for name, layer in model.get_base_model().named_modules():
         if _is_one_product(layer):
             active = layer.active_adapters[0]
-            a, b = layer.lora_A[active].weight, layer.lora_B[active].weight
-            factors = (*_reduced(a.detach(), b.detach()), float(layer.scaling[active]))
+            a, b = layer.lora_A[active].weight.detach(), layer.lora_B[active].weight.detach()
+            if layer.fan_in_fan_out:  # GPT-2's weights are [in, out]
+                a, b = b.T, a.T
+            factors = (*_reduced(a, b), float(layer.scaling[active]))
             yield f"{name}.weight", factors, layer.get_base_layer().weight.detach()
 
 
@@ -149,6 +151,6 @@ def _is_one_product(layer: Any) -> bool:
     if not isinstance(layer, Linear):
         return False
     active = layer.active_adapters
-    if len(active) != 1 or active[0] not in layer.lora_A or layer.merged or layer.fan_in_fan_out:
+    if len(active) != 1 or active[0] not in layer.lora_A or layer.merged:
         return False
     return not layer.use_dora.get(active[0]) and not layer.lora_bias.get(active[0])

@@ -8,6 +8,8 @@ from typing import Any
 
 _NAMES = frozenset(("router", "router_gate", "shared_expert_gate"))
 _CLASS = re.compile(r"Router$|(TopK|MoE|Moe)\w*Gat(e|ing)$")
+_GROUPED = "GroupedLinear"
+"""Ending of the class of a layer that multiplies each group of inputs by its own block (DeepSeek V4)."""
 _READ_WEIGHT = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:device|dtype))")
 
 
@@ -20,7 +22,7 @@ def unadapted_names(model: Any) -> list[str]:
     A trained router would send tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also
     return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
     included. The mixers of Mamba and of hybrids pass the weights of some projections to a kernel, or multiply by them
-    without calling the layer: an adapter on it would have no effect.
+    without calling the layer: an adapter on it would have no effect. A grouped layer takes other shapes than PEFT's.
     """
     from torch import nn
 
@@ -32,7 +34,13 @@ def unadapted_names(model: Any) -> list[str]:
             continue
         path, _, last = name.rpartition(".")
         parent = path.rpartition(".")[2]
-        if last in _NAMES or _CLASS.search(type(module).__name__) or last in _weights_read(modules[path]):
+        kind = type(module).__name__
+        if (
+            last in _NAMES
+            or _CLASS.search(kind)
+            or kind.endswith(_GROUPED)
+            or last in _weights_read(modules[path])
+        ):
             ends[name] = last
         elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):
             ends[name] = f"{parent}.{last}"

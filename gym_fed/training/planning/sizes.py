@@ -7,7 +7,6 @@ from typing import Any
 
 from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.training.model.architecture import empty_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
@@ -148,28 +147,34 @@ def without_start(config: TrainingConfig) -> TrainingConfig:
 
 
 def _shape(model: Any) -> TextShape:
+    """Return the sizes of the language model; one without attention (Mamba) is estimated as if it had one head."""
     text = model.config.get_text_config()
-    for key in ("num_attention_heads", "num_hidden_layers", "hidden_size", "vocab_size"):
-        if not isinstance(getattr(text, key, None), int):
-            reason = f"{type(model).__name__} cannot be planned: its config has no {key}"
-            raise GymError(ErrorCode.CONFIG_INVALID, reason, "start the run without --plan")
-    heads = text.num_attention_heads
-    chosen = getattr(text, "num_experts_per_tok", None)
-    inner = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    if isinstance(inner, list):
-        inner = max(inner)
-    if chosen:
-        inner = chosen * (getattr(text, "moe_intermediate_size", None) or inner)
+    hidden, vocabulary = model.get_input_embeddings().weight.shape[::-1]
+    heads = _largest(text, "num_attention_heads") or 1
+    inner = _largest(text, "intermediate_size") or 4 * hidden
+    if chosen := _largest(text, "num_experts_per_tok"):
+        inner = chosen * (_largest(text, "moe_intermediate_size") or inner)
     return TextShape(
-        hidden=text.hidden_size,
-        layers=text.num_hidden_layers,
+        hidden=hidden,
+        layers=_largest(text, "num_hidden_layers") or 1,
         heads=heads,
-        key_heads=getattr(text, "num_key_value_heads", None) or heads,
-        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        key_heads=_largest(text, "num_key_value_heads") or heads,
+        head_dim=_largest(text, "head_dim") or hidden // heads,
         inner=inner,
-        vocabulary=text.vocab_size,
+        vocabulary=vocabulary,
         normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
     )
+
+
+def _largest(text: Any, key: str) -> int | None:
+    """Return a size of a text config, the largest one if layers differ; None if the config does not have it."""
+    try:
+        value = getattr(text, key, None)
+    except RuntimeError:  # Gemma 4 and others: transformers wants a layer's own config to be read
+        value = [getattr(text.per_layer_config[layer], key, None) for layer in range(text.num_hidden_layers)]
+    if isinstance(value, list | tuple):
+        return max((size for size in value if isinstance(size, int)), default=None)
+    return value if isinstance(value, int) else None
 
 
 def _active(model: Any) -> int:
@@ -177,15 +182,9 @@ def _active(model: Any) -> int:
     import torch
 
     text = model.config.get_text_config()
-    experts = next(
-        (
-            num_experts
-            for key in ("num_experts", "num_local_experts")
-            if (num_experts := getattr(text, key, None))
-        ),
-        0,
-    )
-    share = getattr(text, "num_experts_per_tok", 0) / experts if experts else 1.0
+    keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    experts = next((number for key in keys if (number := _largest(text, key))), 0)
+    share = (_largest(text, "num_experts_per_tok") or experts) / experts if experts else 1.0
     count = 0.0
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

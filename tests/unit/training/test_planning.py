@@ -463,11 +463,25 @@ def test_a_calibration_of_a_model_with_fewer_layers_than_it_times_repeats_their_
     assert measured.rest + measured.block > 0
 
 
-def test_a_model_without_attention_heads_is_refused_by_the_plan_with_the_key(tmp_path: Path) -> None:
-    model = folder(
-        tmp_path / "m", {"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "mamba", "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2},
+        {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2},
+        {
+            "model_type": "gemma4_text",
+            **SMALL,
+            "vocab_size_per_layer_input": 64,
+            "hidden_size_per_layer_input": 8,
+        },
+    ],
+    ids=lambda config: str(config["model_type"]),
+)
+def test_models_without_the_usual_sizes_in_their_config_are_planned(
+    tmp_path: Path, config: dict[str, Any]
+) -> None:
+    plan = plan_run(
+        run(folder(tmp_path / "m", config), per_device_train_batch_size=1, max_length=16), timed=False
     )
-    with pytest.raises(
-        GymError, match="MambaForCausalLM cannot be planned: its config has no num_attention_heads"
-    ):
-        plan_run(run(model))
+    assert plan.sizes.shape.hidden == 32
+    assert plan.memory.peak > 4 * plan.sizes.total

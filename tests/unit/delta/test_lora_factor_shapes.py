@@ -1,4 +1,4 @@
-"""LoRA factors on a layer that is narrower than their rank, such as a projection to a few heads."""
+"""LoRA factors on a layer that is narrower than their rank, such as a projection to a few heads, and on GPT-2's."""
 
 from __future__ import annotations
 
@@ -31,6 +31,26 @@ def test_factors_of_a_higher_rank_than_the_weight_are_written_with_the_rank_of_t
         "k_proj": 4,
         "o_proj": 8,
     }
+    lora_delta(factors, tmp_path / "a.gymdelta", spec)
+    merged = model_tensors(model.merge_and_unload())
+    with DeltaFile.open(tmp_path / "a.gymdelta", spec) as delta:
+        for name in factors:
+            change = merged[name] - before[name]
+            torch.testing.assert_close(
+                delta.decode(name), change, rtol=0, atol=0.01 * float(change.abs().max())
+            )
+
+
+def test_factors_on_weights_stored_as_in_by_out_are_transposed(tmp_path: Path) -> None:
+    base = tiny_model("gpt2")
+    spec = BaseSpec.of(base, "base")
+    before = {name: tensor.clone() for name, tensor in model_tensors(base).items()}
+    model = get_peft_model(base, LoraConfig(r=4, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True))
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    factors = lora_factors(model)
     lora_delta(factors, tmp_path / "a.gymdelta", spec)
     merged = model_tensors(model.merge_and_unload())
     with DeltaFile.open(tmp_path / "a.gymdelta", spec) as delta:
