@@ -11,7 +11,6 @@ so that a stopped check resumes; the last result of a class and column counts.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import multiprocessing
 import resource
@@ -27,13 +26,6 @@ from tools.architectures.steps import COLUMNS, Checks
 from tools.architectures.table import results_of, write_page
 
 RESULTS = Path("build/architectures.jsonl")
-_HEAVY = (
-    "trl.trainer.sft_trainer",
-    "gym_fed.quantization.quantizer",
-    "gym_fed.serving.engine.engine",
-    "gym_fed.serving.setup",
-    "gym_fed.training.trainer",
-)
 _NEEDS = {
     "delta": ("full", "lora"),
     "variant": ("full", "lora", "delta"),
@@ -68,7 +60,7 @@ def main() -> int:
     chosen = [each for each in architectures() if _is_chosen(each, options, known)]
     k, n = map(int, options.part.split("/"))
     chosen = chosen[k::n]
-    _import_everything()
+    _warm_up()
     deadline = time.monotonic() + 60 * options.minutes
     for number, architecture in enumerate(chosen, 1):
         if time.monotonic() > deadline:
@@ -96,16 +88,20 @@ def _is_chosen(
     return cells is None
 
 
-def _import_everything() -> None:
-    """Import the large libraries once; the children are forked."""
+def _warm_up() -> None:
+    """Check one class in this process, so that the forked children have everything imported."""
     import torch
     import transformers
 
-    for module in _HEAVY:
-        importlib.import_module(module)
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
+    llama = next(each for each in architectures() if each.name == "LlamaForCausalLM")
+    with tempfile.TemporaryDirectory(prefix="gym-architecture-") as folder:
+        checks = Checks(llama, Path(folder))
+        for column in COLUMNS:
+            if column != "gguf" and not (text := checks.run(column)).startswith("works"):
+                sys.exit(f"{llama.name}, {column}: {text}")
 
 
 def _in_child(architecture: Architecture, options: argparse.Namespace) -> dict[str, Any]:

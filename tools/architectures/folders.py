@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.architectures.classes import Architecture
+from tools.architectures.processors import save_processor
 from tools.architectures.shrinking import EOS, PAD, VOCABULARY, tiny_config
 
 MAX_PARAMETERS = 40_000_000
@@ -17,8 +18,8 @@ class NotTriedError(Exception):
     """A check could not be made; the text says why."""
 
 
-def make_folder(architecture: Architecture, folder: Path) -> Any:
-    """Write the folder and return the model in memory, the same one at every call.
+def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
+    """Write the folder; return the model in memory, the same one at every call, and why it has no processor.
 
     Raises:
         NotTriedError: If no tiny model of the class can be built.
@@ -55,7 +56,9 @@ def make_folder(architecture: Architecture, folder: Path) -> Any:
         tokenizer = load_tokenizer("gym-nano")
         tokenizer.model_max_length = VOCABULARY
         tokenizer.save_pretrained(folder)
-    return model
+        if architecture.reads == "text":
+            return model, ""
+        return model, save_processor(architecture.model_types[0], tokenizer, folder)
 
 
 def first_line(error: BaseException) -> str:

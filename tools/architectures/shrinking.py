@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 from typing import Any
 
 VOCABULARY = 320
@@ -97,6 +99,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "DeepseekV2Config": {"num_experts_per_tok": 2},
     "LongcatFlashConfig": {"head_dim": 16, "zero_expert_num": 2, "num_layers": 1},
     "XmodConfig": {"default_language": "en_XX"},
+    "FlintConfig": {"mlp_only_layers": [0]},
     "GPTJConfig": {"rotary_dim": 8},
     "CodeGenConfig": {"rotary_dim": 8},
     "Gemma4AssistantConfig": {"text_config": {"hidden_size_per_layer_input": 0}},
@@ -138,8 +141,7 @@ def _shrunk(default: Any) -> Any:
         values["num_key_value_heads"] = SIZES["num_attention_heads"]
         values.pop("head_dim", None)
     values |= _layers(default, own)
-    rope = own.get("rope_parameters")
-    if isinstance(rope, dict) and "mrope_section" in rope:
+    if isinstance(rope := own.get("rope_parameters"), dict) and "rope_theta" in rope and _has_mrope(made):
         half = int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0)) // 2
         values["rope_parameters"] = {**rope, "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
     for key, token in (("pad_token_id", PAD), ("bos_token_id", BOS), ("eos_token_id", EOS)):
@@ -154,6 +156,12 @@ def _shrunk(default: Any) -> Any:
         values.setdefault("tie_word_embeddings", default.tie_word_embeddings)
     values |= OVERRIDES.get(made.__name__, {})
     return made(**{key: value for key, value in values.items() if value is not None})
+
+
+def _has_mrope(config_class: Any) -> bool:
+    """Return True if the model's code splits rotary dimensions into sections, by sizes that fit no tiny head."""
+    module = importlib.import_module(config_class.__module__.replace("configuration_", "modeling_"))
+    return "mrope_section" in inspect.getsource(module)
 
 
 def _layers(default: Any, own: dict[str, Any]) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Checks:
         self.architecture = architecture
         self.folder = folder
         self.base = folder / "base"
-        self._original = make_folder(architecture, self.base)
+        self._original, self._no_processor = make_folder(architecture, self.base)
         self._runs: dict[str, Any] = {}
 
     def run(self, column: str) -> str:
@@ -184,6 +184,8 @@ class Checks:
         export(open_source(str(self.base)), "gguf", self.folder / "model.gguf", Options())
 
     def _train(self, finetuning: str) -> None:
+        if self._no_processor:
+            raise NotTriedError(self._no_processor)
         import torch
 
         from gym_fed.config.train.training import TrainingConfig
@@ -212,6 +214,8 @@ class Checks:
         return merged(self._load(str(self._runs[run].output_dir)))
 
     def _serving(self, variants: Path | None) -> Any:
+        if self._no_processor:
+            raise NotTriedError(self._no_processor)
         from gym_fed.config.serving import EngineConfig, ServingConfig
         from gym_fed.serving.setup import open_serving
 
@@ -244,7 +248,7 @@ def _answer(serving: Any, model: str) -> list[int]:
     from gym_fed.serving.openai.catalogue import LOCAL
     from gym_fed.serving.openai.service import COMPLETIONS
 
-    body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": NEW_TOKENS, "ignore_eos": True}
+    body = {"model": model, "prompt": PROMPT, "temperature": 0, "max_tokens": NEW_TOKENS}
     pending = serving.service.begin(COMPLETIONS, body, LOCAL)
     pending.run()
     (generation,) = pending._generations
@@ -257,9 +261,8 @@ def _generated(model: Any) -> list[int]:
     ids = torch.tensor([PROMPT])
     with torch.inference_mode():
         found = model.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS, do_sample=False,
-        )  # fmt: skip
+            input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
+        )
     return [int(token) for token in found[0, len(PROMPT) :]]
 
 
