@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.adapter_names import own_names_kept
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256
 from gym_fed.core.json_files import read_object
@@ -327,7 +328,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     apply_base_changes(model, adapter.folder)
     require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
     try:
-        with warnings.catch_warnings():
+        with own_names_kept(), warnings.catch_warnings():
             warnings.filterwarnings("error", message="Found missing adapter keys")
             # Ignore warnings on PEFT's own patterns for routed experts, and on deprecated names of transformers.
             warnings.filterwarnings("ignore", message="The following .*_pattern keys did not match")

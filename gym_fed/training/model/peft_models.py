@@ -7,6 +7,7 @@ import re
 import warnings
 from typing import Any
 
+from gym_fed.base.modeling.adapter_names import own_names_kept
 from gym_fed.base.modeling.adapters import CONFIG, WEIGHTS, Adapter, does_not_fit
 from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
 from gym_fed.base.modeling.rope import apply_base_changes
@@ -246,7 +247,8 @@ def _load(adapted: Any, adapter: Adapter) -> None:
         if value.shape != weights[key].shape:
             shapes = f"{list(weights[key].shape)}, and the model wants {list(value.shape)}"
             raise does_not_fit(adapter, name, f"{key} is {shapes}")
-    set_peft_model_state_dict(adapted, weights)
+    with own_names_kept():
+        set_peft_model_state_dict(adapted, weights)
 
 
 def _require_layers(model: Any, settings: Any, adapter: Adapter, config: TrainingConfig) -> None:

@@ -1,0 +1,35 @@
+"""Load adapters whose weights already have the model's own names without renaming them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def own_names_kept() -> Iterator[None]:
+    """Let PEFT load weights under the names that it saved, within this context.
+
+    PEFT applies transformers' renamings of old checkpoints to every adapter that it loads. Some are not idempotent
+    (Laguna: ``mlp.shared_expert.`` also matches ``mlp.shared_experts``), so that an adapter that PEFT saved is not
+    found in its own model.
+    """
+    from peft import get_peft_model_state_dict
+    from peft.utils import transformers_weight_conversion as module
+
+    convert = module.convert_peft_adapter_state_dict_for_transformers
+
+    def renamed(
+        model: Any, peft_config: Any, adapter_state_dict: dict[str, Any], adapter_name: str = "default"
+    ) -> dict[str, Any]:
+        own = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
+        if adapter_state_dict.keys() <= own.keys():
+            return adapter_state_dict
+        return convert(model, peft_config, adapter_state_dict, adapter_name)  # type: ignore[no-any-return]
+
+    module.convert_peft_adapter_state_dict_for_transformers = renamed
+    try:
+        yield
+    finally:
+        module.convert_peft_adapter_state_dict_for_transformers = convert
