@@ -44,6 +44,10 @@ class LoraSettings(AdapterSettings):
     exclude_modules: list[str] = Field(default_factory=list)
     """Layers to leave out of ``target_modules``."""
 
+    target_parameters: list[str] = Field(default_factory=list)
+    """Parameters to adapt in addition to layers, by name suffix: the fused experts of a mixture, such as
+    ``mlp.experts.gate_up_proj``. ``all-linear`` includes those of Mixtral and Qwen3-MoE, but not of gpt-oss."""
+
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Ranks for some layers instead of ``r``, by name suffix or regular expression."""
 
@@ -82,6 +86,8 @@ class LoraSettings(AdapterSettings):
         start = self.init_lora_weights
         if self.freeze_a and start != "default":
             raise ValueError(f"freeze_a draws A itself; remove init_lora_weights: {start}")
+        if self.target_parameters and (option := self._of_layers_only()) is not None:
+            raise ValueError(f"target_parameters: PEFT adapts parameters without {option}; remove it")
         if self.freeze_a and self.lora_fa:
             raise ValueError("freeze_a and lora_fa exclude each other")
         if self.loraplus_lr_ratio is not None and (self.lora_fa or self.freeze_a):
@@ -93,6 +99,11 @@ class LoraSettings(AdapterSettings):
         if self.lora_fa and self.lora_dropout:
             raise ValueError("lora_fa projects gradients by A and has no dropout; set lora_dropout to 0")
         return self
+
+    def _of_layers_only(self) -> str | None:
+        """Return the first setting that PEFT does not have for parameters."""
+        given = {"lora_dropout": self.lora_dropout, "use_dora": self.use_dora, "freeze_a": self.freeze_a}
+        return next((name for name, value in given.items() if value), None)
 
 
 class FreezeSettings(StrictModel):

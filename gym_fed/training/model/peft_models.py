@@ -67,6 +67,7 @@ def wrap(
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
     _exclude_unadapted(model, peft_config)
     _require_modules(model, peft_config, section)
+    _require_parameters(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
     _leave_out_converted_routers(model, peft_config)
     settle(model)
@@ -207,6 +208,23 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
             reason = f"{section}.{key}: {type(model).__name__} has no module {module_name!r}"
             remedy = "give names such as q_proj, embed_tokens or norm, or remove it"
             refuse_first((not is_present, reason, remedy))
+
+
+def _require_parameters(model: Any, peft_config: Any, section: str) -> None:
+    """Refuse ``target_parameters`` that the model lacks or that PEFT cannot adapt; PEFT would ignore some of them."""
+    names = dict(model.named_parameters())
+    for suffix in getattr(peft_config, "target_parameters", None) or ():
+        found = [value for name, value in names.items() if f".{name}".endswith(f".{suffix}")]
+        reason = f"{section}.target_parameters: {type(model).__name__} has no parameter {suffix!r}"
+        experts = sorted(
+            {name.rpartition("layers.")[2].partition(".")[2] for name, v in names.items() if v.dim() == 3}
+        )
+        remedy = (
+            f"its fused experts are {', '.join(experts)}"
+            if experts
+            else "it has no fused experts; remove the key"
+        )
+        refuse_first((not found, reason, remedy))
 
 
 def _require_plain_head(adapted: Any, adapter: Adapter) -> None:

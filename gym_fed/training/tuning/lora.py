@@ -127,6 +127,7 @@ def add_lora(
         lora_dropout=settings.lora_dropout,
         target_modules=settings.target_modules,
         exclude_modules=settings.exclude_modules or None,
+        target_parameters=settings.target_parameters or None,
         rank_pattern=settings.rank_pattern,
         alpha_pattern=settings.alpha_pattern,
         bias=settings.bias,
