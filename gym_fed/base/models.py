@@ -380,12 +380,11 @@ def no_base_model(name: str) -> GymError:
 def _put_on(
     name: str, base_name: str, chain: Sequence[Adapter], dtype: str, device: str, images: bool
 ) -> LoadedModel:
+    from gym_fed.base.modeling.adapter_vocabulary import adapter_tokenizer
     from gym_fed.base.modeling.adapters import load_on, merge_adapters
 
     base = load_model(base_name, dtype=dtype, device=device, images=images)
     with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
-    template = chain[-1].folder / "chat_template.jinja"
-    if template.is_file():  # the run may have used a tokenizer different from its base's
-        base.tokenizer.chat_template = template.read_text(encoding="utf-8")
-    return LoadedModel(model.eval(), base.tokenizer, name)
+    tokenizer = adapter_tokenizer(chain[-1:], base.tokenizer, model)
+    return LoadedModel(model.eval(), tokenizer, name)

@@ -12,6 +12,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from gym_fed.delta.vocabulary import VocabularyChange
+
     Factors: TypeAlias = "tuple[Tensor, Tensor, float]"
 
 _SHOWN = 3
@@ -25,19 +27,28 @@ class LoraChange:
         factors: A ``[r, in]``, B ``[out, r]`` and scaling by weight, as input of ``lora_delta``.
         values: Differences of all other changed tensors by name, in float32: saved modules, trained tokens,
             biases, embeddings, and layers whose change is not one product (DoRA).
+        added: Tokens and rows that the base does not have; None if they are refused.
     """
 
     factors: dict[str, Factors]
     values: dict[str, Tensor]
+    added: VocabularyChange | None = None
 
 
-def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) -> LoraChange:
+def lora_change(
+    model: Any,
+    base: Mapping[str, Tensor],
+    *,
+    owned: bool = False,
+    tokenizers: tuple[Any, Any] | None = None,
+) -> LoraChange:
     """Split an adapter's complete change into factors and differences.
 
     Args:
         model: A ``peft.PeftModel``.
         base: Tensors that the change is relative to; they may differ from those under the adapter.
         owned: True to merge the adapter into ``model`` itself instead of a copy.
+        tokenizers: Tokenizers of the base and the adapter, to accept added tokens; None refuses them.
 
     Raises:
         GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as a separate head if the base
@@ -47,17 +58,20 @@ def lora_change(model: Any, base: Mapping[str, Tensor], *, owned: bool = False) 
 
     from gym_fed.base.modeling.adapters import merged
     from gym_fed.delta.base import BaseSpec, checked_tensors, model_tensors
+    from gym_fed.delta.vocabulary import split_vocabulary
 
     old = model_tensors(base)
     factors = factors_on(model, old)
     spec = BaseSpec("the base", "", {name: tuple(tensor.shape) for name, tensor in old.items()})
-    new = checked_tensors(merged(model if owned else copy.deepcopy(model)), spec, "tuned")
+    whole = model_tensors(merged(model if owned else copy.deepcopy(model)))
+    whole, added = (whole, None) if tokenizers is None else split_vocabulary(whole, old, tokenizers)
+    new = checked_tensors(whole, spec, "tuned")
     values: dict[str, Tensor] = {}
     for name in new.keys() - factors.keys():
         difference = new[name].to("cpu", torch.float32) - old[name].to("cpu", torch.float32)
         if bool(difference.any()):
             values[name] = difference
-    return LoraChange(factors, values)
+    return LoraChange(factors, values, added)
 
 
 def factors_on(model: Any, base: Mapping[str, Tensor]) -> dict[str, Factors]:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 import mmap
-import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,37 +18,26 @@ from gym_quant.grid import Integers
 from gym_quant.registry import CODECS
 from torch import Tensor, nn
 
+from gym_fed.base.modeling.vocabulary import append_rows, require_vocabulary
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.portable import O_BINARY, O_NONBLOCK, read_at
 from gym_fed.core.text import counted
+from gym_fed.delta.added_tokens import AddedRows, AddedTokens, fits_base, refuse_added, rows_name, split_rows
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
-from gym_fed.delta.manifest import Manifest, TensorRecord, strict_json
-from gym_fed.delta.writer import ALIGNMENT, METADATA_KEY, SECTIONS, Field, Layout
+from gym_fed.delta.manifest import Manifest, TensorRecord
+from gym_fed.delta.mapped import DeltaLimits, map_file, unmap
+from gym_fed.delta.writer import METADATA_KEY, SECTIONS, Field, Layout
 
 _CHUNK, _DROP_FROM = 1 << 20, 1 << 18
-
-
-@dataclass(frozen=True)
-class DeltaLimits:
-    """Limits that are checked before anything is read or allocated.
-
-    Attributes:
-        max_header_bytes: Maximum bytes of the safetensors header.
-        max_tensors: Maximum tensors in the manifest; with a base, also at most the base's number.
-        max_file_bytes: Maximum bytes of the file.
-        sums: False refuses codecs that add up (``Codec.adds_up``), whose payloads inflate to many times their bytes.
-    """
-
-    max_header_bytes: int = 8 << 20
-    max_tensors: int = 65_536
-    max_file_bytes: int = 1 << 40
-    sums: bool = True
 
 
 class DeltaFile:
     """An open, valid delta file. Use as a context manager, or ``close`` it.
 
     Tensors of the base that the file leaves out are zero deltas: they are not in ``names``.
+
+    Attributes:
+        vocabulary: The tokens that the fine-tune added.
+        added_rows: The rows beyond the base's vocabulary; they are not in ``names`` either. None without any.
     """
 
     def __init__(
@@ -60,12 +46,15 @@ class DeltaFile:
         """Use ``open`` instead."""
         self.path = path
         self.manifest = manifest
+        self._names = {r.name: None for r in manifest.tensors if split_rows(r.name) is None}
         self._map: mmap.mmap | None = view
         self._layout = layout
         self._records = {record.name: record for record in manifest.tensors}
         self._starts = {d: len(view) - layout.data_bytes + at for d, at in layout.section_starts().items()}
         self.num_weights = sum(math.prod(r.shape) for r in manifest.tensors)
         self._num_parameters = spec.num_parameters if spec else self.num_weights
+        self.vocabulary: AddedTokens = manifest.vocabulary
+        self.added_rows = AddedRows.of({name: record.shape for name, record in self._records.items()})
         self.size_bytes = len(view)
 
     @classmethod
@@ -75,6 +64,7 @@ class DeltaFile:
         spec: BaseSpec | None = None,
         limits: DeltaLimits | None = None,
         any_version: bool = False,
+        added_tokens: bool = False,
     ) -> DeltaFile:
         """Map and validate a file.
 
@@ -83,21 +73,29 @@ class DeltaFile:
             spec: Base of the delta; without one, base and shapes are not checked.
             limits: Limits on header, tensors and file; by default those of ``DeltaLimits``.
             any_version: Also accept a delta of another version with the base's shapes.
+            added_tokens: Also accept a delta with a larger vocabulary than the base's.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` if the base's digest differs; ``DELTA_INVALID``, with
-                the tensor's name, for all other errors.
+            GymError: ``FILE_NOT_FOUND``; ``BASE_MISMATCH`` if the base's digest differs, or for added tokens;
+                ``DELTA_INVALID``, with the tensor's name, for all other errors.
         """
         file = Path(path)
         with _named_in_errors(file):
-            return cls._open(file, spec, limits or DeltaLimits(), any_version)
+            delta = cls._open(file, spec, limits or DeltaLimits(), any_version)
+            if not added_tokens:
+                try:
+                    refuse_added(delta.vocabulary, delta.added_rows)
+                except GymError:
+                    delta.close()
+                    raise
+            return delta
 
     @classmethod
     def _open(cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits, any_version: bool) -> DeltaFile:
-        view, header = _map_file(path, limits)
+        view, header = map_file(path, limits)
         try:
             text = _metadata(header)
-            cap = limits.max_tensors if spec is None else min(limits.max_tensors, len(spec.shapes))
+            cap = limits.max_tensors if spec is None else min(limits.max_tensors, 2 * len(spec.shapes))
             manifest = Manifest.parse(text, cap)
             if spec is not None:
                 _check_base(manifest, spec, any_version)
@@ -108,18 +106,18 @@ class DeltaFile:
             delta = cls(path, view, manifest, layout, spec)
             delta._check_values()
         except BaseException:
-            _unmap(view)
+            unmap(view)
             raise
         return delta
 
     @property
     def names(self) -> tuple[str, ...]:
         """Sorted names of the tensors in the file."""
-        return tuple(self._records)
+        return tuple(self._names)
 
     def __contains__(self, name: object) -> bool:
-        """True if the file has this tensor."""
-        return name in self._records
+        """True if the file has this tensor of the base."""
+        return name in self._names
 
     @property
     def bits_per_weight(self) -> float:
@@ -142,6 +140,11 @@ class DeltaFile:
         """Decode a tensor's delta to float32 in its own shape, in new memory."""
         record = self._records[name]
         return get_codec(record.codec).decode(self.payload(name), record.shape, record.params)
+
+    def decode_added(self, name: str) -> Tensor:
+        """Decode the rows beyond the base's of a parameter in ``added_rows``, ``[rows, ...]`` float32."""
+        assert self.added_rows is not None  # the name is one of its
+        return self.decode(rows_name(name, self.added_rows.first))
 
     def decode_rows(self, name: str, start: int, stop: int) -> Tensor:
         """Decode rows of the delta as ``[rows, cols]`` (``cols`` is its last dimension), float32."""
@@ -184,7 +187,7 @@ class DeltaFile:
         """Unmap the file. Live views from ``payload`` keep the memory, not the file."""
         if self._map is not None:
             view, self._map = self._map, None
-            _unmap(view)
+            unmap(view)
 
     def __enter__(self) -> DeltaFile:
         return self
@@ -225,46 +228,6 @@ class DeltaFile:
             self._open_map().madvise(mmap.MADV_DONTNEED, first, length)
 
 
-def _map_file(path: Path, limits: DeltaLimits) -> tuple[mmap.mmap, dict[str, Any]]:
-    """Map the file (private, copy-on-write, since torch needs a writable buffer) and parse its header."""
-    try:
-        handle = os.open(path, os.O_RDONLY | O_BINARY | O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        raise GymError(ErrorCode.FILE_NOT_FOUND, "no such file", "give a .gymdelta file") from None
-    try:
-        status = os.fstat(handle)
-        size = status.st_size
-        if not stat.S_ISREG(status.st_mode):
-            raise _invalid("is not a regular file")
-        if size > limits.max_file_bytes:
-            raise _invalid(f"is {counted(size, 'byte')} long, over the limit of {limits.max_file_bytes}")
-        length = int.from_bytes(read_at(handle, 8, 0), "little")
-        if size < 8 or length > size - 8:
-            raise _invalid(
-                f"is truncated: {counted(size, 'byte')}, but its header alone ends at {8 + length}"
-            )
-        if length > limits.max_header_bytes:
-            raise _invalid(
-                f"has a header of {counted(length, 'byte')}, over the limit of {limits.max_header_bytes}"
-            )
-        if length % ALIGNMENT:
-            raise _invalid(f"has a header of {counted(length, 'byte')}, not a multiple of {ALIGNMENT}")
-        try:
-            text = read_at(handle, length, 8).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise _invalid(f"has a header that is not UTF-8 at byte {8 + error.start}") from error
-        header = strict_json(text, "header")
-        return mmap.mmap(handle, size, access=mmap.ACCESS_COPY), header
-    finally:
-        os.close(handle)
-
-
-def _unmap(view: mmap.mmap) -> None:
-    """Close a map; if a payload view is still alive, the map is closed with the last of them."""
-    with suppress(BufferError):
-        view.close()
-
-
 def _metadata(header: dict[str, Any]) -> str:
     metadata = header.get("__metadata__")
     if (
@@ -285,11 +248,12 @@ def _check_base(manifest: Manifest, spec: BaseSpec, any_version: bool) -> None:
             "use the base the delta was made from",
         )
     for record in manifest.tensors:
+        if fits_base(record.name, record.shape, spec.shapes):
+            continue
         if record.name not in spec.shapes:
             raise _invalid(f"tensor {record.name!r}: the base {spec.model_name!r} has no such tensor")
-        if record.shape != tuple(spec.shapes[record.name]):
-            shape = list(spec.shapes[record.name])
-            raise _invalid(f"tensor {record.name!r}: shape {list(record.shape)} is not the base's {shape}")
+        shape = list(spec.shapes[record.name])
+        raise _invalid(f"tensor {record.name!r}: shape {list(record.shape)} is not the base's {shape}")
 
 
 def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
@@ -303,6 +267,8 @@ def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
         CODECS.require_allowed(record.codec)
         with _about(record.name):
             codec = get_codec(record.codec)
+            if split_rows(record.name) is not None and record.codec != "dense":
+                raise CodecError(f"added rows have codec {record.codec!r}, not dense")
             if codec.adds_up and not limits.sums:
                 raise CodecError(f"codec {record.codec!r} is for soups alone")
             normal = codec.normalise(record.params, record.shape)
@@ -379,21 +345,28 @@ def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0
     """Add ``scale * delta`` to the model's tensors in place.
 
     The sum is computed in float32 and then cast to the tensor's dtype. Whether the delta belongs to this base is
-    checked when it is opened (``DeltaFile.open(path, spec)``); here names and shapes must match.
+    checked when it is opened (``DeltaFile.open(path, spec)``); here names and shapes must match. Rows of added tokens
+    are appended to the embeddings and the head of a module, without ``scale``; its parameters are new objects then.
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the tensor, before anything is changed.
     """
     tensors = model_tensors(model)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for record in delta.manifest.tensors:
-        if record.name not in tensors or tuple(tensors[record.name].shape) != record.shape:
+        if not fits_base(record.name, record.shape, shapes):
             actual = list(tensors[record.name].shape) if record.name in tensors else "absent"
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{delta.path}: tensor {record.name!r} {list(record.shape)} does not fit the model: {actual}",
             )
+    if delta.added_rows is not None:
+        require_vocabulary(model, delta.added_rows.names, str(delta.path))
     with torch.no_grad():
         for name in delta.names:
             target = tensors[name]
             change = delta.decode(name).mul_(scale).to(target.device)
             target.copy_(target.to(torch.float32) + change)
+    if delta.added_rows is not None:
+        rows = {name: delta.decode_added(name) for name in delta.added_rows.names}
+        append_rows(model, delta.added_rows.size, rows)

@@ -54,8 +54,11 @@ def share_kept(base: Mapping[str, Tensor], tuned: Mapping[str, Tensor], dtype: s
 
     total = KeptDelta()
     for name, tensor in tuned.items():
-        if name in base:
-            total.add(base[name], tensor, tensor.detach().to(getattr(torch, dtype)))
+        if name in base:  # without the rows of added tokens, which are no change of the base
+            old, new = base[name], tensor.detach()
+            if old.shape != new.shape:
+                old, new = (part[: min(len(old), len(new))] for part in (old, new))
+            total.add(old, new, new.to(getattr(torch, dtype)))
     return total.share
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_json, each_once, no_constant
+from gym_fed.delta.added_tokens import AddedTokens
 
 FORMAT_VERSION = 1
 MAX_TENSOR_ELEMENTS = 1 << 40
@@ -49,6 +50,7 @@ class Manifest:
     base_digest: str
     tensors: tuple[TensorRecord, ...]
     extra: dict[str, str] = field(default_factory=dict)
+    vocabulary: AddedTokens = field(default_factory=AddedTokens)
 
     @classmethod
     def of(
@@ -57,13 +59,14 @@ class Manifest:
         base_digest: str,
         tensors: Iterable[TensorRecord],
         extra: Mapping[str, str] | None,
+        vocabulary: AddedTokens | None = None,
     ) -> Manifest:
         """Create a manifest from records in any order; errors as ``parse``."""
         ordered = tuple(sorted(tensors, key=lambda record: record.name))
         for first, second in itertools.pairwise(ordered):
             if first.name == second.name:
                 raise _invalid(f"tensor {first.name!r} is listed twice")
-        return cls(base_model, base_digest, ordered, dict(extra or {}))
+        return cls(base_model, base_digest, ordered, dict(extra or {}), vocabulary or AddedTokens())
 
     def to_json(self) -> str:
         """The canonical JSON of this manifest."""
@@ -85,6 +88,8 @@ class Manifest:
         }
         if self.extra:
             document["extra"] = self.extra
+        if self.vocabulary:
+            document["vocabulary"] = self.vocabulary.to_value()
         if sizes := [r.params[_BYTES] for r in self.tensors if _BYTES in r.params]:
             document["sizes"] = sizes
         return canonical_json(document).decode("utf-8")
@@ -102,9 +107,11 @@ class Manifest:
         records: list[TensorRecord] = []
         for row in document["tensors"]:
             records.extend(_expand(row, codecs, max_tensors - len(records)))
-        found = cls.of(document["base_model"], document["base_digest"], records, document.get("extra"))
-        _set_sizes(found.tensors, document.get("sizes", []))
-        return found
+        vocabulary = AddedTokens.parse(document["vocabulary"]) if "vocabulary" in document else None
+        base = (document["base_model"], document["base_digest"])
+        manifest = cls.of(*base, records, document.get("extra"), vocabulary)
+        _set_sizes(manifest.tensors, document.get("sizes", []))
+        return manifest
 
     def require_canonical(self, text: str) -> None:
         """Refuse a text that is equivalent to this manifest but not its canonical JSON.
@@ -242,7 +249,7 @@ def _check_keys(document: dict[str, Any]) -> None:
     for key, kind in required.items():
         if not isinstance(document.get(key), kind):
             raise _invalid(f"manifest key {key!r} is missing or not a {kind.__name__}")
-    unknown = set(document) - set(required) - {"extra", "sizes"}
+    unknown = set(document) - set(required) - {"extra", "sizes", "vocabulary"}
     if unknown:
         raise _invalid(f"manifest has the unknown key {min(unknown)!r}")
     if not _DIGEST.fullmatch(document["base_digest"]):

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import atomic_file, copy_hashed
+from gym_fed.delta.added_tokens import AddedTokens, fits_base
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.manifest import Manifest, TensorRecord
 
@@ -138,9 +139,15 @@ class DeltaEntry:
 
 
 def write_delta(
-    path: str | Path, entries: Iterable[DeltaEntry], spec: BaseSpec, extra: Mapping[str, str] | None = None
+    path: str | Path,
+    entries: Iterable[DeltaEntry],
+    spec: BaseSpec,
+    extra: Mapping[str, str] | None = None,
+    vocabulary: AddedTokens | None = None,
 ) -> DeltaInfo:
     """Write entries, in any order, as a delta of ``spec``.
+
+    ``vocabulary`` lists added tokens; their rows are entries too (``gym_fed.delta.added_tokens.rows_name``).
 
     Raises:
         GymError: ``DELTA_INVALID`` naming the tensor that the base does not have with that shape, that is
@@ -149,11 +156,13 @@ def write_delta(
     listed = list(entries)
     by_name = {entry.name: entry for entry in listed}
     for entry in listed:
-        if spec.shapes.get(entry.name) != entry.shape:
+        if not fits_base(entry.name, entry.shape, spec.shapes):
             raise _invalid(
                 entry.name, f"shape {list(entry.shape)} is not the base's ({spec.shapes.get(entry.name)})"
             )
-    manifest = Manifest.of(spec.model_name, spec.digest, [entry.record for entry in listed], extra)
+    manifest = Manifest.of(
+        spec.model_name, spec.digest, [entry.record for entry in listed], extra, vocabulary
+    )
     layout = Layout.of(manifest.tensors)
     header = header_bytes(manifest, layout)
     starts = {dtype: len(header) + start for dtype, start in layout.section_starts().items()}

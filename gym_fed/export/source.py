@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.files import CODE_KEYS, TRAVELS
+from gym_fed.base.modeling.adapter_vocabulary import adapter_tokenizer
 from gym_fed.base.modeling.adapters import Adapter, load_on, merge_adapters, merged
 from gym_fed.base.modeling.rope import BASE_CHANGES
 from gym_fed.base.models import (
@@ -224,7 +225,7 @@ def open_source(
     return Source(
         name,
         model.eval(),
-        _template_of(chain, tokenizer),
+        adapter_tokenizer(chain, tokenizer, model),
         home_name,
         chain[:-1],
         _folders(chain, home),
@@ -238,6 +239,7 @@ def open_source(
 def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path) -> Source:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile, apply_delta
+    from gym_fed.delta.vocabulary import tuned_tokenizer
 
     base, chain = chain_on(named_base, adapters)
     home = Path(resolve(base))
@@ -245,12 +247,13 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
     loaded = load_model(base)
     with quiet_loading():
         model = merge_adapters(loaded.model, chain)
-    with DeltaFile.open(delta, BaseSpec.of(model, model_name(base))) as opened:
+    with DeltaFile.open(delta, BaseSpec.of(model, model_name(base)), added_tokens=True) as opened:
+        tokenizer = tuned_tokenizer(adapter_tokenizer(chain, loaded.tokenizer, model), opened)
         apply_delta(model, opened)
     return Source(
         name,
         model.eval(),
-        _template_of(chain, loaded.tokenizer),
+        tokenizer,
         base,
         chain,
         _folders(chain, home),
@@ -294,16 +297,6 @@ def _load(name: str) -> tuple[Any, Any]:
         return load_vision_model(name, dtype="float32", arguments={})
     loaded = load_model(name)
     return loaded.model, loaded.tokenizer
-
-
-def _template_of(chain: Sequence[Adapter], tokenizer: Any) -> Any:
-    """Return the base's tokenizer with the chat template that the last adapter was trained with."""
-    for adapter in reversed(chain):
-        file = adapter.folder / "chat_template.jinja"
-        if file.is_file():
-            tokenizer.chat_template = file.read_text(encoding="utf-8")
-            break
-    return tokenizer
 
 
 def _require_unquantised(base: str, home: Path, chain: Sequence[Adapter], delta: str = "") -> None:

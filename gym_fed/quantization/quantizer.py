@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,12 +24,13 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.differences import require_same_settings
 from gym_fed.base.models import load_model, load_tuned, model_name
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.base import BaseSpec, checked_tensors
+from gym_fed.delta.base import BaseSpec, checked_tensors, model_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
 from gym_fed.delta.encode import encode_source, energy_of, lora_delta
 from gym_fed.delta.factors import factors_on
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.policy import parts_of
+from gym_fed.delta.vocabulary import attach_vocabulary, split_vocabulary
 from gym_fed.quantization.config import BitDeltaConfig, CalibratedPolicy, DeltaQuantConfig
 from gym_fed.quantization.refining import (
     CalibrationText,
@@ -153,10 +154,12 @@ class Quantizer:
         old = checked_tensors(given.model, spec, "base")
         factors = self._own_factors(teacher, old)
         whole = teacher.whole()
-        new = checked_tensors(whole, spec, "tuned")
+        tokenizers = (given.tokenizer, teacher.tokenizer)
         different = require_same_settings(
-            teacher.name, given.model, whole, (given.tokenizer, teacher.tokenizer), allow=allow_differences
+            teacher.name, given.model, whole, tokenizers, allow=allow_differences, added_tokens=True
         )
+        split, added = split_vocabulary(model_tensors(whole), old, tokenizers, teacher.name)
+        new = checked_tensors(split, spec, "tuned")
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
         for name, delta in deltas.items():
             energy_of(name, delta)
@@ -191,6 +194,10 @@ class Quantizer:
                     sensitivity=_sensitivity(given.model, old, better, batches) if batches else None,
                     menu=MENU if policy.menu is None else policy.menu,
                 )
+        if added:
+            info = attach_vocabulary(out, spec, added)
+            bits = 8.0 * info.size_bytes / spec.num_parameters
+            report = replace(report, sha256=info.sha256, size_bytes=info.size_bytes, bits_per_weight=bits)
         return QuantReport(
             Path(out),
             report.sha256,
@@ -202,6 +209,7 @@ class Quantizer:
             safety,
             layers,
             tuple(map(str, different)),
+            str(added),
         )
 
     @staticmethod
@@ -212,9 +220,9 @@ class Quantizer:
             GymError: Errors of ``DeltaFile.open``.
         """
         if base is None:
-            return DeltaFile.open(path)
+            return DeltaFile.open(path, added_tokens=True)
         given = resolve_model(base)
-        return DeltaFile.open(path, BaseSpec.of(given.whole(), given.name))
+        return DeltaFile.open(path, BaseSpec.of(given.whole(), given.name), added_tokens=True)
 
     @staticmethod
     def apply(base: Model, path: str | Path, scale: float = 1.0) -> Any:
@@ -225,7 +233,7 @@ class Quantizer:
         """
         given = resolve_model(base)
         model = given.whole()
-        with DeltaFile.open(path, BaseSpec.of(model, given.name)) as delta:
+        with DeltaFile.open(path, BaseSpec.of(model, given.name), added_tokens=True) as delta:
             apply_delta(model, delta, scale)
         return model
 

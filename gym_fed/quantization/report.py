@@ -74,6 +74,7 @@ class QuantReport:
         safety: ``applied``, or ``not applicable`` with the reason.
         layers: The result of the safety projection per layer.
         not_in_file: Changes other than weights, such as the chat template, which a delta cannot contain.
+        vocabulary: The added tokens and rows, in words; empty without any.
     """
 
     path: Path
@@ -86,6 +87,7 @@ class QuantReport:
     safety: str
     layers: tuple[LayerSafety, ...] = field(default=(), repr=False)
     not_in_file: tuple[str, ...] = ()
+    vocabulary: str = ""
 
     @property
     def kept(self) -> float | None:

@@ -21,7 +21,7 @@ def tensor_reports(
     """Report every tensor of the base, with the errors of the decoded file."""
     encoded = {tensor.name: tensor for tensor in report.tensors}
     reports: list[QuantizedTensor] = []
-    with DeltaFile.open(path) as file:
+    with DeltaFile.open(path, added_tokens=True) as file:
         for name, delta in sorted(deltas.items()):
             tensor = encoded.get(name, TensorReport(name, None, "unchanged", 0, 0.0))
             weights = [None, moments[name]] if name in moments else [None]

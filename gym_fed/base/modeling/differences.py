@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gym_fed.base.modeling.vocabulary import text_tokenizer, vocabulary_difference
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 
 _NOT_COMPUTED = frozenset(
     {
@@ -47,7 +48,13 @@ class Difference:
 
 
 def require_same_settings(
-    name: str, base: Any, tuned: Any, tokenizers: tuple[Any, Any] = (None, None), *, allow: bool = False
+    name: str,
+    base: Any,
+    tuned: Any,
+    tokenizers: tuple[Any, Any] = (None, None),
+    *,
+    allow: bool = False,
+    added_tokens: bool = False,
 ) -> list[Difference]:
     """Reject a fine-tune that differs from its base in more than weights.
 
@@ -57,6 +64,7 @@ def require_same_settings(
         tuned: The fine-tune's model.
         tokenizers: Tokenizers of the base and the fine-tune, if both are known.
         allow: True to return differences instead of raising.
+        added_tokens: True if added tokens are encoded too (``gym_fed.delta.vocabulary``), and so are no difference.
 
     Returns:
         Differences that a delta will not contain.
@@ -66,7 +74,7 @@ def require_same_settings(
     """
     differences = [
         *_config_differences(getattr(base, "config", None), getattr(tuned, "config", None)),
-        *_tokenizer_differences(*tokenizers),
+        *_tokenizer_differences(*tokenizers, added_tokens),
     ]
     computed = [str(difference) for difference in differences if difference.computes]
     if computed and not allow:
@@ -108,27 +116,38 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _tokenizer_differences(base: Any, tuned: Any) -> Iterator[Difference]:
-    """Compare token ids rather than files, since one tokenizer may be saved in several forms."""
-    base, tuned = (getattr(tokenizer, "tokenizer", tokenizer) for tokenizer in (base, tuned))
+def tokenizer_difference(base: Any, tuned: Any) -> str:
+    """Describe the first token of the base that a fine-tune's tokenizer has with another id; empty without any."""
+    changed = vocabulary_difference(base, tuned).changed
+    if not changed:
+        return ""
+    number, (token, other) = next(iter(changed.items()))
+    size = len(text_tokenizer(base).get_vocab())
+    return (
+        f"other ids for {len(changed)} of {counted(size, 'token')}, the first is {plain(token, 40)!r}: "
+        f"{number} -> {'absent' if other is None else other}"
+    )
+
+
+def _tokenizer_differences(base: Any, tuned: Any, added_tokens: bool) -> Iterator[Difference]:
+    base, tuned = text_tokenizer(base), text_tokenizer(tuned)
     if base is None or tuned is None:
         return
-    old, new = base.get_vocab(), tuned.get_vocab()
-    changed = sorted(token for token in old.keys() | new.keys() if old.get(token) != new.get(token))
-    if changed:
-        token = changed[0]
-        yield Difference(
-            "tokenizer",
-            f"other ids for {len(changed)} of {counted(len(old), 'token')}, such as {token!r:.40} "
-            f"{old.get(token)} -> {new.get(token)}",
-        )
+    added = vocabulary_difference(base, tuned).added
+    if other := tokenizer_difference(base, tuned):
+        yield Difference("tokenizer", other)
     elif (ids := base(_PROBE)["input_ids"]) != (others := tuned(_PROBE)["input_ids"]):
         place = next(
             (n for n, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
             min(len(ids), len(others)),
         )
         yield Difference("tokenizer", f"the same text gives other token ids from position {place} on")
+    elif added and not added_tokens:
+        token, number = next((token, number) for number, token in added.items())
+        yield Difference(
+            "tokenizer", f"{counted(len(added), 'added token')}, the first is {plain(token, 40)!r} ({number})"
+        )
     if base.chat_template != tuned.chat_template:
         yield Difference("chat template", "", computes=False)
-    if base.eos_token != tuned.eos_token:
+    if base.eos_token != tuned.eos_token and not (added and added_tokens):
         yield Difference("end token", f"{base.eos_token} -> {tuned.eos_token}", computes=False)

@@ -17,7 +17,7 @@ from gym_fed.core import console
 from gym_fed.core.console import AsJson
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
@@ -67,8 +67,9 @@ def compare(
         require_matplotlib()
     rows = load_rows(data)[:limit] if data else []
     loaded, other = load_model(base), load_tuned(tuned, base)
+    tokenizers = (loaded.tokenizer, other.tokenizer)
     for difference in require_same_settings(
-        tuned, loaded.model, other.model, (loaded.tokenizer, other.tokenizer), allow=True
+        tuned, loaded.model, other.model, tokenizers, allow=True, added_tokens=True
     ):
         console.err.print(f"not in a delta: {difference}", markup=False)
     new: Any = merged(other.model, tuned)
@@ -76,7 +77,7 @@ def compare(
     found: dict[str, list[LayerError]] = {}
     totals: dict[str, float] = {}
     for file in files:
-        with DeltaFile.open(file, spec) as delta:
+        with DeltaFile.open(file, spec, added_tokens=True) as delta:
             found[str(file)] = layer_errors(new, tensors, delta, loaded.tokenizer, rows)
             totals[str(file)] = delta.bits_per_weight
     if json_:
@@ -97,7 +98,7 @@ def show(
     """Verify a delta and show its contents."""
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(file) as delta:
+    with DeltaFile.open(file, added_tokens=True) as delta:
         summary = _summary(delta)
     console.print_result(json_, summary, lambda: _print_summary(summary))
 
@@ -116,19 +117,21 @@ def apply(
     from gym_fed.base.models import load_model, model_name, quiet_loading
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile, apply_delta
+    from gym_fed.delta.vocabulary import tuned_tokenizer
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
     loaded = load_model(base)
     spec = BaseSpec.of(loaded.model, model_name(base))
-    with DeltaFile.open(file, spec) as delta:
+    with DeltaFile.open(file, spec, added_tokens=True) as delta:
+        tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
         apply_delta(loaded.model, delta, scale)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         with quiet_loading():
             loaded.model.save_pretrained(scratch)
-            loaded.tokenizer.save_pretrained(scratch)
+            tokenizer.save_pretrained(scratch)
         scratch.chmod(0o755)
         os.rename(scratch, output)
     except BaseException:
@@ -158,13 +161,14 @@ def _summary(delta: DeltaFile) -> dict[str, Any]:
                 "bits_per_weight": 8.0 * delta.payload_bytes(name) / math.prod(record.shape),
             }
         )
-    payload_bytes = sum(delta.payload_bytes(name) for name in delta.names)
+    payload_bytes = sum(delta.payload_bytes(record.name) for record in delta.manifest.tensors)
     return {
         "file": str(delta.path),
         "sha256": delta.sha256(),
         "base_model": delta.manifest.base_model,
         "base_digest": delta.manifest.base_digest,
         "extra": delta.manifest.extra,
+        "vocabulary": _vocabulary(delta),
         "tensors": tensors,
         "num_weights": delta.num_weights,
         "size_bytes": delta.size_bytes,
@@ -172,6 +176,40 @@ def _summary(delta: DeltaFile) -> dict[str, Any]:
         "bits_per_weight": delta.bits_per_weight,
         "norm": delta.norm(),
     }
+
+
+def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
+    """Describe the added tokens and rows; None without any."""
+    from gym_fed.delta.added_tokens import rows_name, unnamed_rows
+
+    tokens, rows = delta.vocabulary, delta.added_rows
+    if not tokens and rows is None:
+        return None
+    listed = [{"id": t.id, "token": t.text, "flags": list(t.flags)} for t in tokens.tokens]
+    found: dict[str, Any] = {"tokens": listed, "roles": dict(tokens.roles), "rows": None}
+    if rows is not None:
+        found["rows"] = {
+            "first": rows.first,
+            "size": rows.size,
+            "without_token": unnamed_rows(rows.first, rows.size, (t.id for t in tokens.tokens)),
+            "bytes": sum(delta.payload_bytes(rows_name(name, rows.first)) for name in rows.names),
+            "tensors": list(rows.names),
+        }
+    return found
+
+
+def _print_vocabulary(vocabulary: dict[str, Any]) -> None:
+    for token in vocabulary["tokens"]:
+        flags = " ".join(token["flags"])
+        typer.echo(f"token   {token['id']} {plain(token['token'], 60)!r} {flags}".rstrip())
+    for role, text in sorted(vocabulary["roles"].items()):
+        typer.echo(f"token   {role}: {plain(text, 60)!r}")
+    if (rows := vocabulary["rows"]) is not None:
+        padding = f"; without a token: {rows['without_token']}" if rows["without_token"] else ""
+        typer.echo(
+            f"rows    {rows['first']} to {rows['size'] - 1} of {', '.join(rows['tensors'])}, as values, "
+            f"{counted(rows['bytes'], 'byte')}{padding}"
+        )
 
 
 def _print_summary(summary: dict[str, Any]) -> None:
@@ -189,6 +227,8 @@ def _print_summary(summary: dict[str, Any]) -> None:
     typer.echo(f"base    {summary['base_model']} {summary['base_digest']}")
     for key, value in sorted(summary["extra"].items()):
         typer.echo(f"extra   {key}: {value!r}")
+    if summary["vocabulary"] is not None:
+        _print_vocabulary(summary["vocabulary"])
     typer.echo(
         f"total   {counted(len(summary['tensors']), 'tensor')}, {counted(summary['num_weights'], 'weight')}, "
         f"{counted(summary['size_bytes'], 'byte')} ({summary['header_bytes']:,} of header), "

@@ -196,6 +196,8 @@ def _show(report: QuantReport) -> None:
     for layer in report.layers:
         if layer.replaced:
             console.out.print(f"  projected {layer.name}: cosine {layer.cosine}")
+    if report.vocabulary:
+        console.out.print(f"vocabulary: {report.vocabulary}", markup=False)
     if report.not_in_file:
         console.out.print(f"not in the file: {'; '.join(report.not_in_file)}", markup=False)
     if report.kept is not None:

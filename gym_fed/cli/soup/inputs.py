@@ -119,7 +119,7 @@ class Inputs:
         path = Path(name)
         if not (path.is_file() or path.suffix == ".gymdelta"):
             path = self._difference(name)
-        return self._stack.enter_context(DeltaFile.open(path, self.spec))
+        return self._stack.enter_context(DeltaFile.open(path, self.spec, added_tokens=True))
 
     def _difference(self, name: str) -> Path:
         from gym_fed.base.modeling.adapters import merged
@@ -129,31 +129,36 @@ class Inputs:
         from gym_fed.delta.base import model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta
         from gym_fed.delta.factors import lora_change
+        from gym_fed.delta.vocabulary import attach_vocabulary, split_vocabulary
 
         loaded = load_tuned(name, self.base.name)
         tuned: Any = loaded.model
+        tokenizers = (self.base.tokenizer, loaded.tokenizer)
         different = require_same_settings(
-            name,
-            self.base.model,
-            tuned,
-            (self.base.tokenizer, loaded.tokenizer),
-            allow=self._allow_differences,
+            name, self.base.model, tuned, tokenizers, allow=self._allow_differences, added_tokens=True
         )
         if different:
             self.not_merged[name] = list(map(str, different))
         self._made += 1
         path = self._folder / f"{self._made}.gymdelta"
         if hasattr(tuned, "peft_config"):
-            change = lora_change(tuned, model_tensors(self.base.model))
+            change = lora_change(tuned, model_tensors(self.base.model), tokenizers=tokenizers)
             if change.factors:
                 policy = CodecPolicy(
                     codec="lora", lora_rank=1, factors="float32", dense_dtype="float32", error_feedback=False
                 )
                 lora_delta(change.factors, path, self.spec, policy=policy, values=change.values)
+                if change.added:
+                    attach_vocabulary(path, self.spec, change.added)
                 return path
             tuned = merged(tuned, name)
         exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
-        encode_delta(tuned, self.base.model, exact, path, self.spec)
+        split, added = split_vocabulary(
+            model_tensors(tuned), model_tensors(self.base.model), tokenizers, name
+        )
+        encode_delta(split, self.base.model, exact, path, self.spec)
+        if added:
+            attach_vocabulary(path, self.spec, added)
         return path
 
 
@@ -192,7 +197,7 @@ def _named(updates: Sequence[str]) -> tuple[tuple[str, str] | None, str | None]:
             run_base = run_base or _base_of_run(adapter)
         elif path.is_file():
             try:
-                with DeltaFile.open(path) as delta:
+                with DeltaFile.open(path, added_tokens=True) as delta:
                     found.setdefault(delta.manifest.base_digest, (update, delta.manifest.base_model))
             except GymError:
                 continue  # reported when all updates are opened, or omitted with --skip-broken

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.models import model_name, resolve
+from gym_fed.base.models import load_tokenizer, model_name, resolve
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
@@ -50,6 +50,7 @@ class Delta(ExportFormat):
         from gym_fed.delta.base import BaseSpec, model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta
         from gym_fed.delta.factors import is_plain_lora, lora_factors
+        from gym_fed.delta.vocabulary import attach_vocabulary, split_vocabulary
 
         tensors = model_tensors(_base_of(source))
         spec = BaseSpec.of(tensors, model_name(str(source.base)))
@@ -57,14 +58,19 @@ class Delta(ExportFormat):
         if is_plain_lora(source.model) and not source.below:
             lora_delta(lora_factors(source.model), target, spec, policy=codec)
         else:
-            encode_delta(source.whole(), tensors, codec, target, spec)
+            tokenizers = (load_tokenizer(str(source.base)), source.tokenizer)
+            split, added = split_vocabulary(model_tensors(source.whole()), tensors, tokenizers, source.name)
+            encode_delta(split, tensors, codec, target, spec)
+            if added:
+                attach_vocabulary(target, spec, added)
 
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         from gym_fed.delta.base import BaseSpec
         from gym_fed.delta.file import DeltaFile, apply_delta
 
         base = _base_of(source)
-        with DeltaFile.open(target, BaseSpec.of(base, model_name(str(source.base)))) as opened:
+        spec = BaseSpec.of(base, model_name(str(source.base)))
+        with DeltaFile.open(target, spec, added_tokens=True) as opened:
             apply_delta(base, opened)
         return base
 

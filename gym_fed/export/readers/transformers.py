@@ -56,15 +56,17 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
         for below in adapters[:-1]:
             model = PeftModel.from_pretrained(model, below).merge_and_unload()
         model = PeftModel.from_pretrained(model, adapters[-1])
-    if "delta" in parts:
-        from gym_fed.delta.file import DeltaFile, apply_delta
-
-        with DeltaFile.open(Path(parts["delta"])) as opened:
-            apply_delta(model, opened)
     extras = adapters[-1] if adapters else folder
     reader: Any = AutoProcessor if sees else AutoTokenizer
     tokenizer = reader.from_pretrained(extras, local_files_only=True, trust_remote_code=False)
     bind_templates(tokenizer, str(extras))
+    if "delta" in parts:
+        from gym_fed.delta.file import DeltaFile, apply_delta
+        from gym_fed.delta.vocabulary import tuned_tokenizer
+
+        with DeltaFile.open(Path(parts["delta"]), added_tokens=True) as opened:
+            apply_delta(model, opened)
+            tokenizer = tuned_tokenizer(tokenizer, opened)
     return model.eval(), tokenizer
 
 

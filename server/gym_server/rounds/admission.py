@@ -227,7 +227,8 @@ class Admission:
         Raises:
             GymError: ``NOT_FOUND`` if it was not uploaded, ``DELTA_INVALID``, ``BASE_MISMATCH``, ``UPDATE_REFUSED``.
         """
-        from gym_fed.delta.file import DeltaFile, DeltaLimits
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.mapped import DeltaLimits
 
         path = self._store.local_path(manifest.delta_sha256)
         size = path.stat().st_size

@@ -137,7 +137,8 @@ class VariantChecks:
 
     def check_file(self, manifest: VariantManifest) -> None:
         """Validate the uploaded delta like that of an update."""
-        from gym_fed.delta.file import DeltaFile, DeltaLimits
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.delta.mapped import DeltaLimits
 
         path = self._store.local_path(manifest.delta_sha256)
         size = path.stat().st_size

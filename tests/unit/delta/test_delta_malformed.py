@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile, DeltaLimits
+from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.mapped import DeltaLimits
 from gym_fed.delta.writer import DeltaEntry, write_delta
 
 BASE = {

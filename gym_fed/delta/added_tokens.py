@@ -1,0 +1,185 @@
+"""Tokens that a fine-tune added to its base, as a ``.gymdelta``'s manifest lists them, and the names of their rows.
+
+The rows of added tokens are tensors of the file called ``NAME[FIRST:]``: the values of the rows of the parameter
+``NAME`` from row ``FIRST``, the number of rows that the base has, to the end. No torch here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
+
+MAX_ADDED_TOKENS = 65_536
+MAX_TOKEN_CHARS = 256
+MAX_VOCABULARY = 1 << 24
+FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
+"""The properties of a ``tokenizers.AddedToken``."""
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+_ROWS = re.compile(r"(.+)\[([1-9]\d{0,8}):\]", re.ASCII)
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """One token: its id, its text, and its properties (of ``FLAGS``, sorted)."""
+
+    id: int
+    text: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class AddedTokens:
+    """The manifest's key ``vocabulary``.
+
+    Attributes:
+        tokens: The added tokens, in order of their ids.
+        roles: The text of each special token (of ``ROLES``) that differs from the base's.
+    """
+
+    tokens: tuple[AddedToken, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """True if there is anything to write."""
+        return bool(self.tokens or self.roles)
+
+    def to_value(self) -> dict[str, Any]:
+        """Convert to plain data for JSON."""
+        value: dict[str, Any] = {"tokens": [[t.id, t.text, list(t.flags)] for t in self.tokens]}
+        return value | ({"roles": dict(self.roles)} if self.roles else {})
+
+    @classmethod
+    def parse(cls, value: Any) -> AddedTokens:
+        """Parse untrusted JSON.
+
+        Raises:
+            GymError: ``DELTA_INVALID``.
+        """
+        if not isinstance(value, dict) or not {"tokens"} <= value.keys() <= {"tokens", "roles"}:
+            raise _invalid("manifest key 'vocabulary' is not an object of tokens and roles")
+        rows, roles = value["tokens"], value.get("roles", {})
+        if not isinstance(rows, list) or len(rows) > MAX_ADDED_TOKENS:
+            raise _invalid(f"vocabulary: tokens is not a list of at most {MAX_ADDED_TOKENS}")
+        if not isinstance(roles, dict) or not all(k in ROLES and _is_text(v) for k, v in roles.items()):
+            raise _invalid(f"vocabulary: roles is not an object of texts for {', '.join(ROLES)}")
+        tokens = tuple(map(_token, rows))
+        ids = [token.id for token in tokens]
+        if ids != sorted(set(ids)) or len({token.text for token in tokens}) != len(tokens):
+            raise _invalid("vocabulary: tokens are not in ascending order of ids, or one is listed twice")
+        return cls(tokens, roles)
+
+
+@dataclass(frozen=True)
+class AddedRows:
+    """The rows beyond the base's in a file: ``first`` to ``size`` of the parameters ``names``."""
+
+    first: int
+    size: int
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> AddedRows | None:
+        """Collect the rows among the tensors of a file; None without any.
+
+        Raises:
+            GymError: ``DELTA_INVALID`` if they do not extend all parameters alike.
+        """
+        parts = {name: part for name in shapes if (part := split_rows(name)) is not None}
+        if not parts:
+            return None
+        ranges = {(first, first + shapes[name][0]) for name, (_, first) in parts.items() if shapes[name]}
+        if len(ranges) != 1 or not all(shapes[name] for name in parts):
+            raise _invalid(
+                f"tensors {', '.join(map(repr, parts))}: their rows do not have the same first and last number"
+            )
+        ((first, size),) = ranges
+        if size > MAX_VOCABULARY:
+            raise _invalid(f"tensor {min(parts)!r}: a vocabulary of {size} rows, over {MAX_VOCABULARY}")
+        return cls(first, size, tuple(sorted(name for name, _ in parts.values())))
+
+
+def split_rows(name: str) -> tuple[str, int] | None:
+    """Split ``NAME[FIRST:]`` into the parameter's name and the first row; None for any other tensor."""
+    match = _ROWS.fullmatch(name)
+    return None if match is None else (match[1], int(match[2]))
+
+
+def rows_name(name: str, first: int) -> str:
+    """Return the name of the tensor with a parameter's rows from ``first`` on."""
+    return f"{name}[{first}:]"
+
+
+def fits_base(name: str, shape: tuple[int, ...], base: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return True if a tensor of a file is one of the base's, or holds the rows after those of one of them."""
+    if name in base:
+        return shape == tuple(base[name])
+    part = split_rows(name)
+    own = None if part is None else base.get(part[0])
+    return part is not None and own is not None and own[:1] == (part[1],) and shape[1:] == tuple(own[1:])
+
+
+def unnamed_rows(first: int, size: int, ids: Iterable[int]) -> str:
+    """Return the ranges of rows that no token names, such as ``49155-49279``; empty without any."""
+    named, runs = set(ids), list[list[int]]()
+    for row in range(first, size):
+        if row in named:
+            continue
+        if runs and runs[-1][1] == row - 1:
+            runs[-1][1] = row
+        else:
+            runs.append([row, row])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def shown_tokens(tokens: Iterable[str]) -> str:
+    """Return the first few tokens for messages, escaped."""
+    texts = list(tokens)
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return ", ".join(repr(plain(text, 40)) for text in texts[:_SHOWN]) + more
+
+
+def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
+    """Refuse a delta with a larger vocabulary where only the base's can be used.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` with the tokens.
+    """
+    if not tokens and rows is None:
+        return
+    what = [f"adds {counted(len(tokens.tokens), 'token')} to its base's tokenizer"] if tokens.tokens else []
+    if tokens.roles and not what:
+        what.append(f"changes {', '.join(sorted(tokens.roles))} of its base's tokenizer")
+    if rows is not None:
+        what.append(f"extends its vocabulary from {rows.first} to {counted(rows.size, 'row')}")
+    named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""
+    raise GymError(
+        ErrorCode.BASE_MISMATCH,
+        f"{' and '.join(what)}{named}, and only the base's own vocabulary can be used here",
+        "make a model of its own of it: gym delta apply BASE FILE -o FOLDER",
+    )
+
+
+def _token(row: Any) -> AddedToken:
+    if not isinstance(row, list) or len(row) != 3 or type(row[0]) is not int or not _is_text(row[1]):
+        raise _invalid(f"vocabulary: {plain(row, 80)} is not [id, text, flags]")
+    number, text, flags = row
+    if not 0 <= number < MAX_VOCABULARY:
+        raise _invalid(f"vocabulary: token {plain(text, 40)!r} has the id {plain(number, 40)}")
+    if not isinstance(flags, list) or any(flag not in FLAGS for flag in flags) or flags != sorted(set(flags)):
+        raise _invalid(f"vocabulary: token {plain(text, 40)!r} has flags other than {', '.join(FLAGS)}")
+    return AddedToken(number, text, tuple(flags))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= MAX_TOKEN_CHARS
+
+
+def _invalid(message: str) -> GymError:
+    return GymError(ErrorCode.DELTA_INVALID, message)

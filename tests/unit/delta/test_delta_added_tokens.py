@@ -1,0 +1,251 @@
+"""Fine-tunes with added tokens or a padded vocabulary, through encode, show, apply and export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from peft import LoraConfig, get_peft_model
+from typer.testing import CliRunner
+
+from gym_fed.base.models import load_model, load_tokenizer
+from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec, model_tensors
+from gym_fed.delta.file import DeltaFile
+from tests.support.added_tokens import save_with_tokens
+
+TOKENS = ["<think>", "</think>", "<|step|>"]
+TEXT = "<think>one two</think> yes<|step|>"
+EXACT = ("--codec", "dense", "--set", "dense_dtype=float32")
+
+
+@pytest.fixture(scope="module")
+def untied_base(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Path:
+    """The tiny base with an output head of its own."""
+    folder = tmp_path_factory.mktemp("untied")
+    loaded = load_model(str(tiny_base))
+    model: Any = loaded.model
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() * 1.5)
+    model.config.tie_word_embeddings = False
+    model.save_pretrained(folder)
+    loaded.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def gym(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def rebuilt(base: Path, tuned: Path, folder: Path, *options: str) -> Any:
+    """Encode a fine-tune, apply the delta to the base, and load the result."""
+    file = folder / "d.gymdelta"
+    done = gym("delta", "encode", base, tuned, "-o", file, *options)
+    assert done.exit_code == 0, done.exception
+    done = gym("delta", "apply", base, file, "-o", folder / "again")
+    assert done.exit_code == 0, done.exception
+    return load_model(str(folder / "again"))
+
+
+def same_tokenizer(first: Any, second: Any) -> bool:
+    ids = {number: (t.content, t.special) for number, t in first.added_tokens_decoder.items()}
+    others = {number: (t.content, t.special) for number, t in second.added_tokens_decoder.items()}
+    return bool(
+        first.get_vocab() == second.get_vocab()
+        and ids == others
+        and first(TEXT)["input_ids"] == second(TEXT)["input_ids"]
+        and first.eos_token == second.eos_token
+    )
+
+
+@pytest.mark.parametrize(("head", "rows"), [("tied", None), ("untied", "padded")])
+def test_a_delta_of_a_model_with_added_tokens_gives_its_logits_and_its_tokenizer(
+    tmp_path: Path, tiny_base: Path, untied_base: Path, head: str, rows: str | None
+) -> None:
+    base = tiny_base if head == "tied" else untied_base
+    vocabulary = len(load_model(str(base)).model.get_input_embeddings().weight)
+    size = None if rows is None else (vocabulary // 64 + 2) * 64
+    tuned = save_with_tokens(base, tmp_path / "tuned", TOKENS, rows=size)
+    again = rebuilt(base, tmp_path / "tuned", tmp_path, *EXACT)
+    tokenizer = load_tokenizer(str(tmp_path / "tuned"))
+    assert same_tokenizer(again.tokenizer, tokenizer)
+    ids = torch.tensor([tokenizer(TEXT)["input_ids"]])
+    assert max(ids[0].tolist()) >= vocabulary
+    with torch.inference_mode():
+        assert torch.allclose(again.model(ids).logits, tuned.eval()(ids).logits, atol=1e-5)
+    assert again.model.config.vocab_size == (size or vocabulary + len(TOKENS))
+
+
+def test_new_rows_are_exact_under_one_bit_per_weight_and_unnamed_rows_are_listed(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    vocabulary = len(load_model(str(tiny_base)).model.get_input_embeddings().weight)
+    tuned = save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS, rows=vocabulary + 10)
+    again = rebuilt(tiny_base, tmp_path / "tuned", tmp_path)
+    for part in ("get_input_embeddings", "get_output_embeddings"):
+        ours, theirs = getattr(again.model, part)().weight, getattr(tuned, part)().weight
+        assert torch.equal(ours[vocabulary:], theirs[vocabulary:])
+    shown = json.loads(gym("delta", "show", tmp_path / "d.gymdelta", "--json").output)["vocabulary"]
+    assert [token["token"] for token in shown["tokens"]] == TOKENS
+    assert shown["tokens"][2]["flags"] == ["special"]
+    assert shown["rows"]["without_token"] == f"{vocabulary + 3}-{vocabulary + 9}"
+    plain = gym("delta", "show", tmp_path / "d.gymdelta").output
+    assert f"without a token: {vocabulary + 3}-{vocabulary + 9}" in plain
+
+
+def test_an_end_token_that_was_added_ends_the_text_of_the_rebuilt_model(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    tokenizer = load_tokenizer(str(tmp_path / "tuned"))
+    tokenizer.eos_token = "<|step|>"
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    again = rebuilt(tiny_base, tmp_path / "tuned", tmp_path)
+    assert again.tokenizer.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_lora_run_with_added_tokens_keeps_its_factors_and_gets_its_rows(
+    tmp_path: Path, untied_base: Path
+) -> None:
+    loaded = load_model(str(untied_base))
+    model: Any = loaded.model
+    loaded.tokenizer.add_tokens(["<think>"])
+    old = len(model.get_input_embeddings().weight)
+    model.resize_token_embeddings(old + 1, mean_resizing=False)
+    torch.manual_seed(0)
+    saved = ["embed_tokens", "lm_head"]
+    adapted: Any = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved))
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter += 0.02 * torch.randn_like(parameter)
+    adapted.save_pretrained(tmp_path / "run")
+    loaded.tokenizer.save_pretrained(tmp_path / "run")
+    ids = torch.tensor([loaded.tokenizer("<think> a")["input_ids"]])
+    with torch.inference_mode():
+        logits = adapted.eval()(ids).logits
+    again = rebuilt(untied_base, tmp_path / "run", tmp_path)
+    with DeltaFile.open(tmp_path / "d.gymdelta", added_tokens=True) as delta:
+        assert "lora" in {delta.record(name).codec for name in delta.names}
+    assert again.tokenizer("<think> a")["input_ids"] == ids[0].tolist()
+    with torch.inference_mode():
+        assert torch.allclose(again.model(ids).logits, logits, atol=0.05)
+
+
+def test_a_vocabulary_cut_to_the_tokens_gets_the_rows_of_its_base_again(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    padded = save_with_tokens(tiny_base, tmp_path / "base", [], rows=640)
+    tokens = len(load_tokenizer(str(tiny_base)))
+    assert tokens < 640
+    tuned = save_with_tokens(tmp_path / "base", tmp_path / "tuned", [], rows=tokens, seed=1)
+    again = rebuilt(tmp_path / "base", tmp_path / "tuned", tmp_path, *EXACT)
+    ours = again.model.get_input_embeddings().weight
+    assert torch.allclose(ours[:tokens], tuned.get_input_embeddings().weight, atol=1e-6)
+    assert torch.equal(ours[tokens:], padded.get_input_embeddings().weight[tokens:])
+
+
+def test_a_tokenizer_of_the_same_size_with_other_ids_is_refused_with_the_first_token_escaped(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "base", ["\u202eone", "two"])
+    save_with_tokens(tiny_base, tmp_path / "tuned", ["two", "\u202eone"])
+    done = gym("delta", "encode", tmp_path / "base", tmp_path / "tuned", "-o", tmp_path / "d.gymdelta")
+    assert isinstance(done.exception, GymError)
+    assert done.exception.code is ErrorCode.BASE_MISMATCH
+    assert "the first is '\\\\u202eone'" in done.exception.message
+    assert not (tmp_path / "d.gymdelta").exists()
+
+
+def test_where_only_the_base_vocabulary_can_be_used_the_delta_is_refused_with_its_tokens(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    rebuilt(tiny_base, tmp_path / "tuned", tmp_path)
+    with pytest.raises(GymError, match=r"adds 3 tokens .*'<think>', '</think>'") as error:
+        DeltaFile.open(tmp_path / "d.gymdelta")
+    assert error.value.code is ErrorCode.BASE_MISMATCH
+
+
+def test_tokens_without_rows_are_refused_by_name(tmp_path: Path, tiny_base: Path) -> None:
+    save_with_tokens(tiny_base, tmp_path / "tuned", [])
+    tokenizer = load_tokenizer(str(tiny_base))
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    done = gym("delta", "encode", tiny_base, tmp_path / "tuned", "-o", tmp_path / "d.gymdelta")
+    assert isinstance(done.exception, GymError)
+    assert "'<think>'" in done.exception.message
+
+
+def hostile(file: Path, change: Any) -> bytes:
+    """Return a delta whose manifest was changed, with consistent lengths."""
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    manifest = json.loads(header["__metadata__"]["gymdelta"])
+    change(manifest)
+    text = json.dumps(manifest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    header["__metadata__"]["gymdelta"] = text
+    raw = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    raw += b" " * (-len(raw) % 8)
+    return len(raw).to_bytes(8, "little") + raw + data[8 + length :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["vocabulary"].update(more=1),
+        lambda m: m.update(vocabulary=[]),
+        lambda m: m.update(vocabulary={"tokens": []}),
+        lambda m: m["vocabulary"]["tokens"].reverse(),
+        lambda m: m["vocabulary"]["tokens"].append(m["vocabulary"]["tokens"][-1]),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(0, -1),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(0, 1 << 30),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(0, True),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(1, ""),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(1, "x" * 1000),
+        lambda m: m["vocabulary"]["tokens"][0].__setitem__(2, ["evil"]),
+        lambda m: m["vocabulary"].update(tokens=[[n, f"t{n}", []] for n in range(70_000)]),
+        lambda m: m["vocabulary"].update(roles={"eos_token": 3}),
+        lambda m: m["vocabulary"].update(roles={"mask_token": "x"}),
+        lambda m: next(r for r in m["tensors"] if "[" in r[0])[1].__setitem__(0, 1 << 38),
+        lambda m: next(r for r in m["tensors"] if "[" in r[0]).__setitem__(0, "lm_head.weight[7:]"),
+    ],
+)
+def test_a_hostile_vocabulary_is_refused_when_the_file_is_opened(
+    tmp_path: Path, tiny_base: Path, change: Any
+) -> None:
+    file = tmp_path / "d.gymdelta"
+    save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    assert gym("delta", "encode", tiny_base, tmp_path / "tuned", "-o", file).exit_code == 0
+    spec = BaseSpec.of(model_tensors(load_model(str(tiny_base)).model), "tiny")
+    assert hostile(file, lambda m: None) == file.read_bytes()
+    file.write_bytes(hostile(file, change))
+    with pytest.raises(GymError) as error:
+        DeltaFile.open(file, spec, added_tokens=True)
+    assert error.value.code is ErrorCode.DELTA_INVALID
+
+
+def test_the_exported_delta_of_a_run_with_added_tokens_is_its_model(tmp_path: Path, tiny_base: Path) -> None:
+    tuned = save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    rebuilt(tiny_base, tmp_path / "tuned", tmp_path, *EXACT)
+    done = gym(
+        "export",
+        tmp_path / "d.gymdelta",
+        "--base",
+        tiny_base,
+        "--format",
+        "huggingface",
+        "-o",
+        tmp_path / "hf",
+    )
+    assert done.exit_code == 0, done.exception
+    again = load_model(str(tmp_path / "hf"))
+    ids = torch.tensor([load_tokenizer(str(tmp_path / "tuned"))(TEXT)["input_ids"]])
+    assert again.tokenizer(TEXT)["input_ids"] == ids[0].tolist()
+    with torch.inference_mode():
+        assert torch.allclose(again.model(ids).logits, tuned.eval()(ids).logits, atol=1e-5)
