@@ -1,7 +1,8 @@
 """Tokens that a fine-tune added to its base, as a ``.gymdelta``'s manifest lists them, and the names of their rows.
 
 The rows of added tokens are tensors of the file called ``NAME[FIRST:]``: the values of the rows of the parameter
-``NAME`` from row ``FIRST``, the number of rows that the base has, to the end. No torch here.
+``NAME`` from row ``FIRST`` to the end of the vocabulary. They replace or follow the base's rows: ``FIRST`` is smaller
+than the base's number of rows if the base is padded, and the first added token has an unused row. No torch here.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class AddedTokens:
 
 @dataclass(frozen=True)
 class AddedRows:
-    """The rows beyond the base's in a file: ``first`` to ``size`` of the parameters ``names``."""
+    """The rows of added tokens in a file: ``first`` to ``size`` (excluded) of the parameters ``names``."""
 
     first: int
     size: int
@@ -105,6 +106,17 @@ class AddedRows:
         return cls(first, size, tuple(sorted(name for name, _ in parts.values())))
 
 
+def require_rows(tokens: AddedTokens, rows: AddedRows | None) -> None:
+    """Check that every added token has a row in the file.
+
+    Raises:
+        GymError: ``DELTA_INVALID`` naming the first token without one.
+    """
+    for token in tokens.tokens:
+        if rows is None or not rows.first <= token.id < rows.size:
+            raise _invalid(f"vocabulary: token {plain(token.text, 40)!r} ({token.id}) has no row in the file")
+
+
 def split_rows(name: str) -> tuple[str, int] | None:
     """Split ``NAME[FIRST:]`` into the parameter's name and the first row; None for any other tensor."""
     match = _ROWS.fullmatch(name)
@@ -117,12 +129,14 @@ def rows_name(name: str, first: int) -> str:
 
 
 def fits_base(name: str, shape: tuple[int, ...], base: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return True if a tensor of a file is one of the base's, or holds the rows after those of one of them."""
+    """Return True if a tensor of a file is one of the base's, or holds the last rows of one of them."""
     if name in base:
         return shape == tuple(base[name])
     part = split_rows(name)
     own = None if part is None else base.get(part[0])
-    return part is not None and own is not None and own[:1] == (part[1],) and shape[1:] == tuple(own[1:])
+    if part is None or not own or not shape or shape[1:] != tuple(own[1:]):
+        return False
+    return part[1] <= own[0] <= part[1] + shape[0]
 
 
 def unnamed_rows(first: int, size: int, ids: Iterable[int]) -> str:
@@ -157,7 +171,7 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
     if tokens.roles and not what:
         what.append(f"changes {', '.join(sorted(tokens.roles))} of its base's tokenizer")
     if rows is not None:
-        what.append(f"extends its vocabulary from {rows.first} to {counted(rows.size, 'row')}")
+        what.append(f"has rows {rows.first} to {rows.size - 1} of the embeddings of its own")
     named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""
     raise GymError(
         ErrorCode.BASE_MISMATCH,

@@ -18,10 +18,18 @@ from gym_quant.grid import Integers
 from gym_quant.registry import CODECS
 from torch import Tensor, nn
 
-from gym_fed.base.modeling.vocabulary import append_rows, require_vocabulary
+from gym_fed.base.modeling.vocabulary import require_vocabulary, set_last_rows
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.delta.added_tokens import AddedRows, AddedTokens, fits_base, refuse_added, rows_name, split_rows
+from gym_fed.delta.added_tokens import (
+    AddedRows,
+    AddedTokens,
+    fits_base,
+    refuse_added,
+    require_rows,
+    rows_name,
+    split_rows,
+)
 from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.manifest import Manifest, TensorRecord
 from gym_fed.delta.mapped import DeltaLimits, map_file, unmap
@@ -37,7 +45,7 @@ class DeltaFile:
 
     Attributes:
         vocabulary: The tokens that the fine-tune added.
-        added_rows: The rows beyond the base's vocabulary; they are not in ``names`` either. None without any.
+        added_rows: The rows of added tokens, or of a larger vocabulary; they are not in ``names``. None without any.
     """
 
     def __init__(
@@ -104,6 +112,7 @@ class DeltaFile:
             layout = Layout.of(manifest.tensors)
             _check_sections(header, layout, data_bytes=len(view) - 8 - int.from_bytes(view[:8], "little"))
             delta = cls(path, view, manifest, layout, spec)
+            require_rows(delta.vocabulary, delta.added_rows)
             delta._check_values()
         except BaseException:
             unmap(view)
@@ -142,7 +151,7 @@ class DeltaFile:
         return get_codec(record.codec).decode(self.payload(name), record.shape, record.params)
 
     def decode_added(self, name: str) -> Tensor:
-        """Decode the rows beyond the base's of a parameter in ``added_rows``, ``[rows, ...]`` float32."""
+        """Decode the rows of a parameter in ``added_rows``, ``[rows, ...]`` float32."""
         assert self.added_rows is not None  # the name is one of its
         return self.decode(rows_name(name, self.added_rows.first))
 
@@ -346,7 +355,7 @@ def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0
 
     The sum is computed in float32 and then cast to the tensor's dtype. Whether the delta belongs to this base is
     checked when it is opened (``DeltaFile.open(path, spec)``); here names and shapes must match. Rows of added tokens
-    are appended to the embeddings and the head of a module, without ``scale``; its parameters are new objects then.
+    replace or extend those of a module's embeddings and head, without ``scale``; its parameters may be new objects.
 
     Raises:
         GymError: ``BASE_MISMATCH`` naming the tensor, before anything is changed.
@@ -369,4 +378,4 @@ def apply_delta(model: nn.Module | Tensors, delta: DeltaFile, scale: float = 1.0
             target.copy_(target.to(torch.float32) + change)
     if delta.added_rows is not None:
         rows = {name: delta.decode_added(name) for name in delta.added_rows.names}
-        append_rows(model, delta.added_rows.size, rows)
+        set_last_rows(model, delta.added_rows.size, rows)

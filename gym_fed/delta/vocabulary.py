@@ -1,6 +1,6 @@
 """Encode and apply the vocabulary of a fine-tune that has more tokens, or a larger padded vocabulary, than its base.
 
-The tensors of the base are encoded as ever, without the additional rows. Those are written as values, exactly
+The tensors of the base are encoded as ever, without the rows of added tokens. Those are written as values, exactly
 (``gym_fed.delta.added_tokens``), together with the tokens' ids, texts and properties.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,9 @@ from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 if TYPE_CHECKING:
     from torch import Tensor
 
+_POSITIONS = re.compile(r"wpe|position")
+_HEAD_BIASES = ("lm_head.bias", "embed_out.bias")
+
 
 @dataclass(frozen=True)
 class VocabularyChange:
@@ -43,8 +47,8 @@ class VocabularyChange:
 
     Attributes:
         tokens: The added tokens.
-        first: The number of rows of the base; 0 if there are no additional rows.
-        rows: The rows beyond them, by parameter.
+        first: The first of ``rows``: that of the first added token, or the number of rows of the base.
+        rows: The rows from there to the end of the vocabulary, by parameter; empty if the base's rows suffice.
     """
 
     tokens: AddedTokens = field(default_factory=AddedTokens)
@@ -86,31 +90,27 @@ def split_vocabulary(
         GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer, or have no rows.
     """
     tokens = _added_tokens(*tokenizers, name)
-    sizes = {
-        (len(base[key]), len(tensor))
-        for key, tensor in tuned.items()
-        if key in base and tensor.shape != base[key].shape
-        if tensor.ndim and tensor.shape[1:] == base[key].shape[1:]
-    }
-    different = [key for key in tuned if key in base and tuned[key].shape != base[key].shape]
     parts = parts_of({key: tuple(tensor.shape) for key, tensor in base.items()})
-    if len(sizes) != 1 or not any(parts[key] == "embeddings" for key in different):
-        _require_rows(tokens, _embedding_rows(base, parts), name)
-        return dict(tuned), VocabularyChange(tokens)
-    ((old, new),) = sizes
-    if any(tuple(tuned[key].shape) != (new, *base[key].shape[1:]) for key in different):
+    words = [key for key, part in parts.items() if part == "embeddings" and not _POSITIONS.search(key)]
+    old = max((len(base[key]) for key in words), default=0)
+    heads = [key for key, part in parts.items() if part == "head" or key.endswith(_HEAD_BIASES)]
+    keys = [key for key in words + heads if key in tuned and len(base[key]) == old]
+    sizes = {len(tuned[key]) for key in keys}
+    if len(sizes) != 1 or any(tuned[key].shape[1:] != base[key].shape[1:] for key in keys):
         return dict(tuned), VocabularyChange(tokens)  # another model, which the comparison of shapes reports
+    (new,) = sizes
     _require_rows(tokens, new, name)
-    split = dict(tuned)
-    for key in different:
-        split[key] = (
-            tuned[key][:old] if new > old else torch.cat([tuned[key], base[key][new:].to(tuned[key])])
-        )
     if new < old:
         _require_unnamed(tokenizers[0], new, name)
-        return split, VocabularyChange(tokens)
-    rows = {key: tuned[key][old:].detach().to("cpu", torch.float32) for key in different}
-    return split, VocabularyChange(tokens, old, rows)
+    first = min([old, *(token.id for token in tokens.tokens)])
+    split, rows = dict(tuned), {}
+    for key in keys if new != old or first < old else ():
+        whole, own = tuned[key], base[key].to(tuned[key])
+        split[key] = torch.cat([whole[: min(first, new)], own[min(first, new) :]])
+        rows[key] = torch.cat([whole[first:], own[max(first, new) :]]).detach().to("cpu", torch.float32)
+    if new <= old and first == old:
+        rows = {}
+    return split, VocabularyChange(tokens, first, rows)
 
 
 def attach_vocabulary(path: str | Path, spec: BaseSpec, change: VocabularyChange) -> DeltaInfo:
@@ -143,13 +143,11 @@ def tuned_tokenizer(tokenizer: Any, delta: DeltaFile) -> Any:
     Raises:
         GymError: ``BASE_MISMATCH`` if they do not follow on the base's tokens, or have no rows.
     """
-    tokens = delta.vocabulary
-    if not tokens:
-        return tokenizer
-    return _extended(tokenizer, tokens, str(delta.path))
+    return extended_by(tokenizer, delta.vocabulary, str(delta.path)) if delta.vocabulary else tokenizer
 
 
-def _extended(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
+def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
+    """Return a copy of a tokenizer (or processor) with added tokens; raises as ``extended_tokenizer``."""
     listed = ((t.id, t.text, {flag: flag in t.flags for flag in FLAGS}) for t in tokens.tokens)
     return extended_tokenizer(tokenizer, listed, tokens.roles, name)
 
@@ -179,17 +177,13 @@ def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
         if (text := getattr(new, role, None)) is not None and str(text) != str(getattr(old, role, None))
     }
     added = AddedTokens.parse(AddedTokens(tuple(tokens), roles).to_value())  # the limits that readers check
-    _extended(base, added, name)
+    extended_by(base, added, name)
     return added
-
-
-def _embedding_rows(base: Tensors, parts: Mapping[str, str]) -> int:
-    return max((len(base[key]) for key, part in parts.items() if part == "embeddings"), default=0)
 
 
 def _require_rows(tokens: AddedTokens, rows: int, name: str) -> None:
     for token in tokens.tokens[-1:]:
-        if rows and token.id >= rows:
+        if token.id >= rows:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{name}: its tokenizer has the token {plain(token.text, 40)!r} with the id {token.id}, and its "

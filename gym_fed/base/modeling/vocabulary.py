@@ -106,11 +106,12 @@ def require_vocabulary(model: Any, names: Iterable[str], file: str) -> None:
         )
 
 
-def append_rows(model: Any, size: int, rows: Mapping[str, Any]) -> None:
-    """Extend the vocabulary of a transformers model to ``size`` rows, the last of them with the values ``rows``."""
+def set_last_rows(model: Any, size: int, rows: Mapping[str, Any]) -> None:
+    """Extend the vocabulary of a transformers model to ``size`` rows, and set the last of them to ``rows``."""
     import torch
 
-    model.resize_token_embeddings(size, mean_resizing=False)
+    if size != len(model.get_input_embeddings().weight):
+        model.resize_token_embeddings(size, mean_resizing=False)
     parameters = vocabulary_parameters(model)
     with torch.no_grad():
         for name, values in rows.items():

@@ -6,8 +6,8 @@ The base is searched for on this machine and checked against the digest in the u
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gym_fed.base.models import LoadedModel
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
+    from gym_fed.delta.vocabulary import VocabularyChange
+    from gym_fed.soup.vocabulary_union import VocabularyUnion
 
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?", re.ASCII)
@@ -90,6 +92,8 @@ class Inputs:
         allow_differences: True to accept a fine-tune whose config or tokenizer differs from the base's.
 
     Attributes:
+        base: The loaded base; with a row for each added token after ``with_union_vocabulary``.
+        spec: The description of ``base``, under the given base's digest.
         not_merged: Changes of each update beyond its weights, which are not in the soup.
     """
 
@@ -106,6 +110,8 @@ class Inputs:
         self.spec, self._folder, self._stack = spec, folder, stack
         self._allow_differences = allow_differences
         self._made = 0
+        self._union: VocabularyUnion | None = None
+        self._change: VocabularyChange | None = None
         self.not_merged: dict[str, list[str]] = {}
 
     def open(self, name: str) -> DeltaFile:
@@ -120,6 +126,57 @@ class Inputs:
         if not (path.is_file() or path.suffix == ".gymdelta"):
             path = self._difference(name)
         return self._stack.enter_context(DeltaFile.open(path, self.spec, added_tokens=True))
+
+    def with_union_vocabulary(self, updates: Mapping[int, DeltaFile]) -> dict[int, DeltaFile]:
+        """Restate updates against a base with all of their added tokens, if there are any (``VocabularyUnion``).
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` if the tokens cannot be added to the base.
+        """
+        from gym_fed.soup.vocabulary_union import VocabularyUnion
+
+        found = VocabularyUnion.of(list(updates.values()), self.base, self.spec)
+        if found is None:
+            return dict(updates)
+        self._union, self.base = found
+        self.spec = self._union.wider
+        return {index: self.restated(update) for index, update in updates.items()}
+
+    def restated(self, delta: DeltaFile) -> DeltaFile:
+        """Return a delta of the given base as one of ``base``."""
+        from gym_fed.delta.file import DeltaFile
+
+        if self._union is None:
+            return delta
+        path = self._new_path()
+        self._union.restate(delta, path)
+        return self._stack.enter_context(DeltaFile.open(path, self.spec))
+
+    @contextmanager
+    def on_given_base(self, soup: DeltaFile) -> Iterator[DeltaFile]:
+        """Open a soup of ``base`` as a delta of the given base, without the rows of added tokens."""
+        from gym_fed.delta.file import DeltaFile
+
+        if self._union is None:
+            yield soup
+            return
+        path = self._new_path()
+        self._change = self._union.split(soup, path)
+        with DeltaFile.open(path, self._union.spec) as delta:
+            yield delta
+
+    def attach_vocabulary(self, soup: Path) -> str:
+        """Add the rows that ``on_given_base`` left out, and describe them; empty without any."""
+        from gym_fed.delta.vocabulary import attach_vocabulary
+
+        if self._union is None or self._change is None:
+            return ""
+        attach_vocabulary(soup, self._union.spec, self._change)
+        return str(self._change)
+
+    def _new_path(self) -> Path:
+        self._made += 1
+        return self._folder / f"{self._made}.gymdelta"
 
     def _difference(self, name: str) -> Path:
         from gym_fed.base.modeling.adapters import merged
@@ -139,8 +196,7 @@ class Inputs:
         )
         if different:
             self.not_merged[name] = list(map(str, different))
-        self._made += 1
-        path = self._folder / f"{self._made}.gymdelta"
+        path = self._new_path()
         if hasattr(tuned, "peft_config"):
             change = lora_change(tuned, model_tensors(self.base.model), tokenizers=tokenizers)
             if change.factors:

@@ -177,18 +177,23 @@ def _run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".soup-", dir=output.parent)))
         inputs = Inputs(loaded, spec, folder, stack, allow_differences=allow_differences)
         updates, refused = open_all(inputs, names, skip_broken)
-        files, kept_weights = list(updates.values()), [weights[index] for index in updates]
-        evaluator = evaluator_of(loaded, files)
-        opened = Opened(updates, kept_weights, inputs, evaluator)
+        given, kept_weights = list(updates.values()), [weights[index] for index in updates]
+        root = inputs.open(merger.root) if merger.root is not None else None
+        updates = inputs.with_union_vocabulary(updates)
+        files = list(updates.values())
+        evaluator = evaluator_of(inputs.base, files)
+        opened = Opened(updates, kept_weights, inputs, evaluator, root and inputs.restated(root))
         merged, soup = folder / "merged.gymdelta", folder / "soup.gymdelta"
         num_tensors, done = len({name for file in files for name in file.names}), itertools.count(1)
         with progress_bar("merging", num_tensors, shown=shown) as update:
             report, choice = merger.run(opened, merged, lambda name: update(next(done), note=name))
-        with DeltaFile.open(merged, spec) as exact:
+        with DeltaFile.open(merged, inputs.spec) as exact:
             shares = parts(files, exact)
-            write(exact, soup, spec, files)
-            with DeltaFile.open(soup, spec) as written:
-                encoding, losses = compared(written, exact), evaluator.verdict(written)
+            with inputs.on_given_base(exact) as on_base:
+                write(on_base, soup, spec, given)
+                added = inputs.attach_vocabulary(soup)
+                with DeltaFile.open(soup, spec, added_tokens=True) as written:
+                    encoding, losses = compared(written, on_base), evaluator.verdict(inputs.restated(written))
         os.replace(soup, output)
     clips = getattr(report, "clip_factors", [1.0] * len(files))
     return {
@@ -202,6 +207,7 @@ def _run(
         ],
         "refused": refused,
         "not_merged": inputs.not_merged,
+        "vocabulary": added,
         "found": choice,
         "losses": losses,
         "norm": encoding.norm,
@@ -319,6 +325,8 @@ def _show(report: dict[str, Any]) -> None:
     print_columns(rows, right=(1, 2, 3, 4))
     for name, why in report["refused"].items():
         console.out.print(f"refused {name}: {why}")
+    if report["vocabulary"]:
+        console.out.print(f"vocabulary: {report['vocabulary']}", markup=False)
     for name, what in report["not_merged"].items():
         console.out.print(f"not in the soup, of {name}: {'; '.join(what)}", markup=False)
     for step in report["found"].get("steps", ()):

@@ -101,18 +101,26 @@ class Opened:
     Attributes:
         updates: The updates by their position in the command.
         weights: The weights of these updates, in the same order.
-        inputs: Opens other inputs of the command, and has the base.
+        inputs: Has the base.
         evaluator: Losses on held-out rows.
+        root: The coordinator's own update; None without one.
     """
 
     updates: dict[int, DeltaFile]
     weights: list[float]
     inputs: Inputs
     evaluator: SoupEvaluator
+    root: DeltaFile | None = None
 
 
 class SoupMerger(ABC):
-    """Merges opened updates into an exact soup. Its constructor checks every option of the command."""
+    """Merges opened updates into an exact soup. Its constructor checks every option of the command.
+
+    Attributes:
+        root: The name of the coordinator's own update; None if the rule uses none.
+    """
+
+    root: str | None = None
 
     @abstractmethod
     def run(self, opened: Opened, path: Path, on_tensor: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
@@ -130,12 +138,12 @@ class AggregatorMerger(SoupMerger):
 
         self._recipe: SoupRecipe = validate({**values, "codec": EXACT}, SoupRecipe, "options")
         Pipeline.of(self._recipe)
-        self._root = root
+        self.root = root
 
     def run(self, opened: Opened, path: Path, on_tensor: Callable[[str], None]) -> tuple[Any, dict[str, Any]]:
         from gym_fed.soup.merging import merge as aggregate
 
-        root = opened.inputs.open(self._root) if self._root is not None else None
+        root = opened.root
         updates, spec = list(opened.updates.values()), opened.inputs.spec
         report = aggregate(updates, opened.weights, self._recipe, path, spec, root=root, on_tensor=on_tensor)
         return report, {}

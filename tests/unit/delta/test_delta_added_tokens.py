@@ -213,7 +213,7 @@ def hostile(file: Path, change: Any) -> bytes:
         lambda m: m["vocabulary"].update(roles={"eos_token": 3}),
         lambda m: m["vocabulary"].update(roles={"mask_token": "x"}),
         lambda m: next(r for r in m["tensors"] if "[" in r[0])[1].__setitem__(0, 1 << 38),
-        lambda m: next(r for r in m["tensors"] if "[" in r[0]).__setitem__(0, "lm_head.weight[7:]"),
+        lambda m: next(r for r in m["tensors"] if "[" in r[0]).__setitem__(0, "lm_head.weight[700:]"),
     ],
 )
 def test_a_hostile_vocabulary_is_refused_when_the_file_is_opened(
@@ -249,3 +249,15 @@ def test_the_exported_delta_of_a_run_with_added_tokens_is_its_model(tmp_path: Pa
     assert again.tokenizer(TEXT)["input_ids"] == ids[0].tolist()
     with torch.inference_mode():
         assert torch.allclose(again.model(ids).logits, tuned.eval()(ids).logits, atol=1e-5)
+
+
+def test_a_token_on_an_unused_row_of_a_padded_base_is_exact_too(tmp_path: Path, tiny_base: Path) -> None:
+    save_with_tokens(tiny_base, tmp_path / "base", [], rows=300)
+    tuned = save_with_tokens(tmp_path / "base", tmp_path / "tuned", ["<think>"], seed=1)
+    again = rebuilt(tmp_path / "base", tmp_path / "tuned", tmp_path)
+    number = again.tokenizer.convert_tokens_to_ids("<think>")
+    assert number < 300
+    ours, theirs = again.model.get_input_embeddings().weight, tuned.get_input_embeddings().weight
+    assert ours.shape == theirs.shape
+    assert torch.equal(ours[number], theirs[number])
+    assert not torch.equal(ours[number - 1], theirs[number - 1])  # one bit per weight

@@ -1,0 +1,117 @@
+"""`gym soup merge` of updates with different added tokens, by the text of the tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from gym_fed.base.models import load_model
+from gym_fed.cli.main import app
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.file import DeltaFile
+from tests.support.added_tokens import save_with_tokens
+
+FIRST, SECOND = ["<think>", "<a>"], ["<b>", "<think>"]
+
+
+def gym(*words: object) -> Result:
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> tuple[Path, Path]:
+    """Two fine-tunes that share one added token, under different ids; one vocabulary is padded."""
+    folder = tmp_path_factory.mktemp("union")
+    save_with_tokens(tiny_base, folder / "one", FIRST, seed=1)
+    save_with_tokens(tiny_base, folder / "two", SECOND, rows=300, seed=2)
+    return folder / "one", folder / "two"
+
+
+def soup(base: Path, updates: list[Path], folder: Path, *options: object) -> Any:
+    """Merge, apply the soup to the base, and load the model."""
+    out = folder / "soup.gymdelta"
+    done = gym("soup", "merge", *updates, "--base", base, "-o", out, "--codec", "exact", *options)
+    assert done.exit_code == 0, done.exception
+    done = gym("delta", "apply", base, out, "-o", folder / "merged")
+    assert done.exit_code == 0, done.exception
+    return load_model(str(folder / "merged"))
+
+
+def row(model: Any, token: str) -> torch.Tensor:
+    number = model.tokenizer.convert_tokens_to_ids(token)
+    weight: torch.Tensor = model.model.get_input_embeddings().weight[number]
+    return weight
+
+
+def test_a_soup_has_the_union_of_tokens_and_merges_the_shared_ones_by_name(
+    tmp_path: Path, tiny_base: Path, tuned: tuple[Path, Path]
+) -> None:
+    one, two, base = (load_model(str(path)) for path in (*tuned, tiny_base))
+    merged = soup(tiny_base, list(tuned), tmp_path, "--rule", "linear", "--weight", "3,1")
+    old = len(base.tokenizer)
+    ids = [merged.tokenizer.convert_tokens_to_ids(token) for token in ("<think>", "<a>", "<b>")]
+    assert ids == [old, old + 1, old + 2]
+    assert len(merged.model.get_input_embeddings().weight) == old + 3
+    known = base.tokenizer.get_vocab()
+    assert {token: merged.tokenizer.get_vocab()[token] for token in known} == known
+    assert torch.equal(row(merged, "<a>"), row(one, "<a>"))
+    assert torch.equal(row(merged, "<b>"), row(two, "<b>"))
+    expected = 0.75 * row(one, "<think>") + 0.25 * row(two, "<think>")
+    assert torch.allclose(row(merged, "<think>"), expected, atol=1e-6)
+    first, second, whole = (m.model.get_input_embeddings().weight[:old] for m in (one, two, merged))
+    assert torch.allclose(whole, 0.75 * first + 0.25 * second, atol=1e-6)
+
+
+def test_task_vectors_of_a_shared_token_start_at_the_mean_of_its_rows(
+    tmp_path: Path, tiny_base: Path, tuned: tuple[Path, Path]
+) -> None:
+    one, two = (load_model(str(path)) for path in tuned)
+    merged = soup(tiny_base, list(tuned), tmp_path, "--rule", "task_arithmetic", "--weight", "2,1")
+    first, second = row(one, "<think>"), row(two, "<think>")
+    mean = (first + second) / 2
+    difference = row(merged, "<think>") - mean
+    direction = 2 * (first - mean) + (second - mean)
+    assert torch.allclose(
+        difference, direction * (difference @ direction) / (direction @ direction), atol=1e-5
+    )
+    assert torch.allclose(row(merged, "<a>"), row(one, "<a>"), atol=1e-6)
+
+
+def test_deltas_and_models_with_and_without_tokens_merge_under_a_robust_rule_and_held_out_rows(
+    tmp_path: Path, tiny_base: Path, tuned: tuple[Path, Path]
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "plain", [], seed=3)
+    delta = tmp_path / "two.gymdelta"
+    assert gym("delta", "encode", tiny_base, tuned[1], "-o", delta).exit_code == 0
+    (tmp_path / "rows.jsonl").write_text('{"text": "<think>to be or not</think> to be"}\n' * 3)
+    merged = soup(
+        tiny_base,
+        [tuned[0], delta, tmp_path / "plain"],
+        tmp_path,
+        *("--rule", "trimmed_mean", "--num-malicious-nodes", 0, "--heldout", tmp_path / "rows.jsonl"),
+    )
+    assert {"<think>", "<a>", "<b>"} <= merged.tokenizer.get_vocab().keys()
+    two = load_model(str(tuned[1]))
+    assert torch.equal(row(merged, "<b>"), row(two, "<b>"))
+    with DeltaFile.open(tmp_path / "soup.gymdelta", added_tokens=True) as opened:
+        assert [token.text for token in opened.vocabulary.tokens] == ["<think>", "<a>", "<b>"]
+
+
+def test_a_fine_tune_with_other_ids_for_the_base_tokens_is_refused_by_the_first_token(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "base", ["one", "two"])
+    save_with_tokens(tiny_base, tmp_path / "other", ["two", "one"])
+    done = gym(
+        *("soup", "merge", tmp_path / "other", "--base", tmp_path / "base", "--rule", "linear"),
+        *("-o", tmp_path / "soup.gymdelta"),
+    )
+    assert isinstance(done.exception, GymError)
+    assert done.exception.code is ErrorCode.BASE_MISMATCH
+    assert "the first is 'one'" in done.exception.message
+    assert not (tmp_path / "soup.gymdelta").exists()
