@@ -26,6 +26,7 @@ from gym_fed.core.files import file_sha256, lies_in
 from gym_fed.core.json_files import read_object
 from gym_fed.delta.base import BaseSpec, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
+from gym_fed.delta.vocabulary import tuned_tokenizer
 from gym_fed.registry.card.facts import NO_DELTA
 from gym_fed.registry.manifest import DELTA_FILE, NOT_STATED, BaseUsed, Kind
 
@@ -128,7 +129,7 @@ def _adapter(folder: Path, scratch: Path, base: str | None) -> Contents:
 def _delta(file: Path, base: str | None) -> Contents:
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(file) as delta:
+    with DeltaFile.open(file, added_tokens=True) as delta:
         named, digest = base or delta.manifest.base_model, delta.manifest.base_digest
         loaded = base_model(named, digest)
         total = added(loaded, delta) if _product_free(delta) else None
@@ -276,7 +277,8 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
         GymError: ``DELTA_INVALID``, ``BASE_MISMATCH``; ``HASH_MISMATCH`` if the sum is not the signed one.
     """
     spec = BaseSpec.of(base.model, model_name(base.name))
-    with DeltaFile.open(file, spec) as delta:
+    with DeltaFile.open(file, spec, added_tokens=True) as delta:
+        tokenizer = tuned_tokenizer(base.tokenizer, delta)
         actual = added(base, delta)
     if digest is not None and actual != digest:
         raise GymError(
@@ -286,7 +288,7 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
         )
     with quiet_loading():
         base.model.save_pretrained(str(folder))
-        base.tokenizer.save_pretrained(str(folder))
+        tokenizer.save_pretrained(str(folder))
     home = Path(resolve(base.name))
     for pattern in TRAVELS:
         for text in sorted(home.glob(pattern)):

@@ -95,7 +95,7 @@ def _of_path(path: str) -> DataUsed:
 def _of_delta(file: Path) -> Lineage:
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(file) as delta:
+    with DeltaFile.open(file, added_tokens=True) as delta:
         extra = delta.manifest.extra
         codecs = sorted({record.codec for record in delta.manifest.tensors})
     soup, version = extra.get("soup_digest", ""), extra.get("global_version", "")

@@ -305,3 +305,23 @@ def test_a_folder_in_the_way_is_refused_before_anything_is_fetched(
         registry.pull("me/tiny", tmp_path / "out")
     assert caught.value.code is ErrorCode.FILE_EXISTS
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+
+
+def test_a_delta_with_added_tokens_is_rebuilt_with_its_tokenizer(
+    registry: ModelRegistry, model: Path, tmp_path: Path
+) -> None:
+    from typer.testing import CliRunner
+
+    from gym_fed.base.models import load_model
+    from gym_fed.cli.main import app
+    from tests.support.added_tokens import save_with_tokens
+
+    save_with_tokens(model, tmp_path / "tuned", ["<think>"])
+    words = ["delta", "encode", str(model), str(tmp_path / "tuned"), "-o", str(tmp_path / "d.gymdelta")]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    registry.push("me/base", model, licence="mit")
+    registry.push("me/thinks", tmp_path / "d.gymdelta", licence="mit", base=str(model))
+    rebuilt = load_model(str(registry.pull("me/thinks", tmp_path / "out")))
+    number = rebuilt.tokenizer.convert_tokens_to_ids("<think>")
+    assert rebuilt.tokenizer("<think>", add_special_tokens=False)["input_ids"] == [number]
+    assert len(rebuilt.model.get_input_embeddings().weight) == number + 1
