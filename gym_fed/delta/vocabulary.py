@@ -10,7 +10,7 @@ import functools
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,12 +30,14 @@ from gym_fed.delta.added_tokens import (
     unnamed_rows,
 )
 from gym_fed.delta.base import BaseSpec, Tensors
-from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.policy import parts_of
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from gym_fed.base.models import LoadedModel
 
 _POSITIONS = re.compile(r"wpe|position")
 _HEAD_BIASES = ("lm_head.bias", "embed_out.bias")
@@ -144,6 +146,26 @@ def tuned_tokenizer(tokenizer: Any, delta: DeltaFile) -> Any:
         GymError: ``BASE_MISMATCH`` if they do not follow on the base's tokens, or have no rows.
     """
     return extended_by(tokenizer, delta.vocabulary, str(delta.path)) if delta.vocabulary else tokenizer
+
+
+def apply_with_tokens(
+    loaded: LoadedModel, path: str | Path, spec: BaseSpec, scale: float = 1.0
+) -> LoadedModel:
+    """Apply a delta to a base in place, with its added tokens; return it with the tokenizer of the fine-tune.
+
+    Raises:
+        GymError: As ``DeltaFile.open`` and ``tuned_tokenizer``.
+    """
+    with DeltaFile.open(path, spec, added_tokens=True) as delta:
+        tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
+        apply_delta(loaded.model, delta, scale)
+    return replace(loaded, tokenizer=tokenizer)
+
+
+def adds_tokens(path: str | Path) -> bool:
+    """Return True if a delta has a larger vocabulary than its base, which only ``apply_with_tokens`` can use."""
+    with DeltaFile.open(path, added_tokens=True) as delta:
+        return bool(delta.vocabulary) or delta.added_rows is not None
 
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:

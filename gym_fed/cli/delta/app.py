@@ -116,22 +116,19 @@ def apply(
     """Write BASE plus the delta as a model folder that transformers loads."""
     from gym_fed.base.models import load_model, model_name, quiet_loading
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile, apply_delta
-    from gym_fed.delta.vocabulary import tuned_tokenizer
+    from gym_fed.delta.vocabulary import apply_with_tokens
 
     if output.exists():
         raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "name a folder that does not exist yet")
     loaded = load_model(base)
     spec = BaseSpec.of(loaded.model, model_name(base))
-    with DeltaFile.open(file, spec, added_tokens=True) as delta:
-        tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
-        apply_delta(loaded.model, delta, scale)
+    loaded = apply_with_tokens(loaded, file, spec, scale)
     output.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
     try:
         with quiet_loading():
             loaded.model.save_pretrained(scratch)
-            tokenizer.save_pretrained(scratch)
+            loaded.tokenizer.save_pretrained(scratch)
         scratch.chmod(0o755)
         os.rename(scratch, output)
     except BaseException:

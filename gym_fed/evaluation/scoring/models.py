@@ -231,7 +231,7 @@ def dense_model(model: ResolvedModel, key: str | None = None) -> LoadedModel:
         GymError: As ``open_models``.
     """
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile, apply_delta
+    from gym_fed.delta.vocabulary import apply_with_tokens
     from gym_fed.serving.store.store import VariantStore
 
     loaded, name = _load_source(model)
@@ -244,26 +244,31 @@ def dense_model(model: ResolvedModel, key: str | None = None) -> LoadedModel:
         ) as store:
             delta = store.path(key)
     if delta is not None:
-        with DeltaFile.open(delta, BaseSpec.of(loaded.model, model_name(name))) as opened:
-            apply_delta(loaded.model, opened)
+        return apply_with_tokens(loaded, delta, BaseSpec.of(loaded.model, model_name(name)))
     return loaded
 
 
 def _open_local(resolved: ResolvedModel) -> OpenModels:
     import torch
 
+    from gym_fed.core.files import file_sha256
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.vocabulary import adds_tokens, apply_with_tokens
     from gym_fed.evaluation.scoring.local import LocalScorer
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
     request = resolved.request
     loaded, name = _load_source(resolved)
     base = BaseSpec.of(loaded.model.float(), model_name(name))
+    merged = resolved.delta if resolved.delta is not None and adds_tokens(resolved.delta) else None
+    if merged is not None:
+        loaded = apply_with_tokens(loaded, merged, base)
     model = loaded.model.to(device=pick_device(request.device), dtype=getattr(torch, request.dtype))
     model = model.requires_grad_(False).eval()
     with ExitStack() as stack:
         served = stack.enter_context(MultiVariantModel(model))
-        variants = _load_variants(resolved, base, served, stack)
+        own: dict[str, LoadedVariant | None] = {} if merged is None else {merged.stem: None}
+        variants = own or _load_variants(resolved, base, served, stack)
         scorer = LocalScorer(served, loaded.tokenizer, variants, on_close=stack.pop_all().close)
     names = {key: name if key == BASE else f"{name}:{key}" for key in variants}
     if resolved.delta is not None:
@@ -272,7 +277,7 @@ def _open_local(resolved: ResolvedModel) -> OpenModels:
     identities = {
         key: {
             "model": base.digest,
-            "delta": "none" if variant is None else variant.delta_sha256,
+            "delta": (file_sha256(merged) if merged else "none") if variant is None else variant.delta_sha256,
             "settings": settings,
             "dtype": request.dtype,
             "engine": ENGINE,

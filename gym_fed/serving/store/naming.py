@@ -63,7 +63,7 @@ def base_of_delta(delta: Path) -> str:
     """
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(delta) as opened:
+    with DeltaFile.open(delta, added_tokens=True) as opened:
         name = str(opened.manifest.base_model)
     if not is_here(name):
         raise GymError(

@@ -17,6 +17,8 @@ from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
+from gym_fed.evaluation.scoring.models import ModelRequest, open_models, resolve_model
+from gym_fed.evaluation.scoring.scorer import Continuation
 from tests.support.added_tokens import save_with_tokens
 
 TOKENS = ["<think>", "</think>", "<|step|>"]
@@ -261,3 +263,18 @@ def test_a_token_on_an_unused_row_of_a_padded_base_is_exact_too(tmp_path: Path, 
     assert ours.shape == theirs.shape
     assert torch.equal(ours[number], theirs[number])
     assert not torch.equal(ours[number - 1], theirs[number - 1])  # one bit per weight
+
+
+def test_an_evaluation_scores_a_delta_with_added_tokens_as_its_fine_tune(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    tuned = save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS).eval()
+    rebuilt(tiny_base, tmp_path / "tuned", tmp_path, *EXACT)
+    opened = open_models(resolve_model(ModelRequest(str(tmp_path / "d.gymdelta"), base=str(tiny_base))))
+    ids = load_tokenizer(str(tmp_path / "tuned"))(TEXT)["input_ids"]
+    ((_, found),) = opened.scorer.loglikelihoods([Continuation(tuple(ids[:2]), tuple(ids[2:]))])
+    with torch.inference_mode():
+        logprobs = tuned(torch.tensor([ids])).logits[0].log_softmax(-1)
+    expected = sum(float(logprobs[at - 1, ids[at]]) for at in range(2, len(ids)))
+    assert found["d"].logprob == pytest.approx(expected, abs=1e-3)
+    assert opened.identities["d"]["delta"] != "none"
