@@ -20,6 +20,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -196,7 +197,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.do:
         name, *words = json.loads(arguments.do)
-        print(json.dumps({"train": train, "encode": encode, "loss": loss}[name](*words)))
+        measured_by: dict[str, Callable[..., dict[str, float]]] = {
+            "train": train,
+            "encode": encode,
+            "loss": loss,
+        }
+        print(json.dumps(measured_by[name](*words)))
         return
     shared = arguments.shared
     model = arguments.smollm2 if arguments.smollm2 and not arguments.quick else None

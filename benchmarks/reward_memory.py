@@ -1,6 +1,6 @@
 """Memory and tokens per second of GRPO and GSPO against PPO, with our own trainers and equal batches.
 
-    python benchmarks/reward_memory.py [--smollm2 FOLDER] [--repeats N] [--quick] [--json]
+    python benchmarks/reward_memory.py [--smollm2 FOLDER] [--repeats N] [--cells FILE] [--quick] [--json]
 
 Every cell is a process of its own with one thread: full fine-tuning with AdamW in float32, no reference model, 8
 answers of up to 48 tokens a step, each used once. The memory is the process's `VmHWM`. Tokens per second are the answer
@@ -83,6 +83,9 @@ def main() -> None:
     parser.add_argument("--shared", type=Path, default=SHARED)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument(
+        "--cells", type=Path, metavar="FILE", help="keep finished cells, and continue from them"
+    )
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
@@ -92,6 +95,9 @@ def main() -> None:
     from gym_fed import TrainingConfig
     from gym_fed.training.planning.plan import plan_run
 
+    cells: dict[str, dict[str, float]] = {}
+    if arguments.cells and arguments.cells.exists():
+        cells = json.loads(arguments.cells.read_text(encoding="utf-8"))
     repeats = 1 if arguments.quick else arguments.repeats
     models = [str(arguments.shared / "models" / "stories260K")]
     if arguments.smollm2 and not arguments.quick:
@@ -103,7 +109,11 @@ def main() -> None:
         for seed in range(repeats):
             for cell in CELLS:
                 words = json.dumps([model, cell, arguments.steps, seed])
-                found[cell].append(child([*script("reward_memory.py"), "--measure", words]))
+                if words not in cells:
+                    cells[words] = child([*script("reward_memory.py"), "--measure", words])
+                    if arguments.cells:
+                        arguments.cells.write_text(json.dumps(cells), encoding="utf-8")
+                found[cell].append(cells[words])
         medians = {
             c: {k: statistics.median(r[k] for r in runs) for k in runs[0]} for c, runs in found.items()
         }

@@ -57,8 +57,10 @@ def as_file(name: str, data: bytes) -> Path:
 def read_delta(data: bytes) -> None:
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(as_file("in.gymdelta", data)) as delta:
+    with DeltaFile.open(as_file("in.gymdelta", data), added_tokens=True) as delta:
         assert delta.norm() >= 0.0
+        for name in delta.added_rows.names if delta.added_rows is not None else ():
+            assert bool(delta.decode_added(name).isfinite().all()), name
         for name in delta.names:
             assert bool(delta.decode(name).isfinite().all()), name
 

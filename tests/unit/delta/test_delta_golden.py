@@ -10,6 +10,7 @@ import torch
 from gym_quant.codecs.lora import Lora
 from safetensors import safe_open
 
+from gym_fed.delta.added_tokens import AddedRows, AddedToken, AddedTokens
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.writer import DeltaEntry, write_delta
@@ -61,12 +62,21 @@ def entries(kind: str) -> list[DeltaEntry]:
 KINDS = ("bits", "groups", "mixed", "sparse")
 
 
+VOCABULARY = AddedTokens(
+    (AddedToken(8, "<think>", ("normalized",)), AddedToken(9, "<|end|>", ("special",))),
+    {"eos_token": "<|end|>"},
+)
+ROWS = golden_delta("rows", (4, 12))
+
+
 def write_golden(folder: Path) -> None:
+    rows = DeltaEntry.of("model.layers.0.q_proj.weight[8:]", ROWS, "dense", dtype="bfloat16")
+    write_delta(folder / "tokens.gymdelta", [*entries("groups"), rows], SPEC, None, VOCABULARY)
     for kind in KINDS:
         write_delta(folder / f"{kind}.gymdelta", entries(kind), SPEC, {"note": "golden"})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "tokens"])
 def test_the_writer_still_makes_the_golden_bytes(kind: str, tmp_path: Path) -> None:
     write_golden(tmp_path)
     assert (tmp_path / f"{kind}.gymdelta").read_bytes() == (GOLDEN / f"{kind}.gymdelta").read_bytes()
@@ -78,6 +88,14 @@ def test_the_golden_sign_bits_decode_to_signs_times_the_mean_magnitude() -> None
             true = golden_delta(name, shape)
             wanted = torch.where(true >= 0, 1.0, -1.0) * true.double().abs().mean().float()
             assert torch.equal(delta.decode(name), wanted)
+
+
+def test_the_golden_tokens_and_their_rows_are_what_went_in() -> None:
+    with DeltaFile.open(GOLDEN / "tokens.gymdelta", SPEC, added_tokens=True) as delta:
+        assert delta.vocabulary == VOCABULARY
+        assert delta.added_rows == AddedRows(8, 12, ("model.layers.0.q_proj.weight",))
+        assert torch.equal(delta.decode_added("model.layers.0.q_proj.weight"), ROWS)
+        assert "model.layers.0.q_proj.weight" not in delta
 
 
 def test_the_golden_mixed_file_decodes_to_what_went_in() -> None:
