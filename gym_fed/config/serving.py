@@ -11,7 +11,7 @@ from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
-from gym_fed.core.registries import TOOL_FORMATS
+from gym_fed.core.registries import REASONING_PARSERS, TOOL_FORMATS
 from gym_fed.core.text import parse_bytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -201,6 +201,10 @@ class ServingConfig(ReadsOtherWords):
     tool_format: Annotated[str, MemberOf(TOOL_FORMATS, also=("auto",))] = "auto"
     """Format of the model's tool calls. auto follows its chat template; without tools in the template it is
     ``described``: a system message describes them."""
+
+    reasoning_parser: Annotated[str, MemberOf(REASONING_PARSERS, also=("auto", "none"))] = "auto"
+    """Parser that separates a model's thought (``reasoning_content``) from its answer. auto follows its chat template;
+    none returns the thought as a part of the answer."""
 
     served_name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,127}$")
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""

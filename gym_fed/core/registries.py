@@ -160,6 +160,12 @@ TOOL_FORMATS: Kind[Any] = Kind(
     "gym_fed.serving.openai.tool_formats.base:ToolFormat",
     "gym_fed.tool_formats",
 )
+REASONING_PARSERS: Kind[Any] = Kind(
+    "reasoning parser",
+    "gym_fed.serving.reasoning.parsers",
+    "gym_fed.serving.reasoning.base:ReasoningParser",
+    "gym_fed.reasoning_parsers",
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (
@@ -181,5 +187,6 @@ ALL: tuple[Registry[Any], ...] = (
     CHECKS,
     EXPORT_FORMATS,
     TOOL_FORMATS,
+    REASONING_PARSERS,
 )
 """All registries, for `gym docs members` and `gym doctor`."""

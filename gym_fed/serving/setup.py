@@ -136,6 +136,7 @@ def open_serving(config: ServingConfig) -> Serving:
             on_use=None if usage_log is None else usage_log.write,
             content_filter=content_filter,
             tool_format=config.tool_format,
+            reasoning_parser=config.reasoning_parser,
             stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
             embedding_size=int(model.config.get_text_config().hidden_size),
             pictures=pictures,

@@ -255,6 +255,7 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
         "forward": serving.served.forward,
         "base_format": serving.served.base_format,
         "sampling": serving.service.sampling_defaults,
+        "reasoning_parser": serving.service.reasoning_parser,
         "variants": None if serving.store is None else serving.store.count(),
         "api_keys": serving.config.api_keys is not None,
     }
@@ -276,6 +277,9 @@ def _introduce(address: str, serving: Serving) -> None:
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         out.print(f"defaults of requests: {settings}")
+    if (parser := serving.service.reasoning_parser) != "none":
+        origin = "of the chat template" if serving.config.reasoning_parser == "auto" else "configured"
+        out.print(f"thoughts are returned as reasoning_content; parser: {parser} ({origin})")
     served = ServedModel(f"{address}/v1", model, key, bool(serving.tokenizer.chat_template))
     out.print(f"\n{openai_snippet(served)}")
     if serving.config.api_keys is None:

@@ -92,7 +92,7 @@ class TextStream:
     def push(self, token_id: int) -> str:
         """Add a token, and return the text that is now certain."""
         if token_id in self._special:
-            return self._push_special(token_id)
+            return self.skip(token_id) + self._decoder.token(token_id)
         self._window.append(token_id)
         text = self._decoder.text(self._window)
         if not text.endswith(_UNKNOWN):
@@ -118,13 +118,13 @@ class TextStream:
             self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
         )
 
-    def _push_special(self, token_id: int) -> str:
-        """Return a special token's text; half a character before it is dropped."""
+    def skip(self, token_id: int) -> str:
+        """Add a token without its text, and return the held-back text; half a character before it is dropped."""
         before = self.finish()
         self._unsettled = 0
         self._window.append(token_id)
         self._accept(self._decoder.text(self._window))
-        return before + self._decoder.token(token_id)
+        return before
 
     def _accept(self, text: str) -> None:
         self._shown = text

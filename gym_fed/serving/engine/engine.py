@@ -31,9 +31,11 @@ from gym_fed.serving.engine.loop import EngineLoop
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
 from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
+from gym_fed.serving.engine.thoughts import Thought
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.guided import GuideFactory
+    from gym_fed.serving.engine.guided import Guide, GuideFactory
+    from gym_fed.serving.engine.request import SamplingParams
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import VariantSource
 
@@ -260,13 +262,31 @@ class InputProcessor:
         guide = None if params.held_to is None else self._guide_factory().guide(params.held_to)
         self._prefetch(request.variant)
         own_ends = frozenset(params.stop_token_ids)
+        end_ids = own_ends if params.ignore_eos else own_ends | self._end_ids
         return GenerationSequence(
             Generation(request),
             self._decoder,
             max_tokens=max_tokens,
-            end_ids=own_ends if params.ignore_eos else own_ends | self._end_ids,
+            end_ids=end_ids,
             guide=guide,
+            thought=self._thought(params, guide, end_ids),
             speculative_tokens=self._speculative_tokens,
+        )
+
+    def _thought(
+        self, params: SamplingParams, guide: Guide | None, end_ids: frozenset[int]
+    ) -> Thought | None:
+        thinking = params.thinking
+        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        if thinking is None or splitter is None:
+            return None
+        return Thought(
+            thinking.parser,
+            splitter,
+            budget=thinking.budget,
+            guide=guide,
+            end_ids=end_ids,
+            vocab_size=self._limits.vocab_size,
         )
 
     def embedding(self, prompt_ids: list[int], variant: str | None, user: str) -> EmbeddingSequence:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
@@ -124,7 +124,14 @@ class Guide:
             raise _cannot_continue(self._words, self._matcher.get_error().splitlines()[0])
 
 
-def banned_by(guides: Mapping[int, Guide]) -> dict[int, Any]:
+class TokenMask(Protocol):
+    """Determines which tokens may come next."""
+
+    def banned(self) -> Any:
+        """Return the tokens that may not come next; see ``Guide``."""
+
+
+def banned_by(guides: Mapping[int, TokenMask]) -> dict[int, Any]:
     """Return each guide's ``banned`` tokens, or a ``GymError`` if it raised, under the same key."""
     masks: dict[int, Any] = {}
     for key, guide in guides.items():

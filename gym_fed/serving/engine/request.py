@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gym_fed.serving.forward.chunk import PlacedPicture
+    from gym_fed.serving.reasoning.base import Thinking
 
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -66,6 +67,8 @@ class SamplingParams:
         json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
         grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.
+        thinking: How the answer may think; None: all of its text is the answer. ``stop``, ``stop_token_ids`` and
+            grammars apply after the thought.
     """
 
     max_tokens: int | None = None
@@ -86,6 +89,7 @@ class SamplingParams:
     json_schema: str | None = None
     grammar: Grammar | None = None
     shown_token_ids: tuple[int, ...] = ()
+    thinking: Thinking | None = None
 
     @property
     def held_to(self) -> Grammar | None:
@@ -134,6 +138,9 @@ class Event:
     """A part of an answer: text that is safe to show (no half character, no half stop text), and its tokens.
 
     The last event has ``finish_reason``; its text may be empty. It also has the ``cached_tokens`` of its prompt.
+
+    ``reasoning`` is text of the thought, and ``reasoning_tokens`` counts the ``token_ids`` that belong to it.
+    ``logprobs`` are those of the answer's tokens alone.
     """
 
     text: str
@@ -141,6 +148,8 @@ class Event:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     cached_tokens: int = 0
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ class CompletionOutput:
     """A complete answer.
 
     Attributes:
-        text: The text, without end tokens and stop texts.
+        text: The text, without end tokens, stop texts and the thought.
         token_ids: The sampled tokens, including the end token.
         finish_reason: ``stop``, ``length`` or ``cancelled``.
         logprobs: The log-probabilities, one per token, if requested.
@@ -156,6 +165,8 @@ class CompletionOutput:
         seconds_to_first_token: Seconds from submission to the first token.
         seconds: Seconds from submission to the end.
         cached_tokens: Tokens of the prompt that were in the prefix cache.
+        reasoning: The text of the thought.
+        reasoning_tokens: Tokens of the thought, including its marks.
     """
 
     text: str
@@ -166,6 +177,8 @@ class CompletionOutput:
     seconds_to_first_token: float
     seconds: float
     cached_tokens: int = 0
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
     @property
     def completion_tokens(self) -> int:

@@ -9,6 +9,7 @@ from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledToken
 from gym_fed.serving.forward.chunk import HiddenMean
+from gym_fed.serving.reasoning.base import Split
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -16,10 +17,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from gym_fed.core.errors import GymError
-    from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.engine.guided import Guide, TokenMask
+    from gym_fed.serving.engine.thoughts import Thought
     from gym_fed.serving.forward.chunk import PlacedPicture
     from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.variant_weights import LoadedVariant
+
+
+NO_TEXT = Split()
 
 
 class ScheduledRequest:
@@ -91,6 +96,7 @@ class GenerationSequence(ScheduledRequest):
         max_tokens: Maximum tokens of the answer.
         end_ids: Tokens that end it.
         guide: The guide of its grammar, if it has one.
+        thought: The state of its thought, which then has the guide; None if the answer does not think.
         speculative_tokens: Maximum tokens of an n-gram proposal; 0 turns proposals off.
     """
 
@@ -102,6 +108,7 @@ class GenerationSequence(ScheduledRequest):
         max_tokens: int,
         end_ids: frozenset[int],
         guide: Guide | None,
+        thought: Thought | None = None,
         speculative_tokens: int = 0,
     ) -> None:
         request = generation.request
@@ -109,19 +116,29 @@ class GenerationSequence(ScheduledRequest):
         self.cache_key, self.key_digest = request.cache_key, request.key_digest
         self.pictures = request.pictures
         self.generation = generation
-        self.max_tokens, self.guide = max_tokens, guide
+        self.max_tokens, self._guide, self._thought = max_tokens, guide, thought
         self._proposer = NgramProposer(self.ids, speculative_tokens) if speculative_tokens else None
         self.sampler = RowSampler(request.sampling, request.prompt_ids, end_ids)
         self.token_ids: list[int] = []
         self.last_token_at, self.submitted = 0.0, time.monotonic()
         self._end_ids = end_ids
+        self._stop_ids = frozenset(request.sampling.stop_token_ids)
         self._text = decoder.stream(request.prompt_ids, request.sampling.shown_token_ids)
         self._stops = StopTexts(request.sampling.stop)
         self._texts: list[str] = []
+        self._reasoning: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._reported = 0  # tokens of earlier events
+        self._reported_thought = 0
         self._first_token_seconds = 0.0
         self._last: tuple[Event, CompletionOutput] | None = None
+
+    @property
+    def guide(self) -> TokenMask | None:
+        """What constrains the next token, if anything does."""
+        if self._thought is not None:
+            return self._thought if self._thought.masks else None
+        return self._guide
 
     @property
     def decoding(self) -> bool:
@@ -166,33 +183,52 @@ class GenerationSequence(ScheduledRequest):
             self._logprobs.append(sampled.logprob)
         if len(self.token_ids) == 1:
             self._first_token_seconds = now - self.submitted
-        if self.guide is not None:
-            self.guide.push(token_id)
+        if self._guide is not None and self._thought is None:
+            self._guide.push(token_id)
         reason: FinishReason | None = None
-        text = ""
-        if token_id in self._end_ids:
+        split = Split()
+        if self._ends_at(token_id):
             reason = "stop"
         else:
-            text = self._stops.push(self._text.push(token_id))
-            if self._stops.matched or (self.guide is not None and self.guide.complete):
+            split = self._split(token_id)
+            guide = self._guide if self._thought is None else self._thought
+            if self._stops.matched or (guide is not None and guide.complete):
                 reason = "stop"
             elif len(self.token_ids) >= self.max_tokens:
                 reason = "length"
         if reason is not None:
-            return self.finish(reason, text)
-        if text:
-            self.generation._put(self._event(text))
+            return self.finish(reason, split)
+        if split.text or split.reasoning:
+            self.generation._put(self._event(split))
         return None
 
-    def finish(self, reason: FinishReason, text: str = "") -> FinishReason:
+    def _ends_at(self, token_id: int) -> bool:
+        if token_id not in self._end_ids:
+            return False
+        # The caller's own stop tokens do not end a thought
+        return self._thought is None or self._thought.answering or token_id not in self._stop_ids
+
+    def _split(self, token_id: int) -> Split:
+        """Decode a token, and return its text that may be shown."""
+        if self._thought is None:
+            return Split(text=self._stops.push(self._text.push(token_id)))
+        split = self._thought.push(token_id, self._text)
+        return Split(split.reasoning, self._stops.push(split.text))
+
+    def finish(self, reason: FinishReason, split: Split = NO_TEXT) -> FinishReason:
         """Create the last event and return its reason; a stop text in held-back text turns ``length`` into ``stop``."""
+        reasoning, text = split
         if not self._stops.matched:
-            text += self._stops.push(self._text.finish())
+            rest = Split(text=self._text.finish())
+            if self._thought is not None:
+                rest = self._thought.end(rest.text)
+                reasoning += rest.reasoning
+            text += self._stops.push(rest.text)
             if not self._stops.matched:
                 text += self._stops.finish()
             elif reason == "length":
                 reason = "stop"
-        event = self._event(text, reason)
+        event = self._event(Split(reasoning, text), reason)
         seconds = time.monotonic() - self.submitted
         completion = CompletionOutput(
             text="".join(self._texts),
@@ -203,6 +239,8 @@ class GenerationSequence(ScheduledRequest):
             cached_tokens=self.cached_tokens,
             seconds_to_first_token=self._first_token_seconds if self.token_ids else seconds,
             seconds=seconds,
+            reasoning="".join(self._reasoning),
+            reasoning_tokens=self._reported_thought,
         )
         self._last = event, completion
         return reason
@@ -212,11 +250,31 @@ class GenerationSequence(ScheduledRequest):
         if self._last is not None:
             self.generation._put(*self._last)
 
-    def _event(self, text: str, reason: FinishReason | None = None) -> Event:
-        self._texts.append(text)
+    def _event(self, split: Split, reason: FinishReason | None = None) -> Event:
+        self._texts.append(split.text)
+        self._reasoning.append(split.reasoning)
         start, self._reported = self._reported, len(self.token_ids)
-        cached = 0 if reason is None else self.cached_tokens
-        return Event(text, tuple(self.token_ids[start:]), tuple(self._logprobs[start:]), reason, cached)
+        before, self._reported_thought = self._reported_thought, self._num_thought_tokens
+        return Event(
+            split.text,
+            tuple(self.token_ids[start:]),
+            tuple(self._logprobs[max(start, self._first_logprob) :]),
+            reason,
+            0 if reason is None else self.cached_tokens,
+            split.reasoning,
+            self._reported_thought - before,
+        )
+
+    @property
+    def _num_thought_tokens(self) -> int:
+        return 0 if self._thought is None else self._thought.num_tokens
+
+    @property
+    def _first_logprob(self) -> int:
+        """The index of the first log-probability to report: those of the thought are not."""
+        if self._thought is None:
+            return 0
+        return len(self.token_ids) if self._thought.answer_at is None else self._thought.answer_at
 
 
 class EmbeddingSequence(ScheduledRequest):

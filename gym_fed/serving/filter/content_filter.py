@@ -356,16 +356,27 @@ class JudgedGeneration:
         self._generation.cancel()
 
     def _ask(self, events: list[Event]) -> Verdict:
-        return self._classifier.ask("".join(event.text for event in events), self._user)
+        texts = ("".join(event.reasoning for event in events), "".join(event.text for event in events))
+        return self._classifier.ask("\n\n".join(filter(None, texts)), self._user)
 
     def _judged(self, events: list[Event], refused: bool) -> list[Event]:
         if not refused:
             return events
         token_ids = tuple(token for event in events for token in event.token_ids)
-        cached = sum(event.cached_tokens for event in events)
-        return [RefusedEvent("", token_ids, (), "stop", cached, self._classifier.category)]
+        return [
+            RefusedEvent(
+                "",
+                token_ids,
+                finish_reason="stop",
+                cached_tokens=sum(event.cached_tokens for event in events),
+                reasoning_tokens=sum(event.reasoning_tokens for event in events),
+                category=self._classifier.category,
+            )
+        ]
 
 
 def _has_text(events: list[Event]) -> bool:
     """Return whether there is text to judge: an answer that failed or was cancelled is not shown."""
-    return events[-1].finish_reason in ("stop", "length") and any(event.text for event in events)
+    return events[-1].finish_reason in ("stop", "length") and any(
+        event.text or event.reasoning for event in events
+    )

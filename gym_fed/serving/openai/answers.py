@@ -10,16 +10,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.request import Event, TokenLogprob
+from gym_fed.serving.openai.logprobs import logprobs_of_chat, logprobs_of_completion
 from gym_fed.serving.openai.tool_formats.base import AnswerPart, Call, CallParser, MoreArguments
 
 StreamChunk = dict[str, Any]
 
 
 class Shown(NamedTuple):
-    """The parts of a choice that may be sent now, in order; calls may come in fragments."""
+    """The parts of a choice that may be sent now, in order after its ``reasoning``; calls may come in fragments."""
 
     parts: Sequence[AnswerPart]
     logprobs: Sequence[TokenLogprob]
+    reasoning: str = ""
 
     @property
     def text(self) -> str:
@@ -33,23 +35,30 @@ class Shown(NamedTuple):
 
 @dataclass
 class AnswerChoice:
-    """One choice of an answer so far."""
+    """One choice of an answer so far; ``with_reasoning`` is False if its thought is not returned."""
 
     parser: CallParser | None = None
     text: str = ""
+    reasoning: str = ""
+    with_reasoning: bool = True
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     num_tokens: int = 0
+    reasoning_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
 
     def take(self, event: Event) -> Shown:
         """Add an event, and return the parts to send."""
-        shown = self._read(event)
+        shown = self._shown(self._read(event))
         self._show(shown)
         if (reason := self._end_of(event)) is not None:
             self._finish(reason)
         return shown
+
+    def _shown(self, read: Shown) -> Shown:
+        """Leave out the thought if the caller did not want it."""
+        return read if self.with_reasoning else read._replace(reasoning="")
 
     def _end_of(self, event: Event) -> str | None:
         """Return the finish reason if this event ends the answer or completes its only allowed call, else None."""
@@ -59,16 +68,18 @@ class AnswerChoice:
     def _read(self, event: Event) -> Shown:
         """Count an event's tokens, and split calls from text."""
         self.num_tokens += len(event.token_ids)
+        self.reasoning_tokens += event.reasoning_tokens
         self.cached_tokens += event.cached_tokens
         if self.parser is None:
-            return Shown([event.text] if event.text else [], event.logprobs)
+            return Shown([event.text] if event.text else [], event.logprobs, event.reasoning)
         parts = self.parser.feed(event.text)
         if event.finish_reason is not None:
             parts += self.parser.end(cut=event.finish_reason == "length")
-        return Shown(parts, event.logprobs)
+        return Shown(parts, event.logprobs, event.reasoning)
 
     def _show(self, shown: Shown) -> None:
         self.text += shown.text
+        self.reasoning += shown.reasoning
         for part in shown.calls:
             if isinstance(part, Call):
                 self.calls.append(part)
@@ -131,6 +142,11 @@ class Answer(ABC):
         return sum(choice.num_tokens for choice in self.choices)
 
     @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the thoughts, which are also counted in ``completion_tokens``."""
+        return sum(choice.reasoning_tokens for choice in self.choices)
+
+    @property
     def cached_tokens(self) -> int:
         """Cached prompt tokens, which none of a prompt's choices had to prefill."""
         counts = [choice.cached_tokens for choice in self.choices]
@@ -144,6 +160,7 @@ class Answer(ABC):
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
     def ended(self, index: int) -> bool:
@@ -241,17 +258,20 @@ class ChatAnswer(Answer):
         shown = choice.take(event)
         text, calls, logprobs = shown.text, shown.calls, shown.logprobs
         chunks = []
+        if shown.reasoning:
+            chunks.append(self._delta(index, _thought(shown.reasoning)))
         if text or (logprobs and not calls and choice.finish_reason is None):
             chunks.append(self._delta(index, {"content": text}, logprobs))
+            logprobs = ()
         number = earlier - 1
         for part in calls:
             number += isinstance(part, Call)
             more = part.to_dict() if isinstance(part, Call) else {"function": {"arguments": part.text}}
             delta = {"tool_calls": [{"index": number, **more}]}
-            chunks.append(self._delta(index, delta, () if chunks else logprobs))
+            chunks.append(self._delta(index, delta, logprobs))
+            logprobs = ()
         if choice.finish_reason is not None:
-            remaining = () if chunks else logprobs
-            chunks.append(self._delta(index, {}, remaining, choice.finish_reason))
+            chunks.append(self._delta(index, {}, logprobs, choice.finish_reason))
         return chunks
 
     def _delta(
@@ -273,6 +293,8 @@ class ChatAnswer(Answer):
 
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message |= {**_thought(choice.reasoning), "content": choice.text or None}
         if choice.calls:
             message["content"] = choice.text.strip() or None
             message["tool_calls"] = [call.to_dict() for call in choice.calls]
@@ -282,6 +304,11 @@ class ChatAnswer(Answer):
             "logprobs": logprobs_of_chat(choice.logprobs) if self.with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
+
+
+def _thought(text: str) -> dict[str, str]:
+    """Return the fields of a thought: DeepSeek's name, and vLLM's newer one."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 class CompletionAnswer(Answer):
@@ -335,41 +362,3 @@ class CompletionAnswer(Answer):
             "logprobs": logprobs_of_completion(choice.logprobs, 0) if self.with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }
-
-
-_MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0, since JSON has no infinity
-
-
-def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Format log-probabilities as ``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
-    content = [
-        {
-            **_one(token.text, token.logprob),
-            "top_logprobs": [_one(text, logprob) for _, text, logprob in token.top],
-        }
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Format them as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``, beginning at ``offset``."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": [{text: _finite(value) for _, text, value in token.top} for token in tokens],
-        "text_offset": offsets,
-    }
-
-
-def _one(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is part of a character has no text of its own, and thus no bytes.
-    return {"token": text, "logprob": _finite(logprob), "bytes": None if "�" in text else list(text.encode())}
-
-
-def _finite(logprob: float) -> float:
-    return max(logprob, _MIN_LOGPROB)

@@ -85,10 +85,10 @@ class FilteredChoice(AnswerChoice):
     ) -> None:
         super().__init__(parser)
         self._filter = content_filter
-        self._held = held
+        self._held, self._held_thought = held, content_filter.held_text("")
         self._calls: list[Call] = []
         self._logprobs: deque[TokenLogprob] = deque()
-        self._shown = 0  # characters that were sent
+        self._num_shown = 0  # characters that were sent
         self._logged = 0  # characters of the tokens whose log-probabilities were sent
 
     def take(self, event: Event) -> Shown:
@@ -99,19 +99,34 @@ class FilteredChoice(AnswerChoice):
         calls = [call for call in read.calls if isinstance(call, Call)]
         self._calls += calls
         self._logprobs += read.logprobs
+        thought = self._thought(read, last=last)
         text = self._held.push(read.text, last=last)
         category = self._held.category or self._category_of(calls)
+        if self._held_thought is not None:
+            category = category or self._held_thought.category
         if isinstance(event, RefusedEvent):
             category = event.category
         if category is not None:
             return self._refuse(category)
-        self._shown += len(text)
+        self._num_shown += len(text)
         parts: list[AnswerPart] = [text] if text else []
-        shown = Shown([*parts, *(self._calls if last else ())], self._logprobs_of_shown(last))
+        calls_now = self._calls if last else ()
+        shown = self._shown(Shown([*parts, *calls_now], self._logprobs_of_shown(last), thought))
         self._show(shown)
         if reason is not None:
             self._finish(reason)
         return shown
+
+    def _thought(self, read: Shown, *, last: bool) -> str:
+        """Return the text of the thought that may be shown: all of it once the answer begins."""
+        held = self._held_thought
+        if held is None:
+            return read.reasoning
+        ends = last or bool(read.parts)
+        thought = held.push(read.reasoning, last=ends)
+        if ends and held.category is None:
+            self._held_thought = self._filter.held_text("")  # a further thought may follow
+        return thought
 
     def _category_of(self, calls: Sequence[Call]) -> str | None:
         texts = (text for call in calls for text in (call.name, *texts_in(json.loads(call.arguments))))
@@ -119,7 +134,9 @@ class FilteredChoice(AnswerChoice):
 
     def _logprobs_of_shown(self, everything: bool) -> list[TokenLogprob]:
         out: list[TokenLogprob] = []
-        while self._logprobs and (everything or self._logged + len(self._logprobs[0].text) <= self._shown):
+        while self._logprobs and (
+            everything or self._logged + len(self._logprobs[0].text) <= self._num_shown
+        ):
             out.append(self._logprobs.popleft())
             self._logged += len(out[-1].text)
         return out
@@ -128,7 +145,8 @@ class FilteredChoice(AnswerChoice):
         """Replace the answer with the refusal; in a stream that has begun, it follows after an empty line."""
         self._filter.count("output", category)
         begun = bool(self.text)
-        self.text, self.calls, self.logprobs = self._filter.config.text, [], []
+        self.text, self.reasoning = self._filter.config.text, ""
+        self.calls, self.logprobs = [], []
         self._finish(CONTENT_FILTER)
         return Shown([f"\n\n{self.text}" if begun else self.text], ())
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from queue import LifoQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,11 @@ from gym_fed.core.text import counted
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.encoding import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
+from gym_fed.serving.openai.content_parts import ContentParts
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import (
     AssistantMessage,
-    ImagePart,
     Message,
-    TextPart,
     ToolMessage,
     UserMessage,
     text_of,
@@ -28,6 +27,8 @@ from gym_fed.serving.openai.schemas import (
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, MessagePictures, NoPictures, PictureReader
+from gym_fed.serving.reasoning.base import TAIL_TOKENS, ReasoningParser, Thinking
+from gym_fed.serving.reasoning.detection import NONE, reasoning_parser
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import PlacedPicture
@@ -53,6 +54,7 @@ class Prompts:
         vocab_size: Number of rows of the model's embedding; token ids must be below it.
         context: Context length in tokens, for prompt and answer together; None: only the engine checks lengths.
         tool_format: The format of the model's tool calls; ``auto`` detects it from the template.
+        reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
 
     Attributes:
@@ -66,6 +68,7 @@ class Prompts:
         vocab_size: int,
         context: int | None = None,
         tool_format: str = AUTO,
+        reasoning_parser: str = NONE,
         pictures: PictureReader | NoPictures = TEXT_ONLY,
     ) -> None:
         self._vocab_size = vocab_size
@@ -77,9 +80,33 @@ class Prompts:
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self.tools = ToolTemplate(self._render, control, tool_format)
+        self._reasoning_parser = reasoning_parser
         self.names = TemplateNames(tokenizer)
         self.pictures = pictures
         self._parts = ContentParts(self._plain) if isinstance(pictures, PictureReader) else None
+
+    @cached_property
+    def reasoning(self) -> ReasoningParser | None:
+        """The parser of the model's thoughts; None if its answers have none."""
+        with self._borrowed_tokenizer() as tokenizer:
+            return reasoning_parser(self._reasoning_parser, tokenizer)
+
+    def thinking(self, prompt_ids: list[int], budget: int | None) -> Thinking | None:
+        """Return how an answer to this prompt may think; None if it cannot.
+
+        Raises:
+            RequestError: For a budget if the model's answers have no thoughts.
+        """
+        if self.reasoning is None:
+            if budget is not None:
+                raise RequestError(
+                    "field 'thinking_token_budget' is not supported: no thoughts are parsed for this model",
+                    param="thinking_token_budget",
+                    name="unsupported_parameter",
+                    hint="leave it out, or set the server's reasoning_parser",
+                )
+            return None
+        return Thinking(self.reasoning, self.text(prompt_ids[-TAIL_TOKENS:], special=True), budget)
 
     def pictures_of(self, messages: list[Message]) -> MessagePictures:
         """Read the pictures of a request.
@@ -120,7 +147,7 @@ class Prompts:
         Args:
             messages: The validated messages.
             tools: OpenAI's ``tools``; rendered by the template.
-            open_call: Whether the answer begins inside a tool call.
+            open_call: Whether the answer begins inside a tool call; a thought that the template opened is closed.
             variables: Further variables that the template uses (``TemplateNames``).
 
         Raises:
@@ -139,7 +166,12 @@ class Prompts:
         how = {**variables, "tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
         ids = self._template(rows, tools, add_generation_prompt=True, **how)["input_ids"]
         opening = self.tools.format.opening if open_call else ""
-        return [*ids, *(self._ids(opening, "messages", special=False) if opening else ())]
+        if not opening:
+            return list(ids)
+        thinking = self.thinking(ids, None)
+        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        closing = thinking.parser.closing if thinking and splitter and splitter.thinking else ()
+        return [*ids, *closing, *self._ids(opening, "messages", special=False)]
 
     def of_input(self, given: str | list[int], param: str, *, special: bool = True) -> list[int]:
         """Encode a text, or validate token ids; ``special=False`` omits the tokenizer's BOS and EOS tokens.
@@ -303,75 +335,3 @@ def _arguments(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RequestError("arguments of a tool call are not a JSON object", param="messages")
     return value
-
-
-Row = dict[str, Any]
-
-_PROBE = "a probe of parts"
-
-
-class ContentParts:
-    """Converts message contents to the form that a vision model's chat template takes: lists of text and image parts.
-
-    Until tools have been added to the messages, each message's content is one string, with a random placeholder for
-    each picture that no client can guess. Rendering a list shows which roles take lists.
-
-    Args:
-        render: Function that renders messages to a text; raises ``RequestError``.
-    """
-
-    def __init__(self, render: Callable[[list[Row]], str]) -> None:
-        self._render = render
-        self._picture = f"<{secrets.token_hex(16)}>"
-        self._takes: dict[str, bool] = {}
-
-    def marked(self, content: str | Sequence[TextPart | ImagePart] | None) -> str:
-        """Return a message's content as one string, with placeholders for pictures."""
-        return text_of(content, self._picture)
-
-    def shaped(self, rows: list[Row]) -> list[Row]:
-        """Convert rows with placeholders to the template's form.
-
-        Raises:
-            RequestError: For a picture in a message whose content must be plain text.
-        """
-        return [{**row, "content": self._shaped(row["role"], row["content"])} for row in rows]
-
-    def _shaped(self, role: str, content: str) -> str | list[Row]:
-        if self._takes_parts(role):
-            return self._parts(content)
-        if self._picture in content:
-            raise RequestError(
-                "this model's chat template has no place for pictures",
-                param="messages",
-                hint="start the server with a chat template for pictures (chat_template)",
-            )
-        return content
-
-    def _parts(self, content: str) -> list[Row]:
-        parts: list[Row] = []
-        for number, text in enumerate(content.split(self._picture)):
-            if number:
-                parts.append({"type": "image"})
-            if text:
-                parts.append({"type": "text", "text": text})
-        return parts or [{"type": "text", "text": ""}]
-
-    def _takes_parts(self, role: str) -> bool:
-        takes = self._takes.get(role)
-        if takes is None:
-            takes = self._takes[role] = self._probe(role)
-        return takes
-
-    def _probe(self, role: str) -> bool:
-        """Return True if the template renders the text of a list of parts, and not the list itself."""
-        row: Row = {"role": role, "content": [{"type": "text", "text": _PROBE}]}
-        rows = [row]
-        if role != "user":
-            user = {"role": "user", "content": self._parts("x") if self._takes_parts("user") else "x"}
-            rows = [row, user] if role == "system" else [user, row]
-        try:
-            shown = self._render(rows)
-        except RequestError:
-            return False
-        return _PROBE in shown and f"{_PROBE}'" not in shown and f'{_PROBE}"' not in shown

@@ -27,6 +27,7 @@ from gym_fed.serving.openai.responses_request import (
     MessageItem,
     NamedFunctionTool,
     Output,
+    ReasoningItem,
     ResponsesRequest,
 )
 from gym_fed.serving.openai.schemas import CHAT_NEUTRAL, ChatRequest
@@ -190,6 +191,9 @@ def _items(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if role == "tool":
         yield {"type": "function_call_output", "call_id": message["tool_call_id"], "output": content}
         return
+    if message.get("reasoning_content"):
+        thought = {"type": "reasoning_text", "text": message["reasoning_content"]}
+        yield {"type": "reasoning", "summary": [], "content": [thought]}
     if content:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         yield {"type": "message", "role": role, "content": [_part(part, role) for part in parts]}
@@ -271,6 +275,9 @@ class ResponsesAsChat:
             "reasoning_effort": request.reasoning and request.reasoning.effort,
             "verbosity": request.text and request.text.verbosity,
             "chat_template_kwargs": request.chat_template_kwargs,
+            "include_reasoning": request.include_reasoning,
+            "thinking_token_budget": request.thinking_token_budget,
+            "thinking_budget": request.thinking_budget,
             "tools": self._tools(),
             "tool_choice": self._choice(),
             "parallel_tool_calls": request.parallel_tool_calls if request.tools else None,
@@ -317,14 +324,27 @@ class ResponsesAsChat:
         self.messages.append(message)
         self._origins.append(origin)
 
-    def _add_item(self, item: MessageItem | CallItem | CallOutputItem, origin: str) -> None:
+    def _add_item(self, item: MessageItem | CallItem | CallOutputItem | ReasoningItem, origin: str) -> None:
         if isinstance(item, MessageItem):
-            self._add({"role": item.role, "content": _content(item.content)}, origin)
+            message = {"role": item.role, "content": _content(item.content)}
+            if item.role == "assistant" and self._ends_with_thought:
+                self.messages[-1] |= message
+            else:
+                self._add(message, origin)
+        elif isinstance(item, ReasoningItem):
+            if thought := "".join(part.text for part in item.content or ()):
+                self._add({"role": "assistant", "content": "", "reasoning_content": thought}, origin)
         elif isinstance(item, CallOutputItem):
             message = {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
             self._add(message, origin)
         else:
             self._add_call(item, origin)
+
+    @property
+    def _ends_with_thought(self) -> bool:
+        """True if the last message is a thought whose answer has not been added."""
+        last = self.messages[-1] if self.messages else {}
+        return bool(last.get("reasoning_content")) and not last["content"] and "tool_calls" not in last
 
     def _add_call(self, item: CallItem, origin: str) -> None:
         """Add a call to the message of the assistant's preceding text or calls, as templates expect."""

@@ -1,6 +1,7 @@
 """Answers of ``/v1/responses``: output items, and the stream of events that builds them.
 
-Text and calls become items in the order in which the model wrote them. Blank text next to a call is dropped.
+The thought, if the model has one, is the first item. Text and calls become items in the order in which the model wrote
+them. Blank text next to a call is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gym_fed.serving.engine.request import TokenLogprob
-from gym_fed.serving.openai.answers import Answer, AnswerChoice, StreamChunk, logprobs_of_chat
+from gym_fed.serving.openai.answers import Answer, AnswerChoice, StreamChunk
+from gym_fed.serving.openai.logprobs import logprobs_of_chat
 from gym_fed.serving.openai.responses_request import NamedFunctionTool, ResponsesRequest
 from gym_fed.serving.openai.tool_formats.base import AnswerPart, Call, CallEnd
 
@@ -58,6 +60,7 @@ class ResponsesAnswer(Answer):
         self._items: list[Item] = []
         self._message: Item | None = None
         self._call: Item | None = None
+        self._thought: Item | None = None
         self._texts: list[str] = []
         self._text_logprobs: list[dict[str, Any]] = []
         self._blank = ""
@@ -76,7 +79,7 @@ class ResponsesAnswer(Answer):
         choice = self.choices[index]
         shown = choice.take(event)
         self._logprobs += shown.logprobs
-        chunks: list[StreamChunk] = []
+        chunks = self._reasoning(shown.reasoning) if shown.reasoning else []
         for part in shown.parts:
             chunks += self._part(part)
         if choice.finish_reason is not None:
@@ -98,6 +101,7 @@ class ResponsesAnswer(Answer):
     def failure(self, error: dict[str, Any]) -> StreamChunk:
         fields = error["error"]
         number = self._number
+        self._end_thought("incomplete")
         self._end_message("incomplete")
         self._end_call("incomplete")
         self._number = number  # the events for these ends are not sent
@@ -116,7 +120,7 @@ class ResponsesAnswer(Answer):
             "input_tokens": counts["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
             "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": counts["total_tokens"],
         }
 
@@ -155,6 +159,33 @@ class ResponsesAnswer(Answer):
             return self._begin_call(part)
         return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
 
+    def _reasoning(self, text: str) -> list[StreamChunk]:
+        """Add text of the thought."""
+        before: list[StreamChunk] = []
+        if self._thought is None:
+            ended = [*self._end_message("completed"), *self._end_call("completed")]
+            self._texts = []
+            self._thought = {
+                "id": f"rs_{secrets.token_hex(24)}",
+                "type": "reasoning",
+                "status": "in_progress",
+                "summary": [],
+                "content": [],
+            }
+            before = [*ended, *self._added(self._thought, _reasoning_part(""))]
+        self._texts.append(text)
+        place = self._place_of(self._thought)
+        return [*before, self._event("response.reasoning_text.delta", **place, delta=text)]
+
+    def _end_thought(self, status: str) -> list[StreamChunk]:
+        if self._thought is None:
+            return []
+        part, place = _reasoning_part("".join(self._texts)), self._place_of(self._thought)
+        self._thought |= {"status": status, "content": [part]}
+        thought, self._thought = self._thought, None
+        done = self._event("response.reasoning_text.done", **place, text=part["text"])
+        return [done, *self._done(thought, place, part)]
+
     def _text(self, text: str) -> list[StreamChunk]:
         """Add visible text; blanks are held back, since they are dropped next to a call."""
         if self._message is None:
@@ -173,19 +204,32 @@ class ResponsesAnswer(Answer):
             "role": "assistant",
             "content": [],
         }
+        ended = self._end_thought("completed")
         self._texts, self._text_logprobs = [], []
-        self._items.append(self._message)
-        place = self._place()
+        return [*ended, *self._added(self._message, _text_part("", []))]
+
+    def _added(self, item: Item, part: dict[str, Any]) -> list[StreamChunk]:
+        """Append an item, and return the events of its beginning."""
+        self._items.append(item)
+        place = self._place_of(item)
         return [
-            self._event(
-                "response.output_item.added", output_index=place["output_index"], item=dict(self._message)
-            ),
-            self._event("response.content_part.added", **place, part=_text_part("", [])),
+            self._event("response.output_item.added", output_index=place["output_index"], item=dict(item)),
+            self._event("response.content_part.added", **place, part=part),
+        ]
+
+    def _done(self, item: Item, place: dict[str, Any], part: dict[str, Any]) -> list[StreamChunk]:
+        return [
+            self._event("response.content_part.done", **place, part=part),
+            self._event("response.output_item.done", output_index=place["output_index"], item=item),
         ]
 
     def _place(self) -> dict[str, Any]:
         assert self._message is not None
-        return {"item_id": self._message["id"], "output_index": len(self._items) - 1, "content_index": 0}
+        return self._place_of(self._message)
+
+    def _place_of(self, item: Item) -> dict[str, Any]:
+        """Return the place of the last item's content."""
+        return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
     def _delta(self, text: str) -> StreamChunk:
         logprobs, self._logprobs = _logprobs(self._logprobs), []
@@ -204,12 +248,15 @@ class ResponsesAnswer(Answer):
         message, self._message = self._message, None
         return [
             self._event("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"]),
-            self._event("response.content_part.done", **place, part=part),
-            self._event("response.output_item.done", output_index=place["output_index"], item=message),
+            *self._done(message, place, part),
         ]
 
     def _begin_call(self, call: Call) -> list[StreamChunk]:
-        before = [*self._end_message("completed"), *self._end_call("completed")]
+        before = [
+            *self._end_thought("completed"),
+            *self._end_message("completed"),
+            *self._end_call("completed"),
+        ]
         self._call = {
             "id": f"fc_{secrets.token_hex(24)}",
             "type": "function_call",
@@ -251,10 +298,10 @@ class ResponsesAnswer(Answer):
     def _end(self, choice: AnswerChoice) -> list[StreamChunk]:
         """End the last item; an answer without any is an empty message."""
         blank, self._blank = self._blank, ""
-        chunks = [] if self._items else self._begin_message()
-        if chunks and blank:
-            chunks.append(self._delta(blank))
         status = "incomplete" if choice.finish_reason in _REASONS else "completed"
+        chunks = self._end_thought(status) if self._items else self._begin_message()
+        if self._message is not None and blank:
+            chunks.append(self._delta(blank))
         return [*chunks, *self._end_message(status), *self._end_call(status)]
 
     def _refused(self, choice: AnswerChoice) -> list[Item]:
@@ -294,6 +341,10 @@ def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
 def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = logprobs_of_chat(tokens)["content"]
     return content
@@ -313,7 +364,9 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     message: dict[str, Any] = {"role": "assistant", "content": None}
     calls = []
     for item in body["output"]:
-        if item["type"] == "message":
+        if item["type"] == "reasoning":
+            message["reasoning_content"] = item["content"][0]["text"]
+        elif item["type"] == "message":
             message["content"] = (message["content"] or "") + item["content"][0]["text"]
         elif item["status"] == "completed":
             function = {"name": item["name"], "arguments": item["arguments"]}

@@ -18,11 +18,11 @@ from gym_fed.serving.openai.fields import (
     only,
 )
 from gym_fed.serving.openai.guided_fields import PlainFormat
-from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Effort, Verbosity
+from gym_fed.serving.openai.schemas import MAX_MESSAGES, MAX_TOOLS, Budget, Effort, Verbosity
 
 LOGPROBS = "message.output_text.logprobs"
 _IGNORED_INCLUDE = "reasoning.encrypted_content"
-"""Accepted because stateless clients always send it; it has no effect, since there are no reasoning items."""
+"""Accepted because stateless clients always send it; it has no effect, since reasoning items have their text."""
 
 RESPONSES_NEUTRAL: Neutral = {
     **NEUTRAL,
@@ -123,6 +123,22 @@ class CallOutputItem(RequestModel):
     status: ItemStatus | None = None
 
 
+class ReasoningText(RequestModel):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(RequestModel):
+    """A thought, copied from an answer; the next item of the assistant belongs to the same message."""
+
+    type: Literal["reasoning"]
+    content: Annotated[list[ReasoningText], Field(max_length=MAX_MESSAGES)] | None = None
+    summary: Annotated[Any, only([])] = None
+    encrypted_content: Annotated[Any, only()] = None
+    id: ItemId | None = None
+    status: ItemStatus | None = None
+
+
 def _type_of(item: Any) -> str:
     """Return the type of an item; the type of a message may be omitted."""
     return str(item.get("type") or "message") if isinstance(item, dict) else "message"
@@ -132,10 +148,11 @@ Item = Annotated[
     Annotated[
         Annotated[MessageItem, Tag("message")]
         | Annotated[CallItem, Tag("function_call")]
-        | Annotated[CallOutputItem, Tag("function_call_output")],
+        | Annotated[CallOutputItem, Tag("function_call_output")]
+        | Annotated[ReasoningItem, Tag("reasoning")],
         Discriminator(_type_of),
     ],
-    known_type("items", "message", "function_call", "function_call_output"),
+    known_type("items", "message", "function_call", "function_call_output", "reasoning"),
 ]
 Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
 Input = Annotated[Annotated[str, Tag("text")] | Annotated[Items, Tag("list")], _TEXT_OR_LIST]
@@ -216,6 +233,9 @@ class ResponsesRequest(SamplingFields):
     include: Annotated[list[str], Field(max_length=16), BeforeValidator(_includable)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
+    include_reasoning: bool | None = None
+    thinking_token_budget: Budget | None = None
+    thinking_budget: Budget | None = None
     truncation: Literal["auto", "disabled"] | None = None
     stream_options: ResponseStreamOptions | None = None
 

@@ -181,6 +181,7 @@ MAX_TOOLS = 128
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Verbosity = Literal["low", "medium", "high"]
+Budget = Annotated[int, Field(ge=0, lt=2**31)]
 
 CHAT_NEUTRAL: Neutral = {
     **NEUTRAL,
@@ -246,6 +247,14 @@ class ChatRequest(GuidedFields):
     chat_template_kwargs: TemplateVariables | None = None
     """A field of vLLM."""
 
+    include_reasoning: bool | None = None
+    """A field of vLLM; false leaves the thought out of the answer."""
+
+    thinking_token_budget: Budget | None = None
+    """Maximum tokens of the thought, which is then closed. A field of vLLM; SGLang and Qwen's API have the next."""
+
+    thinking_budget: Budget | None = None
+
     @model_validator(mode="after")
     def _validate_combinations(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
@@ -254,6 +263,10 @@ class ChatRequest(GuidedFields):
             self.max_tokens != self.max_completion_tokens
         ):
             raise off("max_tokens", "max_tokens and max_completion_tokens are given, and differ")
+        if None not in (self.thinking_token_budget, self.thinking_budget) and (
+            self.thinking_token_budget != self.thinking_budget
+        ):
+            raise off("thinking_budget", "thinking_token_budget and thinking_budget are given, and differ")
         if not self.tools and self.tool_choice not in (None, "none"):
             raise off("tool_choice", "tool_choice needs tools")
         if not self.tools and self.parallel_tool_calls is not None:
@@ -290,6 +303,10 @@ class ChatRequest(GuidedFields):
     @property
     def longest(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def budget(self) -> int | None:
+        return self.thinking_budget if self.thinking_token_budget is None else self.thinking_token_budget
 
     @property
     def num_logprobs(self) -> int | None:

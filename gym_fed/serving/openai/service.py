@@ -38,6 +38,7 @@ from gym_fed.serving.openai.tokenizing import Tokenizing, ids_that_fit
 from gym_fed.serving.openai.tool_formats.base import CallParser
 from gym_fed.serving.openai.tool_template import AUTO, ToolUse
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pictures
+from gym_fed.serving.reasoning.detection import NONE, name_of
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
@@ -67,6 +68,7 @@ class OpenAIService:
         stored: The store of answers for later requests; None: answers are not stored.
         embedding_size: The size of an embedding; None: unknown.
         tool_format: The format of the model's tool calls; ``auto`` detects it from the chat template.
+        reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the chat template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
         sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
     """
@@ -86,12 +88,13 @@ class OpenAIService:
         stored: StoredAnswers | None = None,
         embedding_size: int | None = None,
         tool_format: str = AUTO,
+        reasoning_parser: str = NONE,
         pictures: PictureReader | NoPictures = TEXT_ONLY,
         sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format, pictures)
+        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format, reasoning_parser, pictures)
         self.tokenizing = Tokenizing(catalogue, self._prompts, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
@@ -106,6 +109,11 @@ class OpenAIService:
     def malformed_tool_calls(self) -> int:
         """The number of texts in answers that looked like tool calls but were malformed."""
         return self._prompts.tools.malformed
+
+    @property
+    def reasoning_parser(self) -> str:
+        """The name of the parser of the model's thoughts; ``none`` without one."""
+        return name_of(self._prompts.reasoning)
 
     def pictures_to_read(self, body: Any) -> int:
         """Count the pictures that the model may have to read for a body, which is slow."""
@@ -237,7 +245,11 @@ class OpenAIService:
         context = self._context if form.truncate else None
         prompt = ids_that_fit(request.messages, render, context, request.longest)
         sampling = request.sampling(
-            max_tokens=request.longest, logprobs=request.num_logprobs, **request.guiding(), **tools.sampling()
+            max_tokens=request.longest,
+            logprobs=request.num_logprobs,
+            thinking=None if tools.opens_call else self._prompts.thinking(prompt.ids, request.budget),
+            **request.guiding(),
+            **tools.sampling(),
         )
         held_field = "tools" if tools.held else request.guiding_field
         require_small_multiples(sampling.held_to, held_field, refusal_name(held_field))
@@ -262,6 +274,8 @@ class OpenAIService:
             [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
         )
         choices = [self._choice(tools.parser(fragments=screening is None)) for _ in generations]
+        for choice in choices:
+            choice.with_reasoning = request.include_reasoning is not False
         return self._pending(
             form.url, answer(len(prompt), choices), generations, request, caller, refusals, form.renamed
         )

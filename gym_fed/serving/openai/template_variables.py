@@ -13,13 +13,11 @@ from typing import Any
 from gym_fed.core.bounded.chat import attribute_names, template_variables
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import ChatRequest
+from gym_fed.serving.reasoning.detection import THOUGHT_KEYS
 
 _SWITCHES = ("enable_thinking", "thinking")
 _LOW_EFFORTS = ("none", "minimal")
 """Efforts that turn reasoning off in templates with a switch."""
-
-THOUGHTS = ("reasoning_content", "reasoning")
-"""Keys of an assistant's message that hold its reasoning."""
 
 _OWN = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _SPECIAL = "_token"
@@ -64,9 +62,9 @@ class TemplateNames:
 
     @cached_property
     def thoughts(self) -> tuple[str, ...]:
-        """The names of ``THOUGHTS`` that the template reads: Qwen3's reads ``reasoning_content``."""
+        """The names of ``THOUGHT_KEYS`` that the template reads: Qwen3's reads ``reasoning_content``."""
         attributes = {name for text in self._texts for name in _attributes(text)}
-        return tuple(name for name in THOUGHTS if name in attributes)
+        return tuple(name for name in THOUGHT_KEYS if name in attributes)
 
     def of(self, request: ChatRequest) -> dict[str, Any]:
         """Return the template variables of a request.

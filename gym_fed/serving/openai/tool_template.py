@@ -254,6 +254,11 @@ class ToolUse:
         strict = any(tool.function.strict for tool in request.tools or [])
         self.held = self.shown is not None and (self.required or strict)
 
+    @property
+    def opens_call(self) -> bool:
+        """True if the answer begins inside a call, so that it has no thought."""
+        return self.required and self.shown is not None and bool(self._template.format.opening)
+
     def sampling(self) -> dict[str, Any]:
         """Return the engine's parameters for the tools.
 
@@ -283,7 +288,7 @@ class ToolUse:
             self._template.format,
             {tool.function.name: tool.function.parameters for tool in self._callable()},
             fragments=fragments and self.held,
-            opened=self.required and bool(self._template.format.opening),
+            opened=self.opens_call,
             one=self._one,
             on_malformed=self._template.count_malformed,
         )

@@ -100,7 +100,11 @@ def test_a_refused_question_is_answered_without_a_token(tokenizer: Any, rules: P
     assert [choice["message"]["content"] for choice in answer["choices"]] == [REFUSAL, REFUSAL]
     assert {choice["finish_reason"] for choice in answer["choices"]} == {"content_filter"}
     counts = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
-    assert answer["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert answer["usage"] == {
+        **counts,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
     body = chat_body(messages=[{"role": "user", "content": BAD}], stream_options={"include_usage": True})
     chunks = list(served.service.stream(CHAT, body, LOCAL))
     assert joined(chunks)[0] == {"text": REFUSAL, "calls": [], "logprobs": [], "end": "content_filter"}

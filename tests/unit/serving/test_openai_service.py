@@ -313,7 +313,11 @@ def test_completions_take_texts_and_token_ids_and_number_their_seeds(tokenizer: 
     assert [request.sampling.seed for request in engine.requests] == [4, 5, 4, 5]
     assert {request.sampling.max_tokens for request in engine.requests} == {16}
     counts = {"prompt_tokens": 3, "completion_tokens": 24, "total_tokens": 27}
-    assert whole["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert whole["usage"] == {
+        **counts,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
     engine = ScriptedEngine()
     ids = {"model": "nano", "prompt": [97, 98], "logprobs": 2}
     reported = service(tokenizer, engine).handle(COMPLETIONS, ids, LOCAL)["choices"][0]["logprobs"]

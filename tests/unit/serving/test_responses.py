@@ -370,7 +370,7 @@ def test_truncation_leaves_out_the_oldest_turns_and_keeps_instructions(tokenizer
 @pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
-        ({"input": [{"type": "reasoning", "summary": []}]}, "input[0]", "unsupported_parameter"),
+        ({"input": [{"type": "web_search_call"}]}, "input[0]", "unsupported_parameter"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]", "unsupported_parameter"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},

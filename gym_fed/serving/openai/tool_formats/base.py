@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from gym_fed.serving.reasoning.base import start_of
+
 MAX_CALL_CHARACTERS = 1 << 18
 """Maximum characters of one call; a longer call is returned as text."""
 
@@ -331,7 +333,7 @@ class CallParser:
             at, mark = min(marks)
             self._reader = self._new_reader(mark)
             return text[:at], text[at + len(mark) :]
-        kept_back = max((_start_of(mark, text) for mark in self._form.marks), default=0)
+        kept_back = max((start_of(mark, text) for mark in self._form.marks), default=0)
         return text[: len(text) - kept_back], text[len(text) - kept_back :]
 
     def _new_reader(self, mark: str) -> CallReader:
@@ -352,8 +354,3 @@ class CallParser:
                 if not (self._one and self._calls > 1):
                     answer_parts.append(Call(part.name, part.arguments, self._form.call_id()))
         return answer_parts
-
-
-def _start_of(tag: str, text: str) -> int:
-    """Return the number of characters at the end of ``text`` that may be the beginning of ``tag``."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if tag.startswith(text[-n:])), 0)

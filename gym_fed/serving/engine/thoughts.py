@@ -1,0 +1,119 @@
+"""The thought of one answer inside the engine: where it ends, its token budget, and the grammar that follows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.serving.reasoning.base import Split, Splitter
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.detokenizing import TextStream
+    from gym_fed.serving.engine.guided import Guide
+    from gym_fed.serving.reasoning.base import ReasoningParser
+
+
+class Thought:
+    """Tracks the thought of one answer; a ``TokenMask`` while ``masks``.
+
+    A grammar holds for the answer after the thought. Until then no end token may be sampled, and an answer that may
+    begin with a thought has the choice between the first token of a thought and those of the grammar.
+
+    Args:
+        parser: The model's parser.
+        splitter: The splitter of this answer.
+        budget: Maximum tokens of the thought; None: no limit.
+        guide: The guide of the answer's grammar, if it has one.
+        end_ids: Tokens that end the answer.
+        vocab_size: Width of the logits.
+    """
+
+    def __init__(
+        self,
+        parser: ReasoningParser,
+        splitter: Splitter,
+        *,
+        budget: int | None,
+        guide: Guide | None,
+        end_ids: frozenset[int],
+        vocab_size: int,
+    ) -> None:
+        self._parser, self._splitter, self._budget = parser, splitter, budget
+        self._guide, self._end_ids, self._vocab_size = guide, sorted(end_ids), vocab_size
+        self._forced: deque[int] = deque()
+        self._opens_thought = False
+        self.num_tokens = 0
+        """Tokens of the thought so far, including its marks."""
+        self.answer_at: int | None = 0 if splitter.answering else None
+        """The index of the answer's first token; None while it has none."""
+        self._pushed = 0
+        self._close_if_over()
+
+    @property
+    def masks(self) -> bool:
+        """True if the next token is constrained."""
+        return bool(self._forced) or self._guide is not None
+
+    @property
+    def answering(self) -> bool:
+        """True once the answer itself has begun."""
+        return self._splitter.answering
+
+    @property
+    def complete(self) -> bool:
+        """True if the grammar's value is complete."""
+        return self._guide is not None and self._splitter.answering and self._guide.complete
+
+    def banned(self) -> Any:
+        """Return the tokens that may not come next; raises as ``Guide.banned``."""
+        import numpy as np
+
+        if self._forced:
+            mask = np.ones(self._vocab_size, dtype=bool)
+            mask[self._forced[0]] = False
+            return mask
+        assert self._guide is not None
+        if self._splitter.answering:
+            return self._guide.banned()
+        if self._splitter.waiting:
+            mask = self._guide.banned()
+            first = self._parser.opening[0]
+            self._opens_thought = bool(mask[first])
+            mask[first] = False
+            return mask
+        mask = np.zeros(self._vocab_size, dtype=bool)
+        mask[self._end_ids] = True
+        return mask
+
+    def push(self, token_id: int, stream: TextStream) -> Split:
+        """Add the sampled token; raises as ``Guide.push``."""
+        splitter = self._splitter
+        if self._forced:
+            self._forced.popleft()
+        elif self._guide is not None and splitter.answering:
+            self._guide.push(token_id)
+        elif self._guide is not None and splitter.waiting:
+            if self._opens_thought and token_id == self._parser.opening[0]:
+                self._forced.extend(self._parser.opening[1:])
+            else:
+                self._guide.push(token_id)
+                splitter.answer()
+        was_thinking = splitter.thinking
+        split = splitter.push(token_id, stream)
+        self.num_tokens += was_thinking or splitter.thinking
+        if self.answer_at is None and splitter.answering:
+            # The token that closes a thought does not belong to the answer
+            self.answer_at = self._pushed + was_thinking
+        self._pushed += 1
+        self._close_if_over()
+        return split
+
+    def end(self, text: str) -> Split:
+        """End the answer after its last ``text``, and return what was held back."""
+        last, held = self._splitter.feed(text), self._splitter.end()
+        return Split(last.reasoning + held.reasoning, last.text + held.text)
+
+    def _close_if_over(self) -> None:
+        over = self._budget is not None and self.num_tokens >= self._budget
+        if over and self._splitter.thinking and not self._forced:
+            self._forced.extend(self._parser.closing)

@@ -1,0 +1,191 @@
+"""The base classes of reasoning parsers, and of the splitters that separate a growing answer from its thought."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.detokenizing import TextStream
+
+TAIL_TOKENS = 32
+"""Tokens at the end of a prompt that show whether the template has opened or closed a thought."""
+
+
+class Split(NamedTuple):
+    """The next parts of a thought and of the answer after it."""
+
+    reasoning: str = ""
+    text: str = ""
+
+
+class Written(NamedTuple):
+    """What a chat template writes around a thought.
+
+    Attributes:
+        prompt: The text after a user's message, up to the beginning of the answer.
+        before: The text between there and the thought of an answer; None if the template does not show thoughts.
+        after: The text between a thought and the answer.
+        source: The template itself.
+    """
+
+    prompt: str
+    before: str | None = None
+    after: str = ""
+    source: str = ""
+
+
+class Splitter(ABC):
+    """Splits one answer. Marks are recognised by token id if the tokenizer has them, and by their text otherwise.
+
+    Text that may be the beginning of a mark is held back.
+
+    Args:
+        ids: The marks that are single tokens, by id.
+        texts: The other marks.
+
+    Attributes:
+        thinking: True inside a thought.
+        answering: True once the answer has begun, which a grammar may then constrain.
+        waiting: True before the first token that shows whether the answer begins with a thought.
+    """
+
+    thinking = False
+    answering = False
+    waiting = False
+
+    def __init__(self, ids: dict[int, str], texts: Sequence[str]) -> None:
+        self._ids, self._texts = ids, tuple(texts)
+        self._held = ""
+
+    def push(self, token_id: int, stream: TextStream) -> Split:
+        """Add a token of the answer, decoding it with the answer's ``stream``."""
+        mark = self._ids.get(token_id)
+        if mark is None or not self._expects(mark):
+            return self.feed(stream.push(token_id))
+        held = self.feed(stream.skip(token_id))
+        return _joined([held, self._release(), self._mark(mark)])
+
+    def feed(self, text: str) -> Split:
+        """Add text, and return the parts that are certain."""
+        text, self._held = self._held + text, ""
+        parts: list[Split] = []
+        while text:
+            expected = [mark for mark in self._texts if self._expects(mark)]
+            found = min(((at, mark) for mark in expected if (at := text.find(mark)) >= 0), default=None)
+            if found is None:
+                kept = max((start_of(mark, text) for mark in expected), default=0)
+                parts.append(self._plain(text[: len(text) - kept]))
+                self._held = text[len(text) - kept :]
+                break
+            at, mark = found
+            parts.append(self._plain(text[:at]))
+            text = text[at:]
+            if self._expects(mark):  # unless the text before it began the answer
+                parts.append(self._mark(mark))
+                text = text[len(mark) :]
+        return _joined(parts)
+
+    def end(self) -> Split:
+        """End the answer, and return the held-back text."""
+        return _joined([self._release(), self._rest()])
+
+    def answer(self) -> None:
+        """Decide that the answer begins without a thought; only while ``waiting``."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _expects(self, mark: str) -> bool:
+        """Return whether a mark has a meaning at this point."""
+
+    @abstractmethod
+    def _mark(self, mark: str) -> Split:
+        """Process a mark."""
+
+    @abstractmethod
+    def _plain(self, text: str) -> Split:
+        """Process text without marks."""
+
+    def _rest(self) -> Split:
+        return Split()
+
+    def _release(self) -> Split:
+        held, self._held = self._held, ""
+        return self._plain(held) if held else Split()
+
+
+def _joined(parts: Iterable[Split]) -> Split:
+    parts = list(parts)
+    return Split("".join(part.reasoning for part in parts), "".join(part.text for part in parts))
+
+
+class ReasoningParser(ABC):
+    """The format in which a family of models writes its thoughts. One object belongs to one tokenizer and template.
+
+    Args:
+        tokenizer: The tokenizer, for the ids of marks.
+        written: What the chat template writes.
+
+    Attributes:
+        opening: The token ids that open a thought.
+        closing: The token ids that close it and begin the answer; a budget forces them.
+    """
+
+    order: ClassVar[int] = 100
+    """``auto`` tries parsers in this order."""
+
+    marks: ClassVar[tuple[str, ...]]
+    """The texts that separate thought and answer, as the tokenizer may have them."""
+
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+
+    def __init__(self, tokenizer: Any, written: Written) -> None:
+        self.written = written
+        known = {mark: encoded(tokenizer, mark) for mark in self.marks}
+        self.ids = {ids[0]: mark for mark, ids in known.items() if len(ids) == 1}
+        self.texts = tuple(mark for mark, ids in known.items() if len(ids) != 1)
+
+    @classmethod
+    @abstractmethod
+    def matches(cls, written: Written) -> bool:
+        """Return whether a template writes this format."""
+
+    @abstractmethod
+    def splitter(self, tail: str) -> Splitter | None:
+        """Create the splitter of an answer; None if its prompt has closed the thought.
+
+        Args:
+            tail: The end of the prompt's text, with control tokens.
+        """
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """How one answer may think.
+
+    Attributes:
+        parser: The parser of the model.
+        tail: The end of the prompt's text.
+        budget: Maximum tokens of the thought; then the engine closes it. None: no limit.
+    """
+
+    parser: ReasoningParser
+    tail: str
+    budget: int | None = None
+
+
+def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Encode a text as in the middle of a line, since some tokenizers begin a text with a space."""
+    anchor = list(tokenizer.encode("a", add_special_tokens=False))
+    ids = list(tokenizer.encode(f"a{text}", add_special_tokens=False))
+    if ids[: len(anchor)] != anchor:
+        ids = [*anchor, *tokenizer.encode(text, add_special_tokens=False)]
+    return tuple(ids[len(anchor) :])
+
+
+def start_of(mark: str, text: str) -> int:
+    """Return the number of characters at the end of ``text`` that may be the beginning of ``mark``."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if mark.startswith(text[-n:])), 0)

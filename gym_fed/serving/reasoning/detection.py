@@ -1,0 +1,90 @@
+"""Choose a model's reasoning parser by rendering a thought with its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gym_fed.core.registries import REASONING_PARSERS
+from gym_fed.serving.reasoning.base import ReasoningParser, Written
+
+AUTO, NONE = "auto", "none"
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of an assistant's message in which templates expect its thought."""
+
+_WORDS = ("think", *THOUGHT_KEYS)
+"""A template without any of them is not rendered, which keeps the start of a server fast."""
+
+_THOUGHT, _ANSWER = "a thought of a probe", "an answer of a probe"
+_QUESTION = {"role": "user", "content": "x"}
+_TURN = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHT_KEYS, _THOUGHT)}
+
+Render = Callable[[list[dict[str, Any]], bool], str | None]
+"""Renders messages, with the generation prompt if the flag is set; returns None if the template refuses them."""
+
+
+def reasoning_parser(name: str, tokenizer: Any, render: Render | None = None) -> ReasoningParser | None:
+    """Create the reasoning parser of a model.
+
+    Args:
+        name: A member of ``REASONING_PARSERS``, ``auto`` to detect it from the chat template, or ``none``.
+        tokenizer: The tokenizer; without a chat template, ``auto`` finds no parser.
+        render: Renders messages; by default with the tokenizer.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` for an unknown name.
+    """
+    if name == NONE:
+        return None
+    written = _written(tokenizer, render or _renderer(tokenizer))
+    if name != AUTO:
+        made: ReasoningParser = REASONING_PARSERS.type_of(name)(tokenizer, written)
+        return made
+    types = [(member, REASONING_PARSERS.type_of(member)) for member in REASONING_PARSERS.usable()]
+    types.sort(key=lambda one: (one[1].order, one[0] not in REASONING_PARSERS.own(), one[0]))
+    chosen = next((type_ for _, type_ in types if type_.matches(written)), None)
+    return None if chosen is None else chosen(tokenizer, written)
+
+
+def name_of(parser: ReasoningParser | None) -> str:
+    """Return the registry name of a parser; ``none`` without one."""
+    if parser is None:
+        return NONE
+    return next(
+        (name for name in REASONING_PARSERS.names() if REASONING_PARSERS.type_of(name) is type(parser)), NONE
+    )
+
+
+def _renderer(tokenizer: Any) -> Render:
+    from jinja2 import TemplateError
+
+    def render(rows: list[dict[str, Any]], prompt: bool) -> str | None:
+        if not tokenizer.chat_template:
+            return None
+        try:
+            return str(tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=prompt))
+        except (TemplateError, TypeError, ValueError):  # chats are refused with the reason
+            return None
+
+    return render
+
+
+def _written(tokenizer: Any, render: Render) -> Written:
+    """Render a question, and the same with an answer that has a thought."""
+    template = tokenizer.chat_template
+    source = "".join(template.values()) if isinstance(template, dict) else template or ""
+    if not any(word in source for word in _WORDS):
+        return Written("", source=source)
+    question, prompt, turn = (
+        render([_QUESTION], False),
+        render([_QUESTION], True),
+        render([_QUESTION, _TURN], False),
+    )
+    begin = (prompt or "").removeprefix(question or "")
+    if turn is None or _THOUGHT not in turn or _ANSWER not in turn:
+        return Written(begin, source=source)
+    before, _, after = turn.partition(_THOUGHT)
+    between, found, _ = after.partition(_ANSWER)
+    if not found:  # the answer is before its thought
+        return Written(begin, source=source)
+    return Written(begin, before, between, source)

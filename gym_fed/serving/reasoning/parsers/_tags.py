@@ -1,0 +1,86 @@
+"""The common parts of families that write a thought between two tags, then the answer."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from gym_fed.serving.reasoning.base import ReasoningParser, Split, Splitter, Written, encoded
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class TagParser(ReasoningParser):
+    """Parses ``<think>THOUGHT</think>ANSWER``; the prompt may have written the first tag."""
+
+    marks = (OPEN, CLOSE)
+    assumes_open: ClassVar[bool] = False
+    """True if an answer begins inside a thought even though its prompt does not show it."""
+
+    def __init__(self, tokenizer: Any, written: Written) -> None:
+        super().__init__(tokenizer, written)
+        shown = written.before is not None and written.after.strip() == CLOSE
+        self.opening = encoded(tokenizer, OPEN)
+        self.closing = encoded(tokenizer, written.after if shown else f"\n{CLOSE}\n\n")
+
+    def splitter(self, tail: str) -> Splitter | None:
+        end = tail.rstrip()
+        if end.endswith(CLOSE):
+            return None
+        opens = self.written.prompt.rstrip().endswith(OPEN)
+        return TagSplitter(
+            self.ids, self.texts, opened=end.endswith(OPEN) or (self.assumes_open and not opens)
+        )
+
+
+class TagSplitter(Splitter):
+    """Splits an answer of ``TagParser``. Line breaks next to the tags belong to neither part.
+
+    Args:
+        opened: Whether the answer begins inside the thought.
+    """
+
+    def __init__(self, ids: dict[int, str], texts: tuple[str, ...], *, opened: bool) -> None:
+        super().__init__(ids, texts)
+        self.thinking, self.waiting = opened, not opened
+        self._blank = ""  # white space that may be next to a tag
+        self._first = True  # no text of the current part yet
+        self._thought = opened
+
+    def answer(self) -> None:
+        self.thinking, self.waiting, self.answering = False, False, True
+        self._blank, self._first = "", True
+
+    def _expects(self, mark: str) -> bool:
+        if self.answering:
+            return False
+        # A model whose prompt opened the thought may write the tag again
+        return mark == (OPEN if self.waiting else CLOSE) or (self.thinking and self._first and mark == OPEN)
+
+    def _mark(self, mark: str) -> Split:
+        if mark == CLOSE:
+            self.answer()
+        else:
+            self.thinking, self.waiting, self._thought = True, False, True
+            self._blank, self._first = "", True
+        return Split()
+
+    def _plain(self, text: str) -> Split:
+        text, self._blank = self._blank + text, ""
+        if self.waiting:
+            if not text.strip():
+                self._blank = text
+                return Split()
+            self.answer()
+        if self._first and self._thought:
+            text = text.lstrip("\n")
+        self._first = self._first and not text
+        if self.thinking:
+            text, blank = text.rstrip("\n"), text
+            self._blank = blank[len(text) :]
+            return Split(reasoning=text)
+        return Split(text=text)
+
+    def _rest(self) -> Split:
+        """Return white space that is the whole answer; line breaks after a thought are dropped."""
+        blank, self._blank = self._blank, ""
+        return Split(text=blank) if self.waiting else Split()

@@ -1,0 +1,20 @@
+"""DeepSeek R1 and its distilled models, QwQ: the prompt opens the thought, and the answer only closes it."""
+
+from __future__ import annotations
+
+from gym_fed.serving.reasoning.base import Written
+from gym_fed.serving.reasoning.parsers._tags import OPEN, TagParser
+
+
+class DeepSeekR1(TagParser):
+    """With a template that never opens the thought, every answer is taken to begin inside one.
+
+    With one that does, a prompt without ``<think>``, such as after a tool's result, leaves it to the model.
+    """
+
+    order = 40
+    assumes_open = True
+
+    @classmethod
+    def matches(cls, written: Written) -> bool:
+        return written.before is None and written.prompt.rstrip().endswith(OPEN)

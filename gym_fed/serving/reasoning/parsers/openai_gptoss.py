@@ -1,0 +1,92 @@
+"""gpt-oss: OpenAI's harmony format, with the channels ``analysis``, ``commentary`` and ``final``.
+
+See https://cookbook.openai.com/articles/openai-harmony. An answer is a sequence of messages::
+
+    <|channel|>analysis<|message|>THOUGHT<|end|><|start|>assistant<|channel|>final<|message|>ANSWER<|return|>
+    <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gym_fed.serving.reasoning.base import ReasoningParser, Split, Splitter, Written, encoded
+
+START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
+CALL_MARK = f"{CHANNEL}commentary to=functions."
+"""The beginning of a call as the splitter passes it on, whichever of the two places has the recipient."""
+
+_RECIPIENT = re.compile(r"to=([\w.-]{1,80})")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_MAX_HEADER = 256
+"""Maximum characters of a message's header; a longer one is text."""
+
+
+class OpenAIGptOss(ReasoningParser):
+    """``analysis`` is the thought; ``final``, and ``commentary`` without a recipient, are the answer."""
+
+    order = 10
+    marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
+
+    def __init__(self, tokenizer: Any, written: Written) -> None:
+        super().__init__(tokenizer, written)
+        self.opening = encoded(tokenizer, f"{CHANNEL}analysis{MESSAGE}")
+        self.closing = encoded(tokenizer, f"{END}{START}assistant{CHANNEL}final{MESSAGE}")
+
+    @classmethod
+    def matches(cls, written: Written) -> bool:
+        return written.before is not None and written.before.endswith(f"{CHANNEL}analysis{MESSAGE}")
+
+    def splitter(self, tail: str) -> Splitter | None:
+        return HarmonySplitter(self.ids, self.texts)
+
+
+class HarmonySplitter(Splitter):
+    """Splits an answer that begins in the header of its first message."""
+
+    def __init__(self, ids: dict[int, str], texts: tuple[str, ...]) -> None:
+        super().__init__(ids, texts)
+        self._header: str | None = ""
+        self._calling = False
+        self._thoughts = 0
+
+    def _expects(self, mark: str) -> bool:
+        return True
+
+    def _mark(self, mark: str) -> Split:
+        if mark == MESSAGE and self._header is not None:
+            return self._begin(self._header)
+        if mark in (CHANNEL, CONSTRAIN) and self._header is not None:
+            self._header += mark if mark == CHANNEL else " "
+            return Split()
+        text = CALL if self._calling and mark in (END, CALL) else ""
+        self._header, self._calling = "", False
+        self.thinking = self.answering = False
+        return Split(text=text)
+
+    def _begin(self, header: str) -> Split:
+        """Begin the body of a message."""
+        self._header = None
+        channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
+        if recipient is not None and recipient[1].startswith("functions."):
+            self._calling = True
+            return Split(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
+        # Code for a built-in tool, such as python, is a part of the thought
+        self.thinking = recipient is not None or (channel is not None and channel[1] == "analysis")
+        self.answering = not self.thinking
+        self._thoughts += self.thinking
+        return Split(reasoning="\n" if self.thinking and self._thoughts > 1 else "")
+
+    def _plain(self, text: str) -> Split:
+        if self._header is not None:
+            self._header += text
+            return self._rest() if len(self._header) > _MAX_HEADER else Split()
+        return Split(reasoning=text) if self.thinking else Split(text=text)
+
+    def _rest(self) -> Split:
+        """Return a header that is no header: the model has written text without a channel."""
+        header, self._header = self._header or "", None
+        self.answering = self.answering or bool(header)
+        return Split(text=header if CHANNEL not in header else "")
