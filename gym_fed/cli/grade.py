@@ -73,6 +73,7 @@ def grade(
             {
                 "prompt": sample.prompt,
                 "completion": sample.completion,
+                **({"reasoning": sample.thought} if sample.thought else {}),
                 "rewards": {name: values[place] for name, values in grades.values.items()},
             }
             for place, sample in enumerate(grades.samples)
@@ -80,8 +81,12 @@ def grade(
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_atomically(output, text.encode())
         err.print(f"{counted(len(lines), 'answer')} in {output}")
+    if grades.unfinished:
+        err.print(
+            f"{counted(grades.unfinished, 'answer')} ended inside a thought and graded as empty: raise --max-tokens"
+        )
     print_result(
         as_json,
-        {"num_rows": len(grades.samples), "means": grades.means},
+        {"num_rows": len(grades.samples), "means": grades.means, "unfinished": grades.unfinished},
         *(f"{name:20} {mean:.4f}" for name, mean in grades.means.items()),
     )

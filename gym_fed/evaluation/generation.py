@@ -10,6 +10,7 @@ import torch
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import require_chat_template
+from gym_fed.serving.reasoning.answers import AnswerReader, ReadAnswer
 
 Message = dict[str, str]
 
@@ -61,7 +62,6 @@ def answer(model: Any, tokenizer: Any, prompt: str, *, max_new_tokens: int = 64)
     return generate_batch(model, tokenizer, [conversation], max_new_tokens=max_new_tokens)[0]
 
 
-@torch.inference_mode()
 def generate_batch(
     model: Any,
     tokenizer: Any,
@@ -70,6 +70,20 @@ def generate_batch(
     max_new_tokens: int = 64,
     batch_size: int = 64,
 ) -> list[str]:
+    """Return the texts of ``generate_answers``."""
+    options = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    return [answer.text for answer in generate_answers(model, tokenizer, conversations, **options)]
+
+
+@torch.inference_mode()
+def generate_answers(
+    model: Any,
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    max_new_tokens: int = 64,
+    batch_size: int = 64,
+) -> list[ReadAnswer]:
     """Generate greedy answers to conversations that end with a user message, in the given order.
 
     Conversations of similar length share a batch, and finished answers leave it.
@@ -82,15 +96,17 @@ def generate_batch(
         for c in conversations
     ]
     order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]))
-    answers = [""] * len(encoded)
+    answers = [ReadAnswer("")] * len(encoded)
+    reader = AnswerReader(tokenizer)
     was_training = model.training
     model.eval()
     try:
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            texts = _generate(model, tokenizer, [encoded[i] for i in chosen], max_new_tokens)
-            for i, text in zip(chosen, texts, strict=True):
-                answers[i] = text
+            prompts = [encoded[i] for i in chosen]
+            generated = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
+            for i, one in zip(chosen, generated, strict=True):
+                answers[i] = reader.read(encoded[i], one.ids)
     finally:
         model.train(was_training)
     return answers
@@ -156,8 +172,3 @@ def end_ids(model: Any, tokenizer: Any) -> set[int]:
     configured = getattr(model.generation_config, "eos_token_id", None)
     ids = configured if isinstance(configured, list) else [configured]
     return {token for token in (*ids, tokenizer.eos_token_id) if token is not None}
-
-
-def _generate(model: Any, tokenizer: Any, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
-    answers = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
-    return [str(tokenizer.decode(answer.ids, skip_special_tokens=True)) for answer in answers]

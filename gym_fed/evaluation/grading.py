@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample, checked_values
+
+if TYPE_CHECKING:
+    from gym_fed.serving.reasoning.answers import ReadAnswer
 
 
 @dataclass(frozen=True)
@@ -19,11 +22,13 @@ class Grades:
         means: Mean of each grader, by its name, and of their sum under ``reward``.
         values: The value of each sample, by grader.
         samples: The graded answers, in the rows' order.
+        unfinished: The number of answers that ended inside a thought; they are graded as empty.
     """
 
     means: dict[str, float]
     values: dict[str, list[float]] = field(repr=False)
     samples: list[Sample] = field(repr=False)
+    unfinished: int = 0
 
 
 def grade(
@@ -35,7 +40,7 @@ def grade(
     max_new_tokens: int = 64,
     batch_size: int = 64,
 ) -> Grades:
-    """Grade greedy answers to the prompts of ``rows``.
+    """Grade greedy answers to the prompts of ``rows``. The thoughts of a reasoning model are not graded.
 
     Args:
         model: A causal LM.
@@ -50,7 +55,7 @@ def grade(
     """
     from gym_fed.data.rows import as_kind
     from gym_fed.data.string_rows import as_turns
-    from gym_fed.evaluation.generation import generate_batch  # imports torch
+    from gym_fed.evaluation.generation import generate_answers  # imports torch
 
     prompts = as_turns(tokenizer, as_kind(rows, "prompt"))
     for number, row in enumerate(prompts, 1):
@@ -63,10 +68,12 @@ def grade(
     with ExitStack() as stack:
         _set_up(stack, graders)
         conversations = [row["prompt"] for row in prompts]
-        answers = generate_batch(
+        answers = generate_answers(
             model, tokenizer, conversations, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
-        return _graded([_sample(row, text) for row, text in zip(prompts, answers, strict=True)], graders)
+        samples = [_sample(row, answer) for row, answer in zip(prompts, answers, strict=True)]
+        unfinished = sum(answer.is_unfinished for answer in answers)
+        return replace(_graded(samples, graders), unfinished=unfinished)
 
 
 def grade_answers(rows: Sequence[dict[str, Any]], graders: Sequence[Grader]) -> Grades:
@@ -102,8 +109,9 @@ def _answered(row: dict[str, Any], number: int) -> Sample:
     return Sample(prompt, completion if isinstance(completion, str) else str(completion[-1]["content"]), rest)
 
 
-def _sample(row: dict[str, Any], text: str) -> Sample:
-    return Sample(row["prompt"], text, {key: value for key, value in row.items() if key != "prompt"})
+def _sample(row: dict[str, Any], answer: ReadAnswer) -> Sample:
+    rest = {key: value for key, value in row.items() if key != "prompt"}
+    return Sample(row["prompt"], answer.text, rest, answer.thought)
 
 
 def _set_up(stack: ExitStack, graders: Sequence[Grader]) -> None:

@@ -215,6 +215,10 @@ def _warnings(metrics: Sequence[RowMetric], retention: Retention | None, after: 
             )
     if retention is not None and (lost := retention.warning(REMEDIES)) is not None:
         warnings.append(lost)
+    if after.unfinished:
+        warnings.append(
+            f"{counted(after.unfinished, 'answer')} ended inside a thought and counted as empty: raise --max-tokens"
+        )
     cut = sum(ended is False for ended in after.ended)
     if cut > sum(ended is True for ended in after.ended):
         warnings.append(

@@ -48,7 +48,7 @@ class SampleResult:
         target: The correct answer.
         metrics: The sample's values by metric.
         cut: Number of prompt tokens that did not fit in the context.
-        margins: See ``scoring.scorer.AnswerResult``.
+        margins: See ``scoring.scorer.AnswerResult``, like the following.
     """
 
     number: int
@@ -62,6 +62,8 @@ class SampleResult:
     metrics: Mapping[str, float]
     cut: int = 0
     margins: tuple[float, ...] = ()
+    thought: str = ""
+    is_unfinished: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ class TaskResult:
     samples: tuple[SampleResult, ...]
     lock: str
     chat_template: bool = False
+
+    @property
+    def num_unfinished(self) -> int:
+        """The number of answers that ended inside a thought; they are scored as empty."""
+        return sum(sample.is_unfinished for sample in self.samples)
 
     @property
     def main_metric(self) -> str:

@@ -23,6 +23,7 @@ from gym_fed.data.encoding import prompt_ids
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import OnDone, ignore_progress, row_losses
+from gym_fed.serving.reasoning.answers import AnswerReader
 
 MIN_LOSS = 0.05
 """Nats per token. A smaller rise of the loss is not reported as a loss of knowledge, even if it is significant: below
@@ -165,13 +166,12 @@ def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done:
     room = min(_ANSWER_TOKENS, (context_of(model) or math.inf) - max(map(len, prompts), default=0))
     if room < 1:
         return []
-    right = []
+    reader, right = AnswerReader(tokenizer), []
     for start in range(0, len(asked), _ANSWERS_AT_ONCE):
-        answers = greedy_ids(
-            model, tokenizer, prompts[start : start + _ANSWERS_AT_ONCE], max_new_tokens=int(room)
-        )
-        for row, answer in zip(asked[start:], answers, strict=False):
-            right.append(_is_right(row, str(tokenizer.decode(answer.ids, skip_special_tokens=True))))
+        part = prompts[start : start + _ANSWERS_AT_ONCE]
+        answers = greedy_ids(model, tokenizer, part, max_new_tokens=int(room))
+        for row, prompt, answer in zip(asked[start:], part, answers, strict=False):
+            right.append(_is_right(row, reader.read(prompt, answer.ids).text))
         on_done(len(answers))
     return right
 

@@ -21,6 +21,7 @@ from gym_fed.evaluation.graders.base import Grader, build_graders
 from gym_fed.evaluation.grading import grade_answers
 from gym_fed.evaluation.loss import BATCH_TOKENS, row_losses
 from gym_fed.evaluation.own_set import DEFAULT_LENGTH, MAX_TOKENS, OwnRow, Rendering, render
+from gym_fed.serving.reasoning.answers import AnswerReader, ReadAnswer
 
 LOSS, EXACT_MATCH = "loss", "exact_match"
 _LOSS_ROWS, _ANSWERS = 64, 16
@@ -41,6 +42,8 @@ class RowScores:
         max_length: Maximum tokens of a row.
         max_tokens: Maximum tokens of an answer.
         too_long: Rows whose prompt leaves no room for an answer.
+        thoughts: The thoughts before the answers.
+        unfinished: The number of answers that ended inside a thought; they count as empty.
     """
 
     metrics: dict[str, list[float | None]]
@@ -50,6 +53,8 @@ class RowScores:
     max_length: int
     max_tokens: int
     too_long: int
+    thoughts: list[str | None]
+    unfinished: int
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def score_rows(
         rendering: The run's rendering options.
         max_length: Maximum tokens of a row.
         graders: Graders of the answers.
-        max_tokens: Maximum tokens of an answer; None for twice the longest reference.
+        max_tokens: Maximum tokens of an answer; None for twice the longest reference, or 512 with thoughts.
         on_progress: Called with the rows done, their total, and the name of the step.
 
     Raises:
@@ -151,8 +156,10 @@ def score_rows(
         if own_row.is_short and prompts[i] and _num_tokens(tokenizer, own_row.reference) <= MAX_TOKENS
     }
     to_answer = [i for i, ids in enumerate(prompts) if ids and (graders or i in short)]
-    room = max_tokens or _room(tokenizer, [rows[i] for i in to_answer])
-    answers, ended = _answers(model, tokenizer, prompts, to_answer, room, on_progress)
+    reader = AnswerReader(tokenizer)
+    room = max_tokens or (_MAX_ANSWER if reader.thinks else _room(tokenizer, [rows[i] for i in to_answer]))
+    read, ended = _answers(model, tokenizer, reader, prompts, to_answer, room, on_progress)
+    answers = [None if answer is None else answer.text for answer in read]
     metrics: dict[str, list[float | None]] = {LOSS: losses}
     exact: list[float | None] = [
         float(answer.strip() == row.reference) if i in short and answer is not None else None
@@ -161,7 +168,17 @@ def score_rows(
     metrics[EXACT_MATCH] = exact
     metrics |= _grades(rows, answers, graders)
     too_long = sum(answers[i] is None for i in to_answer)
-    return RowScores(metrics, answers, ended, encoded.counts, max_length, room, too_long)
+    return RowScores(
+        metrics,
+        answers,
+        ended,
+        encoded.counts,
+        max_length,
+        room,
+        too_long,
+        thoughts=[None if answer is None else answer.thought for answer in read],
+        unfinished=sum(answer is not None and answer.is_unfinished for answer in read),
+    )
 
 
 def row_metrics(
@@ -205,13 +222,14 @@ def paired_metric(name: str, after: Sequence[float], before: Sequence[float]) ->
 def _answers(
     model: Any,
     tokenizer: Any,
+    reader: AnswerReader,
     prompts: Sequence[list[int]],
     wanted: Sequence[int],
     max_tokens: int,
     on_progress: OnProgress,
-) -> tuple[list[str | None], list[bool | None]]:
+) -> tuple[list[ReadAnswer | None], list[bool | None]]:
     """Generate greedy answers to the prompts at ``wanted``; None if the prompt leaves no room for one."""
-    answers: list[str | None] = [None] * len(prompts)
+    answers: list[ReadAnswer | None] = [None] * len(prompts)
     ended: list[bool | None] = [None] * len(prompts)
     fitting = [i for i in wanted if len(prompts[i]) < _context(model)]
     fitting.sort(key=lambda i: len(prompts[i]))
@@ -221,7 +239,7 @@ def _answers(
         room = min(max_tokens, _context(model) - max(len(prompts[i]) for i in at))
         generated = greedy_ids(model, tokenizer, [prompts[i] for i in at], max_new_tokens=room)
         for i, answer in zip(at, generated, strict=True):
-            answers[i] = str(tokenizer.decode(answer.ids, skip_special_tokens=True))
+            answers[i] = reader.read(prompts[i], answer.ids)
             ended[i] = answer.ended
     return answers, ended
 

@@ -152,6 +152,8 @@ def _plain(outcome: Outcome) -> list[Any]:
         outcome.finish_reason,
         outcome.cut,
         list(outcome.margins),
+        outcome.thought,
+        outcome.is_unfinished,
     ]
 
 
@@ -160,11 +162,13 @@ def _outcome(value: Any) -> Outcome:
     if kind == "l":
         logprob, is_greedy, cut = fields
         return Loglikelihood(float(logprob), bool(is_greedy), int(cut))
-    text, ids, reason, cut, margins = fields
+    text, ids, reason, cut, margins, thought, is_unfinished = fields
     return AnswerResult(
         str(text),
         tuple(int(item) for item in ids),
         str(reason),
         int(cut),
         tuple(float(item) for item in margins),
+        str(thought),
+        bool(is_unfinished),
     )

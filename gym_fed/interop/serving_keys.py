@@ -15,7 +15,7 @@ _BITS = Unsupported(
 
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_TOOL_FORMATS = {"llama3_json": "llama"}
+_TOOL_FORMATS = {"llama3_json": "llama", "openai": "harmony"}
 """gym-fed's tool formats by the names of vLLM's parsers, if they differ."""
 
 

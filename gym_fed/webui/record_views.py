@@ -178,6 +178,7 @@ def _sample(task: TaskResult, sample: SampleResult) -> Answer:
         "prompt": sample.prompt[-ROOM:],
         "prompt_more": max(0, len(sample.prompt) - ROOM),
         "answer": None if sample.answer is None else sample.answer[:ROOM],
+        "thought": sample.thought[:ROOM],
         "target": sample.target[:ROOM],
         "choices": choices[:_CHOICES],
         "is_right": _is_right(task, sample),

@@ -47,7 +47,7 @@ OPTIONS = {
     **dict.fromkeys(("--embedding", "--embeddings"), "leave it out: /v1/embeddings is always available"),
     "--no-enable-prefix-caching": "--set engine.prefix_cache=false",
     "--tool-call-parser": "--set tool_format=FORMAT; without it, the chat template decides",
-    "--reasoning-parser": "leave it out: reasoning is part of the answer's text",
+    "--reasoning-parser": "--set reasoning_parser=NAME; without it, the chat template decides",
     "--dtype": "--set dtype=bfloat16 (or float16, float32)",
     **dict.fromkeys(("--quantization", "-q"), "--set base_format=int8 (or int4, bfloat16)"),
     **dict.fromkeys(("--kv-cache-dtype", "--cache-type-k", "--cache-type-v", "-ctk", "-ctv"), _KV_DTYPE),

@@ -101,7 +101,7 @@ def chat(
             writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
 
     from gym_fed.cli.chat.terminal import Terminal, line_editing
-    from gym_fed.serving.chat.session import ChatSession
+    from gym_fed.serving.chat.session import ChatSession, ThoughtText
 
     with closing(writer):
         conversation = ChatSession(writer, system=system, variant=variant, sampling=settings.fields())
@@ -114,8 +114,10 @@ def chat(
                 print_next(after_chat(str(model), conversation.variant, variants))
         elif as_json:
             with closing(conversation.say(prompt)) as texts:
-                answer = "".join(texts)
-            print_json(terminal.report(prompt, answer))
+                parts = list(texts)
+            thought = "".join(part for part in parts if isinstance(part, ThoughtText))
+            answer = "".join(part for part in parts if not isinstance(part, ThoughtText))
+            print_json(terminal.report(prompt, answer, thought))
         else:
             terminal.answer(prompt)
 

@@ -16,6 +16,7 @@ from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted, harmless
+from gym_fed.serving.chat.session import ThoughtText
 
 if TYPE_CHECKING:
     from gym_fed.cli.chat.settings import ChatSettings
@@ -89,27 +90,36 @@ class Terminal:
             GymError: If the message or its answer is refused.
         """
         chunks: list[str] = []
+        thoughts: list[str] = []
         try:
             with closing(self.conversation.say(text)) as texts:
                 for part in texts:
-                    chunks.append(part)
+                    is_thought = isinstance(part, ThoughtText)
+                    if is_thought:
+                        thoughts.append(part)
+                    elif thoughts and not chunks and not self._as_json:
+                        self._write_thought("\n")
+                    if not is_thought:
+                        chunks.append(part)
                     if not self._as_json:
-                        self._write(part)
+                        (self._write_thought if is_thought else self._write)(part)
         finally:
             if chunks and not self._as_json:
                 self._write("\n")
         if self._as_json:
-            self._write(json.dumps(self.report(text, "".join(chunks)), ensure_ascii=False) + "\n")
+            report = self.report(text, "".join(chunks), "".join(thoughts))
+            self._write(json.dumps(report, ensure_ascii=False) + "\n")
         elif not chunks:
             self._write("\n")
         self._print_end()
 
-    def report(self, prompt: str, answer: str) -> dict[str, object]:
+    def report(self, prompt: str, answer: str, thought: str = "") -> dict[str, object]:
         """Return an answer as JSON values."""
         return {
             "model": self.conversation.model,
             "prompt": prompt,
             "answer": answer,
+            **({"reasoning": thought} if thought else {}),
             "finish_reason": self.conversation.finish_reason,
             "forgotten": self.conversation.forgotten,
         }
@@ -152,6 +162,10 @@ class Terminal:
     def _write(self, text: str) -> None:
         sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+    def _write_thought(self, text: str) -> None:
+        """Write a part of a thought to standard error, so that piped output has the answer alone."""
+        err.print(harmless(text), style="dim", end="", markup=False, highlight=False, soft_wrap=True)
 
     def _note(self, text: str) -> None:
         err.print(text, style="dim")

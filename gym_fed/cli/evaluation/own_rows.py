@@ -211,6 +211,7 @@ def _as_json(
             "cut": after.counts.cut,
             "dropped": after.counts.dropped,
             "not_answered": after.too_long,
+            "unfinished": after.unfinished,
             "max_length": after.max_length,
             "max_tokens": after.max_tokens,
         },
@@ -237,4 +238,5 @@ def _sample(scores: Any, i: int) -> dict[str, Any]:
     finite = {
         name: value if value is not None and math.isfinite(value) else None for name, value in values.items()
     }
-    return {**finite, "answer": scores.answers[i], "ended": scores.ended[i]}
+    thought = {"reasoning": scores.thoughts[i]} if scores.thoughts[i] else {}
+    return {**finite, "answer": scores.answers[i], **thought, "ended": scores.ended[i]}

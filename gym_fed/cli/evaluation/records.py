@@ -237,6 +237,8 @@ def _print_sample(task: str, sample: SampleResult) -> None:
     for choice, value in zip(sample.choices, sample.logprobs, strict=False):
         mark = "*" if choice == sample.target or choice.strip() == sample.target.strip() else " "
         out.print(f"  {mark} {value:10.4f}  {choice[:300]}")
+    if sample.thought:
+        out.print(f"  thought: {sample.thought[:2000]}", style="dim", markup=False)
     if sample.answer is not None:
         out.print(f"  answer: {sample.answer[:2000]}")
         out.print(f"  right:  {sample.target[:300]}")
@@ -279,6 +281,7 @@ def _results_as_json(results: EvalResults, samples: int) -> Mapping[str, Any]:
             "num_fewshot": task.num_fewshot,
             "lock": task.lock,
             "figures": {metric: asdict(figure) for metric, figure in task.figures.items()},
+            "unfinished": task.num_unfinished,
             "samples": [asdict(sample) for sample in task.samples[:samples]],
         }
         for name, task in results.tasks.items()
@@ -379,6 +382,10 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
         models = run.results.facts.get("models_in_pass", 1)
         passed = f" for {counted(models, 'model')} in one pass" if models != 1 else ""
         err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
+        for name, task in run.results.tasks.items():
+            if task.num_unfinished:
+                answers = counted(task.num_unfinished, "answer")
+                err.print(f"{name}: {answers} ended inside a thought and scored as empty: raise max_gen_toks")
 
 
 def _template(run: EvaluationRun) -> str:

@@ -26,11 +26,13 @@ class Sample:
         prompt: Messages, or plain text.
         completion: The answer as text, without special tokens.
         row: The other columns of the prompt's row (``answer``, ``tests``, ...).
+        thought: The thought of a reasoning model before the answer, which graders and judges do not see.
     """
 
     prompt: list[dict[str, Any]] | str
     completion: str
     row: Mapping[str, Any] = field(default_factory=dict)
+    thought: str = ""
 
     def prompt_text(self) -> str:
         """Return the prompt as text: plain, or the contents of its messages separated by blank lines."""

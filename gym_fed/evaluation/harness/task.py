@@ -217,6 +217,8 @@ class HarnessTask:
             metrics=dict(metrics),
             cut=max(item.cut for item in results),
             margins=() if answered is None else answered.margins,
+            thought="" if answered is None else answered.thought,
+            is_unfinished=answered is not None and answered.is_unfinished,
         )
 
     def _target(self, row: Any) -> str:

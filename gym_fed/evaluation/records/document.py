@@ -202,6 +202,7 @@ class SampleOutput(_RecordPart):
     """The model's output: a text, or the most likely choice."""
 
     raw: list[Text]
+    reasoning_trace: list[Text] | None = None
 
 
 class AnswerAttribution(_RecordPart):
@@ -230,6 +231,7 @@ class SampleMetadata(_RecordPart):
     token_ids: Text = "[]"
     margins: Text = "[]"
     cut: Text = "0"
+    unfinished_thought: Text = "0"
 
 
 class Instance(_RecordPart):

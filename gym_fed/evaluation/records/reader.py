@@ -223,6 +223,8 @@ def _sample(where: tuple[Path, str], instance: Instance) -> SampleResult:
         metrics=metrics,
         cut=_whole(where[0], metadata.cut),
         margins=margins,
+        thought="".join(instance.output.reasoning_trace or ()),
+        is_unfinished=bool(_whole(where[0], metadata.unfinished_thought)),
     )
 
 

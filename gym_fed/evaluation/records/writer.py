@@ -163,7 +163,9 @@ def _instance(task: TaskResult, sample: SampleResult, run: str, model: str) -> p
             reference=[_whole_text(sample.target)],
             choices=[_whole_text(choice) for choice in sample.choices] or None,
         ),
-        output=parts.SampleOutput(raw=output),
+        output=parts.SampleOutput(
+            raw=output, reasoning_trace=[_whole_text(sample.thought)] if sample.thought else None
+        ),
         answer_attribution=[
             parts.AnswerAttribution(extracted_value=text, extraction_method=method) for text in output
         ],
@@ -175,6 +177,7 @@ def _instance(task: TaskResult, sample: SampleResult, run: str, model: str) -> p
             token_ids=json.dumps([int(token) for token in sample.token_ids]),
             margins=json.dumps([float(value) for value in sample.margins]),
             cut=str(int(sample.cut)),
+            unfinished_thought=str(int(sample.is_unfinished)),
         ),
     )
 

@@ -152,19 +152,22 @@ class ApiScorer:
         until = [stop for stop in request.until if stop]
         if until:
             body["stop"] = until[:4]  # OpenAI's limit; further stop texts are applied here
-        prompt = self.tokenizer.decode(request.prompt_ids)
+        prompt, thought = self.tokenizer.decode(request.prompt_ids), ""
         if (messages := _messages_of(prompt)) is not None:
             choice = self._writer.complete({**body, "messages": messages}, "chat/completions")
             message = choice.get("message")
             if not isinstance(message, Mapping):
                 raise GymError(ErrorCode.UNAVAILABLE, f"{self._url}: the answer has no message")
             text = str(message.get("content") or "")
+            thought = str(message.get("reasoning_content") or message.get("reasoning") or "")
         else:
             choice = self._writer.complete({**body, "prompt": prompt})
             text = str(choice.get("text", ""))
         for stop in until:
             text = text.split(stop)[0]
-        return AnswerResult(text, (), "stop" if choice.get("finish_reason") == "stop" else "length")
+        reason = "stop" if choice.get("finish_reason") == "stop" else "length"
+        unfinished = bool(thought) and not text and reason == "length"
+        return AnswerResult(text, (), reason, thought=thought, is_unfinished=unfinished)
 
 
 def _when_free(ask: Callable[[Any], _T], request: Any) -> _T:

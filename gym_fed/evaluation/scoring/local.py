@@ -9,6 +9,7 @@ models. Log-softmax is computed in float32, for scored rows only.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gym_quant.kernels.attention import BLOCK_TOKENS
@@ -23,11 +24,13 @@ from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.limits import context_length
 from gym_fed.serving.engine.request import CompletionOutput, GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.reasoning.answers import AnswerReader
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.kv_cache import KVCache
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.reasoning.base import Thinking
 
 
 _WINDOW_TOKENS = 4096
@@ -72,6 +75,12 @@ class LocalScorer:
         self._step_tokens = step_tokens
         self._most_rows = max(1, _LOGITS_BYTES // (4 * served.vocabulary))
         self._on_close = on_close
+        self._reader = AnswerReader(tokenizer)
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """The parts of the results' identity that depend on how answers are read."""
+        return {"reasoning": self._reader.name} if self._reader.thinks else {}
 
     def close(self) -> None:
         self._on_close()
@@ -114,6 +123,7 @@ class LocalScorer:
             if self._served.attends_plainly
             and not any(variant is not None and variant.replaced for variant in self._variants.values())
             and request.temperature == 0
+            and self._reader.thinking(truncated[place]) is None
             and len(truncated[place]) <= LONGEST_PROMPT
         ]
         if together:
@@ -171,7 +181,11 @@ class LocalScorer:
                 sent = iter(
                     engine.submit_all(
                         [
-                            GenerationRequest(truncated[place], _sampling(prompts[place]), variant)
+                            GenerationRequest(
+                                truncated[place],
+                                _sampling(prompts[place], self._reader.thinking(truncated[place])),
+                                variant,
+                            )
                             for place in group
                             for variant in served.values()
                         ]
@@ -254,7 +268,10 @@ class LocalScorer:
             token.logprob - max((logprob for other, _, logprob in token.top if other != token.token_id))
             for token in output.logprobs
         ]
-        return self._result(request, output.token_ids, margins, output.finish_reason, cut)
+        result = self._result(request, output.token_ids, margins, output.finish_reason, cut)
+        if not output.reasoning_tokens:
+            return result
+        return replace(result, text=output.text, thought=output.reasoning, is_unfinished=output.is_unfinished)
 
     def _result(
         self,
@@ -272,13 +289,14 @@ class LocalScorer:
         return AnswerResult(text, tuple(token_ids), reason, cut, tuple(margins))
 
 
-def _sampling(request: AnswerRequest) -> SamplingParams:
+def _sampling(request: AnswerRequest, thinking: Thinking | None) -> SamplingParams:
     return SamplingParams(
         max_tokens=request.max_tokens,
         temperature=request.temperature,
         seed=request.seed,
         stop=tuple(stop for stop in request.until if stop),
         logprobs=2,
+        thinking=thinking,
     )
 
 

@@ -281,6 +281,7 @@ def _open_local(resolved: ResolvedModel) -> OpenModels:
             "settings": settings,
             "dtype": request.dtype,
             "engine": ENGINE,
+            **scorer.identity,
         }
         for key, variant in variants.items()
     }

@@ -60,12 +60,14 @@ class AnswerResult:
     """A model's answer to a prompt.
 
     Attributes:
-        text: The text up to ``until`` or the end token.
+        text: The text up to ``until`` or the end token, after the thought of a reasoning model.
         token_ids: The chosen tokens.
         finish_reason: ``stop`` or ``length``.
         cut: Tokens of the prompt that were left out.
         margins: For every token, the lead of the chosen one over the second in nats; tokens with a small lead may
             differ on another machine.
+        thought: The text of the thought.
+        is_unfinished: True if the answer ended inside the thought, so that its text is empty.
     """
 
     text: str
@@ -73,6 +75,8 @@ class AnswerResult:
     finish_reason: str
     cut: int = 0
     margins: tuple[float, ...] = field(default=(), repr=False)
+    thought: str = field(default="", repr=False)
+    is_unfinished: bool = False
 
 
 class Scorer(Protocol):

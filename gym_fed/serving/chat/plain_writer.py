@@ -14,7 +14,8 @@ from transformers.generation.streamers import BaseStreamer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import prompt_ids
 from gym_fed.serving.base import end_ids
-from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
+from gym_fed.serving.reasoning.answers import AnswerReader, AnswerStream
+from gym_fed.serving.reasoning.base import AnswerSplit
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _KNOWN = frozenset({"model", "messages", "prompt", "max_tokens", "seed", *_SAMPLING})
@@ -31,6 +32,7 @@ class PlainGeneration:
     def __init__(self, model: Any, tokenizer: Any) -> None:
         self._model = model
         self._tokenizer = tokenizer
+        self._reader = AnswerReader(tokenizer)
 
     def stream(self, url: str, body: dict[str, Any], caller: object) -> Generator[dict[str, Any]]:
         """Stream the chunks of one answer.
@@ -48,14 +50,14 @@ class PlainGeneration:
 
     def _chunks(self, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         ids = prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"])
-        texts: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        texts: queue.SimpleQueue[AnswerSplit | None] = queue.SimpleQueue()
         stop = _Stop()
         done: list[int] = []
         failed: list[BaseException] = []
 
         def work() -> None:
             try:
-                done.append(self._generate(ids, body, _TextQueue(self._tokenizer, texts), stop))
+                done.append(self._generate(ids, body, _TextQueue(self._reader, texts), stop))
             except Exception as error:  # noqa: BLE001  # raised again by the thread that reads
                 failed.append(error)
             finally:
@@ -64,9 +66,10 @@ class PlainGeneration:
         thread = threading.Thread(target=work, name="gym-generate", daemon=True)
         thread.start()
         try:
-            while (text := texts.get()) is not None:
-                if text:
-                    yield {"choices": [{"index": 0, "delta": {"content": text}}]}
+            while (split := texts.get()) is not None:
+                delta = {"reasoning_content": split.reasoning, "content": split.text}
+                if delta := {name: text for name, text in delta.items() if text}:
+                    yield {"choices": [{"index": 0, "delta": delta}]}
         finally:
             stop.requested = True
             thread.join()
@@ -111,21 +114,21 @@ class _Stop(StoppingCriteria):
 class _TextQueue(BaseStreamer):
     """Passes on text as soon as its characters are complete, like the engine."""
 
-    def __init__(self, tokenizer: Any, texts: queue.SimpleQueue[str | None]) -> None:
-        self._decoder = TextDecoder(tokenizer)
+    def __init__(self, reader: AnswerReader, texts: queue.SimpleQueue[AnswerSplit | None]) -> None:
+        self._reader = reader
         self._texts = texts
-        self._stream: TextStream | None = None
+        self._answer: AnswerStream | None = None
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt first, then one token at a time."""
         ids = value.flatten().tolist()
-        if self._stream is None:
-            self._stream = self._decoder.stream(ids)
+        if self._answer is None:
+            self._answer = self._reader.stream(ids)
             return
         for token_id in ids:
-            self._texts.put(self._stream.push(token_id))
+            self._texts.put(self._answer.push(token_id))
 
     def end(self) -> None:
         """Pass on the held-back text."""
-        if self._stream is not None:
-            self._texts.put(self._stream.finish())
+        if self._answer is not None:
+            self._texts.put(self._answer.end())

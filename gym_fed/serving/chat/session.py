@@ -19,6 +19,12 @@ ROLES = ("system", "user", "assistant")
 Message = dict[str, str]
 
 
+class ThoughtText(str):
+    """Text of a reasoning model's thought, which is not part of the conversation."""
+
+    __slots__ = ()
+
+
 class Writer(Protocol):
     """Generates the answers of a session."""
 
@@ -106,7 +112,7 @@ class ChatSession:
             )
 
     def say(self, text: str) -> Generator[str]:
-        """Stream the answer to ``text``.
+        """Stream the answer to ``text``; parts of its thought are ``ThoughtText``.
 
         An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
         ``text`` is not stored either.
@@ -123,7 +129,8 @@ class ChatSession:
         try:
             with closing(self._chat([*self.messages, question])) as texts:
                 for part in texts:
-                    pieces.append(part)
+                    if not isinstance(part, ThoughtText):
+                        pieces.append(part)
                     yield part
             is_complete = True
         finally:
@@ -213,7 +220,10 @@ class ChatSession:
         with closing(self.writer.write(url, {"model": self.model, **prompt, **self.sampling})) as chunks:
             for chunk in chunks:
                 for choice in chunk.get("choices", ()):
-                    text = choice.get("text") or (choice.get("delta") or {}).get("content")
+                    delta = choice.get("delta") or {}
+                    if thought := delta.get("reasoning_content") or delta.get("reasoning"):
+                        yield ThoughtText(thought)
+                    text = choice.get("text") or delta.get("content")
                     if choice.get("finish_reason"):
                         self.finish_reason = choice["finish_reason"]
                     if text:

@@ -114,6 +114,12 @@ class Guide:
         self._matcher.consume_token(token_id)
         self._check()
 
+    def rollback(self, count: int) -> None:
+        """Take back the last ``count`` tokens."""
+        self._first = None
+        self._matcher.rollback(count)
+        self._check()
+
     @property
     def complete(self) -> bool:
         """True if the value is complete and nothing may follow it."""

@@ -167,6 +167,7 @@ class CompletionOutput:
         cached_tokens: Tokens of the prompt that were in the prefix cache.
         reasoning: The text of the thought.
         reasoning_tokens: Tokens of the thought, including its marks.
+        is_unfinished: True if it ended inside the thought.
     """
 
     text: str
@@ -179,6 +180,7 @@ class CompletionOutput:
     cached_tokens: int = 0
     reasoning: str = ""
     reasoning_tokens: int = 0
+    is_unfinished: bool = False
 
     @property
     def completion_tokens(self) -> int:

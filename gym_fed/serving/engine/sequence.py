@@ -9,7 +9,7 @@ from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
 from gym_fed.serving.engine.sampling import RowSampler, SampledToken
 from gym_fed.serving.forward.chunk import HiddenMean
-from gym_fed.serving.reasoning.base import Split
+from gym_fed.serving.reasoning.base import AnswerSplit
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 
-NO_TEXT = Split()
+NO_TEXT = AnswerSplit()
 
 
 class ScheduledRequest:
@@ -186,7 +186,7 @@ class GenerationSequence(ScheduledRequest):
         if self._guide is not None and self._thought is None:
             self._guide.push(token_id)
         reason: FinishReason | None = None
-        split = Split()
+        split = AnswerSplit()
         if self._ends_at(token_id):
             reason = "stop"
         else:
@@ -208,18 +208,18 @@ class GenerationSequence(ScheduledRequest):
         # The caller's own stop tokens do not end a thought
         return self._thought is None or self._thought.answering or token_id not in self._stop_ids
 
-    def _split(self, token_id: int) -> Split:
+    def _split(self, token_id: int) -> AnswerSplit:
         """Decode a token, and return its text that may be shown."""
         if self._thought is None:
-            return Split(text=self._stops.push(self._text.push(token_id)))
+            return AnswerSplit(text=self._stops.push(self._text.push(token_id)))
         split = self._thought.push(token_id, self._text)
-        return Split(split.reasoning, self._stops.push(split.text))
+        return AnswerSplit(split.reasoning, self._stops.push(split.text))
 
-    def finish(self, reason: FinishReason, split: Split = NO_TEXT) -> FinishReason:
+    def finish(self, reason: FinishReason, split: AnswerSplit = NO_TEXT) -> FinishReason:
         """Create the last event and return its reason; a stop text in held-back text turns ``length`` into ``stop``."""
         reasoning, text = split
         if not self._stops.matched:
-            rest = Split(text=self._text.finish())
+            rest = AnswerSplit(text=self._text.finish())
             if self._thought is not None:
                 rest = self._thought.end(rest.text)
                 reasoning += rest.reasoning
@@ -228,7 +228,7 @@ class GenerationSequence(ScheduledRequest):
                 text += self._stops.finish()
             elif reason == "length":
                 reason = "stop"
-        event = self._event(Split(reasoning, text), reason)
+        event = self._event(AnswerSplit(reasoning, text), reason)
         seconds = time.monotonic() - self.submitted
         completion = CompletionOutput(
             text="".join(self._texts),
@@ -241,6 +241,7 @@ class GenerationSequence(ScheduledRequest):
             seconds=seconds,
             reasoning="".join(self._reasoning),
             reasoning_tokens=self._reported_thought,
+            is_unfinished=self._thought is not None and self._thought.open,
         )
         self._last = event, completion
         return reason
@@ -250,7 +251,7 @@ class GenerationSequence(ScheduledRequest):
         if self._last is not None:
             self.generation._put(*self._last)
 
-    def _event(self, split: Split, reason: FinishReason | None = None) -> Event:
+    def _event(self, split: AnswerSplit, reason: FinishReason | None = None) -> Event:
         self._texts.append(split.text)
         self._reasoning.append(split.reasoning)
         start, self._reported = self._reported, len(self.token_ids)

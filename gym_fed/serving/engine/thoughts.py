@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.serving.reasoning.base import Split, Splitter
+from gym_fed.serving.reasoning.base import AnswerSplit, Splitter, joined
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextStream
@@ -41,7 +41,8 @@ class Thought:
         self._parser, self._splitter, self._budget = parser, splitter, budget
         self._guide, self._end_ids, self._vocab_size = guide, sorted(end_ids), vocab_size
         self._forced: deque[int] = deque()
-        self._opens_thought = False
+        self._opening_token: int | None = None  # opens a thought though the grammar forbids it
+        self._guided: list[int] = []  # tokens of the guide while it was open whether they begin a thought
         self.num_tokens = 0
         """Tokens of the thought so far, including its marks."""
         self.answer_at: int | None = 0 if splitter.answering else None
@@ -55,6 +56,11 @@ class Thought:
         return bool(self._forced) or self._guide is not None
 
     @property
+    def open(self) -> bool:
+        """True inside the thought."""
+        return self._splitter.thinking
+
+    @property
     def answering(self) -> bool:
         """True once the answer itself has begun."""
         return self._splitter.answering
@@ -62,7 +68,7 @@ class Thought:
     @property
     def complete(self) -> bool:
         """True if the grammar's value is complete."""
-        return self._guide is not None and self._splitter.answering and self._guide.complete
+        return self._guide is not None and not self._splitter.thinking and self._guide.complete
 
     def banned(self) -> Any:
         """Return the tokens that may not come next; raises as ``Guide.banned``."""
@@ -77,15 +83,17 @@ class Thought:
             return self._guide.banned()
         if self._splitter.waiting:
             mask = self._guide.banned()
-            first = self._parser.opening[0]
-            self._opens_thought = bool(mask[first])
-            mask[first] = False
+            opening, begun = self._parser.opening, len(self._guided)
+            self._opening_token = None
+            if begun < len(opening) and list(opening[:begun]) == self._guided and mask[opening[begun]]:
+                self._opening_token = opening[begun]
+                mask[opening[begun]] = False
             return mask
         mask = np.zeros(self._vocab_size, dtype=bool)
         mask[self._end_ids] = True
         return mask
 
-    def push(self, token_id: int, stream: TextStream) -> Split:
+    def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
         """Add the sampled token; raises as ``Guide.push``."""
         splitter = self._splitter
         if self._forced:
@@ -93,13 +101,18 @@ class Thought:
         elif self._guide is not None and splitter.answering:
             self._guide.push(token_id)
         elif self._guide is not None and splitter.waiting:
-            if self._opens_thought and token_id == self._parser.opening[0]:
-                self._forced.extend(self._parser.opening[1:])
+            begun = len(self._guided)
+            if token_id == self._opening_token:
+                self._forced.extend(self._parser.opening[begun + 1 :])
             else:
                 self._guide.push(token_id)
-                splitter.answer()
+                self._guided.append(token_id)
         was_thinking = splitter.thinking
         split = splitter.push(token_id, stream)
+        if self._guide is not None and self._guided and splitter.thinking:
+            # What the grammar would also have allowed was the beginning of a thought
+            self._guide.rollback(len(self._guided))
+            self._guided.clear()
         self.num_tokens += was_thinking or splitter.thinking
         if self.answer_at is None and splitter.answering:
             # The token that closes a thought does not belong to the answer
@@ -108,10 +121,9 @@ class Thought:
         self._close_if_over()
         return split
 
-    def end(self, text: str) -> Split:
+    def end(self, text: str) -> AnswerSplit:
         """End the answer after its last ``text``, and return what was held back."""
-        last, held = self._splitter.feed(text), self._splitter.end()
-        return Split(last.reasoning + held.reasoning, last.text + held.text)
+        return joined([self._splitter.feed(text), self._splitter.end()])
 
     def _close_if_over(self) -> None:
         over = self._budget is not None and self.num_tokens >= self._budget

@@ -14,14 +14,14 @@ TAIL_TOKENS = 32
 """Tokens at the end of a prompt that show whether the template has opened or closed a thought."""
 
 
-class Split(NamedTuple):
+class AnswerSplit(NamedTuple):
     """The next parts of a thought and of the answer after it."""
 
     reasoning: str = ""
     text: str = ""
 
 
-class Written(NamedTuple):
+class WrittenThought(NamedTuple):
     """What a chat template writes around a thought.
 
     Attributes:
@@ -60,18 +60,18 @@ class Splitter(ABC):
         self._ids, self._texts = ids, tuple(texts)
         self._held = ""
 
-    def push(self, token_id: int, stream: TextStream) -> Split:
+    def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
         """Add a token of the answer, decoding it with the answer's ``stream``."""
         mark = self._ids.get(token_id)
         if mark is None or not self._expects(mark):
             return self.feed(stream.push(token_id))
         held = self.feed(stream.skip(token_id))
-        return _joined([held, self._release(), self._mark(mark)])
+        return joined([held, self._release(), self._mark(mark)])
 
-    def feed(self, text: str) -> Split:
+    def feed(self, text: str) -> AnswerSplit:
         """Add text, and return the parts that are certain."""
         text, self._held = self._held + text, ""
-        parts: list[Split] = []
+        parts: list[AnswerSplit] = []
         while text:
             expected = [mark for mark in self._texts if self._expects(mark)]
             found = min(((at, mark) for mark in expected if (at := text.find(mark)) >= 0), default=None)
@@ -86,39 +86,36 @@ class Splitter(ABC):
             if self._expects(mark):  # unless the text before it began the answer
                 parts.append(self._mark(mark))
                 text = text[len(mark) :]
-        return _joined(parts)
+        return joined(parts)
 
-    def end(self) -> Split:
+    def end(self) -> AnswerSplit:
         """End the answer, and return the held-back text."""
-        return _joined([self._release(), self._rest()])
-
-    def answer(self) -> None:
-        """Decide that the answer begins without a thought; only while ``waiting``."""
-        raise NotImplementedError
+        return joined([self._release(), self._rest()])
 
     @abstractmethod
     def _expects(self, mark: str) -> bool:
         """Return whether a mark has a meaning at this point."""
 
     @abstractmethod
-    def _mark(self, mark: str) -> Split:
+    def _mark(self, mark: str) -> AnswerSplit:
         """Process a mark."""
 
     @abstractmethod
-    def _plain(self, text: str) -> Split:
+    def _plain(self, text: str) -> AnswerSplit:
         """Process text without marks."""
 
-    def _rest(self) -> Split:
-        return Split()
+    def _rest(self) -> AnswerSplit:
+        return AnswerSplit()
 
-    def _release(self) -> Split:
+    def _release(self) -> AnswerSplit:
         held, self._held = self._held, ""
-        return self._plain(held) if held else Split()
+        return self._plain(held) if held else AnswerSplit()
 
 
-def _joined(parts: Iterable[Split]) -> Split:
+def joined(parts: Iterable[AnswerSplit]) -> AnswerSplit:
+    """Join consecutive parts."""
     parts = list(parts)
-    return Split("".join(part.reasoning for part in parts), "".join(part.text for part in parts))
+    return AnswerSplit("".join(part.reasoning for part in parts), "".join(part.text for part in parts))
 
 
 class ReasoningParser(ABC):
@@ -142,7 +139,7 @@ class ReasoningParser(ABC):
     opening: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
 
-    def __init__(self, tokenizer: Any, written: Written) -> None:
+    def __init__(self, tokenizer: Any, written: WrittenThought) -> None:
         self.written = written
         known = {mark: encoded(tokenizer, mark) for mark in self.marks}
         self.ids = {ids[0]: mark for mark, ids in known.items() if len(ids) == 1}
@@ -150,7 +147,7 @@ class ReasoningParser(ABC):
 
     @classmethod
     @abstractmethod
-    def matches(cls, written: Written) -> bool:
+    def matches(cls, written: WrittenThought) -> bool:
         """Return whether a template writes this format."""
 
     @abstractmethod

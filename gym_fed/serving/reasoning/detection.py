@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gym_fed.core.registries import REASONING_PARSERS
-from gym_fed.serving.reasoning.base import ReasoningParser, Written
+from gym_fed.serving.reasoning.base import ReasoningParser, WrittenThought
 
 AUTO, NONE = "auto", "none"
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
@@ -69,12 +69,12 @@ def _renderer(tokenizer: Any) -> Render:
     return render
 
 
-def _written(tokenizer: Any, render: Render) -> Written:
+def _written(tokenizer: Any, render: Render) -> WrittenThought:
     """Render a question, and the same with an answer that has a thought."""
     template = tokenizer.chat_template
     source = "".join(template.values()) if isinstance(template, dict) else template or ""
     if not any(word in source for word in _WORDS):
-        return Written("", source=source)
+        return WrittenThought("", source=source)
     question, prompt, turn = (
         render([_QUESTION], False),
         render([_QUESTION], True),
@@ -82,9 +82,9 @@ def _written(tokenizer: Any, render: Render) -> Written:
     )
     begin = (prompt or "").removeprefix(question or "")
     if turn is None or _THOUGHT not in turn or _ANSWER not in turn:
-        return Written(begin, source=source)
+        return WrittenThought(begin, source=source)
     before, _, after = turn.partition(_THOUGHT)
     between, found, _ = after.partition(_ANSWER)
     if not found:  # the answer is before its thought
-        return Written(begin, source=source)
-    return Written(begin, before, between, source)
+        return WrittenThought(begin, source=source)
+    return WrittenThought(begin, before, between, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from gym_fed.serving.reasoning.base import ReasoningParser, Split, Splitter, Written, encoded
+from gym_fed.serving.reasoning.base import AnswerSplit, ReasoningParser, Splitter, WrittenThought, encoded
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -16,10 +16,11 @@ class TagParser(ReasoningParser):
     assumes_open: ClassVar[bool] = False
     """True if an answer begins inside a thought even though its prompt does not show it."""
 
-    def __init__(self, tokenizer: Any, written: Written) -> None:
+    def __init__(self, tokenizer: Any, written: WrittenThought) -> None:
         super().__init__(tokenizer, written)
         shown = written.before is not None and written.after.strip() == CLOSE
-        self.opening = encoded(tokenizer, OPEN)
+        between = (written.before or "").rpartition(written.prompt)[2].rpartition(OPEN)[0]
+        self.opening = encoded(tokenizer, f"{'' if between.strip() else between}{OPEN}")
         self.closing = encoded(tokenizer, written.after if shown else f"\n{CLOSE}\n\n")
 
     def splitter(self, tail: str) -> Splitter | None:
@@ -46,7 +47,7 @@ class TagSplitter(Splitter):
         self._first = True  # no text of the current part yet
         self._thought = opened
 
-    def answer(self) -> None:
+    def _answer(self) -> None:
         self.thinking, self.waiting, self.answering = False, False, True
         self._blank, self._first = "", True
 
@@ -56,31 +57,31 @@ class TagSplitter(Splitter):
         # A model whose prompt opened the thought may write the tag again
         return mark == (OPEN if self.waiting else CLOSE) or (self.thinking and self._first and mark == OPEN)
 
-    def _mark(self, mark: str) -> Split:
+    def _mark(self, mark: str) -> AnswerSplit:
         if mark == CLOSE:
-            self.answer()
+            self._answer()
         else:
             self.thinking, self.waiting, self._thought = True, False, True
             self._blank, self._first = "", True
-        return Split()
+        return AnswerSplit()
 
-    def _plain(self, text: str) -> Split:
+    def _plain(self, text: str) -> AnswerSplit:
         text, self._blank = self._blank + text, ""
         if self.waiting:
             if not text.strip():
                 self._blank = text
-                return Split()
-            self.answer()
+                return AnswerSplit()
+            self._answer()
         if self._first and self._thought:
             text = text.lstrip("\n")
         self._first = self._first and not text
         if self.thinking:
             text, blank = text.rstrip("\n"), text
             self._blank = blank[len(text) :]
-            return Split(reasoning=text)
-        return Split(text=text)
+            return AnswerSplit(reasoning=text)
+        return AnswerSplit(text=text)
 
-    def _rest(self) -> Split:
+    def _rest(self) -> AnswerSplit:
         """Return white space that is the whole answer; line breaks after a thought are dropped."""
         blank, self._blank = self._blank, ""
-        return Split(text=blank) if self.waiting else Split()
+        return AnswerSplit(text=blank) if self.waiting else AnswerSplit()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.serving.reasoning.base import Written
+from gym_fed.serving.reasoning.base import WrittenThought
 from gym_fed.serving.reasoning.parsers._tags import OPEN, TagParser
 
 
@@ -16,5 +16,5 @@ class DeepSeekR1(TagParser):
     assumes_open = True
 
     @classmethod
-    def matches(cls, written: Written) -> bool:
+    def matches(cls, written: WrittenThought) -> bool:
         return written.before is None and written.prompt.rstrip().endswith(OPEN)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.serving.reasoning.base import Written
+from gym_fed.serving.reasoning.base import WrittenThought
 from gym_fed.serving.reasoning.parsers._tags import CLOSE, OPEN, TagParser
 
 
@@ -12,7 +12,7 @@ class Glm45(TagParser):
     order = 20
 
     @classmethod
-    def matches(cls, written: Written) -> bool:
+    def matches(cls, written: WrittenThought) -> bool:
         if written.before is None or "<|assistant|>" not in written.prompt:
             return False
         return written.before.endswith(OPEN) and written.after.startswith(CLOSE)

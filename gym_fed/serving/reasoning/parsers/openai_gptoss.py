@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gym_fed.serving.reasoning.base import ReasoningParser, Split, Splitter, Written, encoded
+from gym_fed.serving.reasoning.base import AnswerSplit, ReasoningParser, Splitter, WrittenThought, encoded
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -30,13 +30,13 @@ class OpenAIGptOss(ReasoningParser):
     order = 10
     marks = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 
-    def __init__(self, tokenizer: Any, written: Written) -> None:
+    def __init__(self, tokenizer: Any, written: WrittenThought) -> None:
         super().__init__(tokenizer, written)
         self.opening = encoded(tokenizer, f"{CHANNEL}analysis{MESSAGE}")
         self.closing = encoded(tokenizer, f"{END}{START}assistant{CHANNEL}final{MESSAGE}")
 
     @classmethod
-    def matches(cls, written: Written) -> bool:
+    def matches(cls, written: WrittenThought) -> bool:
         return written.before is not None and written.before.endswith(f"{CHANNEL}analysis{MESSAGE}")
 
     def splitter(self, tail: str) -> Splitter | None:
@@ -55,38 +55,38 @@ class HarmonySplitter(Splitter):
     def _expects(self, mark: str) -> bool:
         return True
 
-    def _mark(self, mark: str) -> Split:
+    def _mark(self, mark: str) -> AnswerSplit:
         if mark == MESSAGE and self._header is not None:
             return self._begin(self._header)
         if mark in (CHANNEL, CONSTRAIN) and self._header is not None:
             self._header += mark if mark == CHANNEL else " "
-            return Split()
+            return AnswerSplit()
         text = CALL if self._calling and mark in (END, CALL) else ""
         self._header, self._calling = "", False
         self.thinking = self.answering = False
-        return Split(text=text)
+        return AnswerSplit(text=text)
 
-    def _begin(self, header: str) -> Split:
+    def _begin(self, header: str) -> AnswerSplit:
         """Begin the body of a message."""
         self._header = None
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1].startswith("functions."):
             self._calling = True
-            return Split(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
+            return AnswerSplit(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
         # Code for a built-in tool, such as python, is a part of the thought
         self.thinking = recipient is not None or (channel is not None and channel[1] == "analysis")
         self.answering = not self.thinking
         self._thoughts += self.thinking
-        return Split(reasoning="\n" if self.thinking and self._thoughts > 1 else "")
+        return AnswerSplit(reasoning="\n" if self.thinking and self._thoughts > 1 else "")
 
-    def _plain(self, text: str) -> Split:
+    def _plain(self, text: str) -> AnswerSplit:
         if self._header is not None:
             self._header += text
-            return self._rest() if len(self._header) > _MAX_HEADER else Split()
-        return Split(reasoning=text) if self.thinking else Split(text=text)
+            return self._rest() if len(self._header) > _MAX_HEADER else AnswerSplit()
+        return AnswerSplit(reasoning=text) if self.thinking else AnswerSplit(text=text)
 
-    def _rest(self) -> Split:
+    def _rest(self) -> AnswerSplit:
         """Return a header that is no header: the model has written text without a channel."""
         header, self._header = self._header or "", None
         self.answering = self.answering or bool(header)
-        return Split(text=header if CHANNEL not in header else "")
+        return AnswerSplit(text=header if CHANNEL not in header else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.serving.reasoning.base import Written
+from gym_fed.serving.reasoning.base import WrittenThought
 from gym_fed.serving.reasoning.parsers._tags import CLOSE, OPEN, TagParser
 
 
@@ -12,7 +12,7 @@ class Qwen3(TagParser):
     order = 30
 
     @classmethod
-    def matches(cls, written: Written) -> bool:
+    def matches(cls, written: WrittenThought) -> bool:
         if written.before is None:
             return CLOSE in written.source and not written.prompt.rstrip().endswith(OPEN)
         return written.before.rstrip().endswith(OPEN) and written.after.lstrip().startswith(CLOSE)

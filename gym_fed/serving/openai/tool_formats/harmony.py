@@ -1,0 +1,56 @@
+"""gpt-oss's format: a message to ``functions.NAME`` in the channel ``commentary``, whose text is JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from gym_fed.serving.openai.tool_formats._json_calls import JsonCallReader
+from gym_fed.serving.openai.tool_formats.base import (
+    CallGrammar,
+    CallReader,
+    CannotHold,
+    Row,
+    ToolFormat,
+    Tools,
+)
+from gym_fed.serving.reasoning.parsers.openai_gptoss import CALL, CALL_MARK, CHANNEL, CONSTRAIN, MESSAGE
+
+_LEAD = r"(?P<name>[A-Za-z0-9_-]{1,64})[^{]{0,64}?<\|message\|>\s*"
+
+
+class Harmony(ToolFormat):
+    """The calls as the reasoning parser ``openai_gptoss`` passes them on, wherever the model wrote the recipient."""
+
+    order = 60
+    marks = (CALL_MARK,)
+    controls = (CHANNEL, MESSAGE, CONSTRAIN)
+    close = CALL
+
+    def hinted(self, shown: str) -> bool:
+        return "Calls to these tools must go to the commentary channel" in shown
+
+    def reader(self, mark: str, tools: Tools, *, fragments: bool) -> CallReader:
+        return JsonCallReader(mark, tools, fragments=fragments, lead=_LEAD, tail=CALL)
+
+    def grammar(self, tools: Tools, *, one: bool, required: bool) -> CallGrammar:
+        raise CannotHold("this model's calls cannot be constrained, since channels precede them")
+
+    def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
+        """Give every call a message of its own, followed by its result: the template shows one call per message."""
+        results = {row["tool_call_id"]: row for row in rows if row["role"] == "tool"}
+        prepared: list[Row] = []
+        for row in rows:
+            if row.get("tool_calls"):
+                prepared += _one_by_one(row, results)
+            elif row["role"] != "tool" or row["tool_call_id"] in results:
+                prepared.append(row)
+        return prepared
+
+
+def _one_by_one(row: Row, results: dict[str, Row]) -> Iterator[Row]:
+    # A message with a call has one text, which the template shows in the channel analysis
+    text = "\n".join(filter(None, (row.get("thinking"), row["content"])))
+    for number, call in enumerate(row["tool_calls"]):
+        yield {"role": "assistant", "content": "" if number else text, "tool_calls": [call]}
+        if (result := results.pop(call["id"], None)) is not None:
+            yield result

@@ -1,0 +1,90 @@
+"""Decode complete answers from token ids, with their thoughts apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
+from gym_fed.serving.reasoning.base import TAIL_TOKENS, AnswerSplit, Splitter, Thinking, joined
+from gym_fed.serving.reasoning.detection import AUTO, name_of, reasoning_parser
+
+
+class ReadAnswer(NamedTuple):
+    """An answer and its thought.
+
+    Attributes:
+        text: The answer after the thought.
+        thought: The text of the thought.
+        is_unfinished: True if the answer ended inside the thought, so that it is empty.
+    """
+
+    text: str
+    thought: str = ""
+    is_unfinished: bool = False
+
+
+class AnswerReader:
+    """Decodes the answers of one tokenizer; its chat template decides how thoughts are written.
+
+    Only answers to prompts of the chat template have thoughts: after any other text, nothing is split.
+
+    Attributes:
+        thinks: True if the template has thoughts.
+        name: The name of their parser; ``none`` without one.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._parser = reasoning_parser(AUTO, tokenizer)
+        self._decoder = TextDecoder(tokenizer)
+        self.thinks = self._parser is not None
+        self.name = name_of(self._parser)
+
+    def thinking(self, prompt_ids: Sequence[int]) -> Thinking | None:
+        """Return how the answer to a prompt may think; None if it has no thought."""
+        if self._parser is None:
+            return None
+        tail = str(self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False))
+        is_chat = tail.endswith(self._parser.written.prompt)
+        return Thinking(self._parser, tail) if is_chat and self._parser.splitter(tail) else None
+
+    def stream(self, prompt_ids: Sequence[int]) -> AnswerStream:
+        """Open the stream of an answer to a prompt."""
+        thinking = self.thinking(prompt_ids)
+        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        return AnswerStream(self._decoder.stream(prompt_ids), splitter)
+
+    def read(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> ReadAnswer:
+        """Decode an answer without special tokens; ``answer_ids`` has no end token."""
+        stream = self.stream(prompt_ids)
+        if stream.splitter is None:  # alone, as in the harness: a stream's text continues the prompt
+            return ReadAnswer(str(self._tokenizer.decode(list(answer_ids), skip_special_tokens=True)))
+        splits = [*map(stream.push, answer_ids), stream.end()]
+        thought, text = ("".join(part) for part in zip(*splits, strict=True))
+        return ReadAnswer(text, thought, stream.splitter.thinking)
+
+
+class AnswerStream:
+    """Decodes an answer token by token, and separates its thought.
+
+    Args:
+        stream: The decoder of the answer's text.
+        splitter: The splitter of the answer; None if it has no thought.
+    """
+
+    def __init__(self, stream: TextStream, splitter: Splitter | None) -> None:
+        self._stream, self.splitter = stream, splitter
+
+    def push(self, token_id: int) -> AnswerSplit:
+        """Add a token, and return the text that is now certain."""
+        if self.splitter is None:
+            return AnswerSplit(text=self._stream.push(token_id))
+        return self.splitter.push(token_id, self._stream)
+
+    def end(self) -> AnswerSplit:
+        """Return the held-back text at the end."""
+        rest = self._stream.finish()
+        if self.splitter is None:
+            return AnswerSplit(text=rest)
+        return joined([self.splitter.feed(rest), self.splitter.end()])
