@@ -240,8 +240,7 @@ def _print_sample(task: str, sample: SampleResult) -> None:
     if sample.thought:
         out.print(f"  thought: {sample.thought[:2000]}", style="dim", markup=False)
     if sample.answer is not None:
-        out.print(f"  answer: {sample.answer[:2000]}")
-        out.print(f"  right:  {sample.target[:300]}")
+        out.print(f"  answer: {sample.answer[:2000]}\n  right:  {sample.target[:300]}")
     out.print("  " + ", ".join(f"{name} {value:g}" for name, value in sample.metrics.items()))
 
 
@@ -382,10 +381,8 @@ def _print_notes(runs: Sequence[EvaluationRun]) -> None:
         models = run.results.facts.get("models_in_pass", 1)
         passed = f" for {counted(models, 'model')} in one pass" if models != 1 else ""
         err.print(f"record: {run.record}, {run.results.seconds:.1f} s{passed}")
-        for name, task in run.results.tasks.items():
-            if task.num_unfinished:
-                answers = counted(task.num_unfinished, "answer")
-                err.print(f"{name}: {answers} ended inside a thought and scored as empty: raise max_gen_toks")
+        if cut := sum(task.num_unfinished for task in run.results.tasks.values()):
+            err.print(f"{counted(cut, 'unfinished thought')} scored as empty answers: raise max_gen_toks")
 
 
 def _template(run: EvaluationRun) -> str:
