@@ -38,10 +38,10 @@ def encode_rows(
 
     Args:
         tokenizer: The trained model's tokenizer; conversations need its chat template.
-        rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, or ``prompt``
-            and ``completion``; they may be mixed. Prompts and completions that are strings become chat turns if the
-            tokenizer has a chat template (``gym_fed.data.string_rows``). Encoded rows (``input_ids`` and ``labels``, as
-            returned by a ``DataPipeline`` with a tokenizer) are unchanged.
+        rows: Supervised rows (``gym_fed.data.rows``): ``messages`` with or without ``tools``, ``text``, ``segments``,
+            or ``prompt`` and ``completion``; they may be mixed. Prompts and completions that are strings become chat
+            turns if the tokenizer has a chat template (``gym_fed.data.string_rows``). Encoded rows (``input_ids`` and
+            ``labels``, as returned by a ``DataPipeline`` with a tokenizer) are unchanged.
         max_length: Maximum tokens of a row; longer rows are truncated.
         assistant_only: True to label only the assistant's text in conversations, and only the completion of a prompt.
             Texts are always labelled completely. Messages with ``weight: 0`` are not labelled.
@@ -151,6 +151,8 @@ def _each_encoded(renderer: ChatRenderer, rows: Sequence[dict[str, Any]], first:
             chats.append(i)
         elif "input_ids" in row:
             result[i] = _encoded_before(tokenizer, row, first + i)
+        elif "segments" in row:
+            result[i] = _encode_segments(tokenizer, row["segments"], renderer.assistant_only)
         elif "completion" in row:
             result[i] = _encode_completion(tokenizer, row, renderer.assistant_only)
         else:
@@ -184,6 +186,16 @@ def _encode_completion(tokenizer: Any, row: dict[str, Any], completion_only: boo
     ids = ended(tokenizer, ids, text)
     shared = _shared(prompt, ids)
     return {"input_ids": ids, "labels": [IGNORED] * shared + ids[shared:] if completion_only else ids}
+
+
+def _encode_segments(tokenizer: Any, segments: Sequence[dict[str, Any]], labelled_only: bool) -> Encoded:
+    """Encode each segment by itself, and add no special tokens, as Axolotl does."""
+    row: Encoded = {"input_ids": [], "labels": []}
+    for segment in segments:
+        ids = tokenizer(segment["text"], add_special_tokens=False)["input_ids"]
+        row["input_ids"] += ids
+        row["labels"] += ids if segment["label"] or not labelled_only else [IGNORED] * len(ids)
+    return row
 
 
 def _shared(part: list[int], whole: list[int]) -> int:

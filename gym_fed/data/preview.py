@@ -10,7 +10,7 @@ from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.chat_templates.conversation import Reasoning, write_answered
 from gym_fed.data.encoding import IGNORED, Encoded, encode_one, require_chat_template, text_ids
 from gym_fed.data.row_counts import RowCounts
-from gym_fed.data.rows import kind_of, place_of
+from gym_fed.data.rows import as_kind, kind_of, place_of
 from gym_fed.data.steps import Row
 from gym_fed.data.string_rows import as_turns
 
@@ -128,6 +128,8 @@ def sequences_of(
         GymError: ``DATA_INVALID`` if the tokenizer cannot encode it; see ``encode_rows``.
     """
     previews = []
+    if kind_of(row) == "stepwise":
+        (row,) = as_kind([row], "unpaired")
     (row,) = as_turns(tokenizer, [row])
     kind = kind_of(row)
     if kind in ("preference", "unpaired", "prompt"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from gym_fed.core.text import counted, plain
 from gym_fed.data.bounded import CsvRow, columns_of
 from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.files import DataFile, Placed, find_files, read_raw
+from gym_fed.data.formats._masks import learning_roles
 from gym_fed.data.formats.base import BadRow, EmptyCell, Format, MediaRow, Raw, as_object, unread_noted
 from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 
@@ -24,6 +26,30 @@ Rename = Callable[[Any], Any]
 _COUNTED_ROWS = 100_000
 """Maximum rows read after an empty cell to count further empty cells."""
 _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What is learned of a source's conversations: ``roles_to_train`` and ``train_on_eos`` of ``DataConfig``."""
+
+    roles: Sequence[str] | None = None
+    ends: str = "turn"
+
+    def mark(self, row: Row) -> None:
+        """Add the settings to a row that was read with them.
+
+        Raises:
+            BadRow: If it is no conversation.
+        """
+        if self == Learned():
+            return
+        if "messages" not in row:
+            key = "train_on_eos" if self.roles is None else "roles_to_train"
+            raise BadRow(
+                f"is no conversation, and {key} is about turns", f"remove {key}, or give conversations"
+            )
+        if self.ends != "turn":
+            row["train_on_eos"] = self.ends
 
 
 def load_rows(
@@ -49,7 +75,12 @@ def load_rows(
 
 
 def iter_rows(
-    path: str | Path, format: str = "auto", *, rename: Rename | None = None, text_lines: bool = False
+    path: str | Path,
+    format: str = "auto",
+    *,
+    rename: Rename | None = None,
+    text_lines: bool = False,
+    learned: Learned = Learned(),
 ) -> Iterator[PlacedRow]:
     """Stream ``load_rows``, each row with its place.
 
@@ -58,12 +89,14 @@ def iter_rows(
         format: See ``load_rows``.
         rename: Renames the keys of raw rows to those of the format; may raise ``BadRow``.
         text_lines: True to read each line of a ``.txt`` file as a row.
+        learned: What is learned of conversations.
     """
     if format != "auto":
         FORMATS.type_of(format)  # an unknown format is refused before anything is opened
     for file in find_files(path):
         empty = True
-        for placed in _file_rows(file, format, rename, text_lines):
+        raw = read_raw(file, text_lines=text_lines)
+        for placed in converted(raw, format, rename, file.folder, learned):
             empty = False
             yield placed
         if empty:
@@ -85,7 +118,11 @@ def iter_raw(path: str | Path, format: str = "auto") -> Iterator[tuple[str, Any,
 
 
 def converted(
-    raw_rows: Iterable[Placed], format: str, rename: Rename | None = None, folder: Path | None = None
+    raw_rows: Iterable[Placed],
+    format: str,
+    rename: Rename | None = None,
+    folder: Path | None = None,
+    learned: Learned = Learned(),
 ) -> Iterator[PlacedRow]:
     """Convert raw rows of one format; ``auto`` is decided by the first row.
 
@@ -99,7 +136,7 @@ def converted(
             renamed = as_object(raw if rename is None else rename(raw))
             if reader is None:
                 reader = format_of(renamed)
-            with unread_noted() as unread:
+            with unread_noted() as unread, learning_roles(learned.roles):
                 try:
                     row = reader.read(renamed)
                 except MediaRow as first:
@@ -107,6 +144,7 @@ def converted(
             if "images" in row:
                 row["images"] = [_image(image, folder) for image in row["images"]]
                 _check_places_of_images(row)
+            learned.mark(row)
             if (problem := surrogate_in(row)) is not None:
                 raise BadRow(problem, SURROGATE_REMEDY)
         except BadRow as bad:
@@ -187,10 +225,6 @@ def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
     )
 
 
-def _file_rows(file: DataFile, format: str, rename: Rename | None, text_lines: bool) -> Iterator[PlacedRow]:
-    yield from converted(read_raw(file, text_lines=text_lines), format, rename, file.folder)
-
-
 def _image(image: Any, folder: Path | None) -> Any:
     """Resolve an image: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
     if not isinstance(image, str) or image.startswith("data:"):
@@ -225,6 +259,8 @@ def _check_places_of_images(row: Row) -> None:
 
 _OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
 """Columns that may be empty in a row."""
+_IN_TURNS = "messages."
+"""Prefix of the keys of turns among the columns."""
 
 
 def parse_columns(text: str | None) -> dict[str, str]:
@@ -279,6 +315,10 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
     """
     if not columns:
         return None
+    within = {
+        ours.removeprefix(_IN_TURNS): theirs for ours, theirs in columns.items() if ours.startswith(_IN_TURNS)
+    }
+    columns = {ours: theirs for ours, theirs in columns.items() if not ours.startswith(_IN_TURNS)}
 
     def rename(raw: Any) -> Raw:
         row = as_object(raw)
@@ -296,12 +336,38 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
         if empty:
             raise EmptyCell(f"column {empty[0]!r}")
         rest = {key: value for key, value in row.items() if key not in columns.values()}
+        if within:
+            turns = columns.get("messages", "messages")
+            filled, rest = (
+                {**filled, "messages": turns},
+                {key: value for key, value in rest.items() if key != turns},
+            )
+            row = {**row, turns: [_renamed_turn(turn, within) for turn in _turns(row.get(turns), turns)]}
         header = (*(name for name in known if name not in columns.values()), *columns)
         return _RenamedRow(
             {**rest, **{ours: row[theirs] for ours, theirs in filled.items()}}, header, columns
         )
 
     return rename
+
+
+def _turns(value: Any, key: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise BadRow(f"{key!r} is not a list of turns", "name the column of the turns: messages=COLUMN")
+    return value
+
+
+def _renamed_turn(turn: Any, columns: Mapping[str, str]) -> Raw:
+    """Rename the keys of a turn, by the names that the formats expect.
+
+    Raises:
+        BadRow: If it lacks the key of its role.
+    """
+    turn = as_object(turn)
+    if columns.get("role", "role") not in turn:
+        raise BadRow(f"a turn has no {columns.get('role', 'role')!r}", "correct messages.role")
+    rest = {key: value for key, value in turn.items() if key not in columns.values() and key not in columns}
+    return {**rest, **{ours: turn[theirs] for ours, theirs in columns.items() if theirs in turn}}
 
 
 def _is_empty(value: Any) -> bool:

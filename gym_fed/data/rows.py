@@ -1,10 +1,12 @@
-"""The five kinds of training rows, and the conversions between them.
+"""The six kinds of training rows, and the conversions between them.
 
 =============  =====================================================================================
 ``supervised``   ``{"messages": [...]}``, ``{"text": str}``, or ``{"prompt": str, "completion": str}``, of which only
-               the completion is learned; or token ids and labels, as ``encode_rows`` returns them
+               the completion is learned; ``{"segments": [{"text": str, "label": bool}]}``, of which those with a
+               label are learned; or token ids and labels, as ``encode_rows`` returns them
 ``preference``   ``{"prompt": P, "chosen": A, "rejected": A}``
 ``unpaired``     ``{"prompt": P, "completion": A, "label": bool}``: an answer that was liked, or not
+``stepwise``     ``{"prompt": str, "completions": [str], "labels": [bool]}``: the steps of a solution, right or wrong
 ``prompt``       ``{"prompt": P}`` and, for graders, ``answer`` and the row's other columns
 ``any``          rows as they are
 =============  =====================================================================================
@@ -13,7 +15,9 @@ P and A are lists of messages (conversations), or both strings (plain text, for 
 Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
 ``{"bytes", "path"}``, in the order of their placeholders: ``<image>`` in a text, or parts ``{"type": "image"}``). A
 message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may
-have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``forget: True`` marks a row to
+have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``weight: 1`` marks another
+role's message that is learned. ``masked`` has the ranges of characters, by key of the message, that are not learned:
+``{"content": [[start, end]]}``. ``train_on_eos`` of a row is the setting of its source. ``forget: True`` marks a row to
 unlearn.
 """
 
@@ -33,12 +37,19 @@ from gym_fed.data.column_guess import guess_rest
 _SHOWN, _SHOWN_CHARACTERS = 12, 60
 
 Row = dict[str, Any]
-RowKind = Literal["supervised", "preference", "unpaired", "prompt", "any"]
-_KEYS = {"preference": ("prompt", "chosen", "rejected"), "unpaired": ("prompt", "completion", "label")}
+RowKind = Literal["supervised", "preference", "unpaired", "stepwise", "prompt", "any"]
+_KEYS = {
+    "preference": ("prompt", "chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
+    "stepwise": ("prompt", "completions", "labels"),
+}
+_WHOLE = ("messages", "text", "segments", "input_ids")
+"""Keys of which one makes a supervised row."""
 _REMEDY = {
     "supervised": "give conversations (messages), text, or prompt and completion",
     "preference": "give prompt, chosen and rejected",
     "unpaired": "give prompt, completion and label (true or false, 1 or 0), or preference pairs",
+    "stepwise": "give prompt, completions and labels",
     "prompt": "give a prompt, or conversations that end with the assistant",
 }
 
@@ -116,7 +127,7 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
 
 def kind_of(row: Row) -> RowKind | None:
     """Return the kind of a row; None if it is not a row."""
-    if "messages" in row or "text" in row or "input_ids" in row:
+    if any(key in row for key in _WHOLE):
         return "supervised"
     for kind, keys in _KEYS.items():
         if all(key in row for key in keys):
@@ -144,19 +155,45 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
             return [rest]
         if kind == "supervised":
             return [_joined(row)]
+    if actual == "stepwise":
+        return _solution(row, kind, number)
     if actual == "supervised" and kind == "prompt" and "completion" in row:
         rest = {k: v for k, v in row.items() if k != "completion"}
         return [{"answer": row["completion"], **rest}]
     if actual == "supervised" and kind == "prompt" and "messages" in row:
         messages = row["messages"]
-        if messages[-1]["role"] == "assistant" and len(messages) > 1:
-            rest = {k: v for k, v in row.items() if k != "messages"}
+        rest = {k: v for k, v in row.items() if k != "messages"}
+        if messages[-1]["role"] != "assistant":  # the answers before are a part of the prompt
+            return [{**rest, "prompt": messages}]
+        if len(messages) > 1:
             return [{"answer": messages[-1]["content"], **rest, "prompt": messages[:-1]}]
     problem = "has none of the keys of a row" if actual is None else f"is a {actual} row"
     raise GymError(
         ErrorCode.DATA_INVALID,
         f"{place_of(row, number)} {problem}, and {kind} rows are needed",
         f"{_REMEDY[kind]}{_column_remedy(row, kind) if actual in (None, 'prompt') else ''}",
+    )
+
+
+def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
+    """Convert a solution whose steps are labelled, as TRL's documentation does: it is right if every step is.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for a wrong solution that would be learned.
+    """
+    rest = {k: v for k, v in row.items() if k not in ("completions", "labels")}
+    if kind == "prompt":
+        return [rest]
+    whole, right = {**rest, "completion": _joined_steps(row["completions"])}, all(row["labels"])
+    if kind == "unpaired":
+        return [{**whole, "label": right}]
+    if kind == "supervised" and right:
+        return [whole]
+    problem = "has a wrong step, which would be learned" if kind == "supervised" else f"is no {kind} row"
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"{place_of(row, number)} {problem}",
+        "leave it out, or train with kto, which learns from right and wrong solutions",
     )
 
 
@@ -170,12 +207,12 @@ def _require_types(row: Row, kind: RowKind | None, number: int) -> None:
     """Check the types of a row's values, since rows may be created in memory."""
     keys: Sequence[str] = _KEYS.get(str(kind), ())
     if kind == "supervised":
-        whole = [key for key in ("messages", "text", "input_ids") if key in row]
+        whole = [key for key in _WHOLE if key in row]
         keys = whole[:1] or ("prompt", "completion")
-    elif kind == "prompt":
+    elif kind in ("prompt", "stepwise"):
         keys = ("prompt",)
     for key in keys:
-        if key not in ("input_ids", "label") and not _is_text_or_turns(key, row[key]):
+        if key not in ("input_ids", "segments", "label") and not _is_text_or_turns(key, row[key]):
             expected = {"text": "text", "messages": "messages"}.get(key, "text or messages")
             raise GymError(
                 ErrorCode.DATA_INVALID,
@@ -202,7 +239,21 @@ def _joined(row: Row) -> Row:
     prompt, answer = row["prompt"], row["chosen"]
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": answer, **context}
-    return {"messages": [*prompt, *answer], **context}
+    return {"messages": [*not_learned(prompt), *answer], **context}
+
+
+def not_learned(prompt: Sequence[Row]) -> list[Row]:
+    """Return the messages of a prompt with weight 0 for the assistant's, so that only the answer is learned."""
+    return [{**message, "weight": 0} if message["role"] == "assistant" else message for message in prompt]
+
+
+def _joined_steps(steps: Sequence[str]) -> str:
+    """Join the steps of a solution, with a new line between steps that have no white space of their own."""
+    text = ""
+    for step in steps:
+        apart = not text or text[-1].isspace() or step[:1].isspace()
+        text += step if apart else f"\n{step}"
+    return text
 
 
 SURROGATE_REMEDY = "write the whole character (an emoji is two such codes in JSON), or drop the row"

@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home
 from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.data.hub import hub_rows
-from gym_fed.data.reading import PlacedRow, converted, iter_rows, renaming
+from gym_fed.data.reading import Learned, PlacedRow, converted, iter_rows, renaming
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
 
 
@@ -28,11 +28,12 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
 
 def _rows(source: DataConfig) -> Iterator[PlacedRow]:
     rename = renaming(source.columns)
+    learned = Learned(source.roles_to_train, source.train_on_eos)
     if source.path is not None:
-        yield from iter_rows(source.path, source.format, rename=rename)
+        yield from iter_rows(source.path, source.format, rename=rename, learned=learned)
     elif source.hub is not None:
         raw = hub_rows(source.hub, subset=source.subset, split=source.split)
-        yield from converted(raw, source.format, rename)
+        yield from converted(raw, source.format, rename, learned=learned)
     elif source.name is not None:
         yield from catalogue_rows(source.name, split=source.split)
     elif source.dataset is not None and source.dataset_info is not None:

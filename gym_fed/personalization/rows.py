@@ -148,7 +148,7 @@ def read_rows(
     kind: str | None = wanted
     for place, row in _placed(source, format, renaming(columns or {})):
         actual = kind_of(row)
-        if actual not in _KINDS or "input_ids" in row:
+        if actual not in _KINDS or "input_ids" in row or "segments" in row:
             reason = f"{place}: is {_called(actual)}, which variants cannot learn from"
             raise GymError(ErrorCode.DATA_INVALID, reason, _REMEDY)
         if kind is None:
@@ -179,6 +179,7 @@ def _called(kind: str | None) -> str:
         "supervised": "an example",
         "preference": "a preference",
         "unpaired": "an answer with a label",
+        "stepwise": "a solution with a label a step",
         "prompt": "a prompt without an answer",
     }.get(str(kind), "no row")
 

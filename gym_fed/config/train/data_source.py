@@ -15,6 +15,8 @@ DataFormat = Annotated[str, MemberOf(FORMATS, ("auto",))]
 _ONLY_WITH = {
     "format": ("path", "hub"),
     "columns": ("path", "hub"),
+    "roles_to_train": ("path", "hub"),
+    "train_on_eos": ("path", "hub"),
     "subset": ("hub",),
     "split": ("hub", "name"),
     "dataset_info": ("dataset",),
@@ -56,7 +58,14 @@ class DataConfig(StrictModel):
     """Layout of a file's rows; ``auto`` detects it from the first row."""
 
     columns: dict[str, str] = Field(default_factory=dict)
-    """Names of columns in the files, by the name that the format expects: ``{prompt: question}``."""
+    """Names of columns in the files, by the name that the format expects: ``{prompt: question}``; keys of messages are
+    ``{messages.role: speaker, messages.content: said}``."""
+
+    roles_to_train: list[Literal["system", "user", "assistant", "tool"]] | None = None
+    """Roles whose turns are learned, instead of the assistant's. A turn's own ``weight`` or ``train`` comes first."""
+
+    train_on_eos: Literal["turn", "all", "last", "none"] = "turn"
+    """End tokens that are learned: of the turns that are learned, of all turns, of the last learned turn, or none."""
 
     num_examples: int | None = Field(default=None, ge=1)
     """Number of rows: for tasks, rows to generate; for other sources, the first N rows, by default all."""
@@ -79,7 +88,7 @@ class DataConfig(StrictModel):
         if len(given) != 1:
             raise ValueError("give either path or tasks or name or hub or dataset")
         for key, sources in _ONLY_WITH.items():
-            if getattr(self, key) not in (None, "auto", 1, {}) and given[0] not in sources:
+            if getattr(self, key) not in (None, "auto", "turn", 1, {}) and given[0] not in sources:
                 raise ValueError(f"{key} is for {' and '.join(sources)}, not for {given[0]}")
         if self.name is not None:
             _require_in_catalogue(self.name)

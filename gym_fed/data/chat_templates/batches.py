@@ -17,6 +17,7 @@ from gym_fed.core.bounded.trusted import is_trusted
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
 
+_READ = ("messages", "tools", "train_on_eos")
 _ROWS = 64
 _CHARS = 1 << 22
 """Maximum rows and approximate maximum characters of a request; a longer row is sent alone."""
@@ -45,7 +46,7 @@ def _batches(rows: Sequence[Placed]) -> Iterator[list[list[Any]]]:
     batch: list[list[Any]] = []
     chars = 0
     for row, place in rows:
-        plain = {key: _plain_template_data(row[key]) for key in ("messages", "tools") if key in row}
+        plain = {key: _plain_template_data(row[key]) for key in _READ if key in row}
         size = len(str(plain))
         if batch and (len(batch) == _ROWS or chars + size > _CHARS):
             yield batch

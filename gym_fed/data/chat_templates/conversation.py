@@ -24,6 +24,7 @@ from gym_fed.data.chat_templates.rendering import (
     training_template,
     trimmed_marks,
 )
+from gym_fed.data.chat_templates.turn_parts import end_after, ends_of, masked_spans, text_span, without
 
 Reasoning = Literal["learn", "drop", "off"]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -63,7 +64,7 @@ def write_answered(
     Raises:
         GymError: ``DATA_INVALID`` naming the row if the template refuses it or omits a part of the answer.
     """
-    if any(message.get("weight", 1) != 1 for message in answer):
+    if any(message.get("weight", 1) != 1 or "masked" in message for message in answer):
         raise GymError(
             ErrorCode.DATA_INVALID,
             f"{place}: a message of an answer has a weight, and answers are compared whole",
@@ -88,7 +89,8 @@ class ChatRenderer:
 
     Args:
         tokenizer: A tokenizer with a chat template.
-        assistant_only: True to learn only the assistant's turns. Messages with ``weight: 0`` are never learned.
+        assistant_only: True to learn only the assistant's turns, and other turns with ``weight: 1``. Messages with
+            ``weight: 0`` are never learned.
         mask_history: True to learn only the assistant's last turn.
         reasoning: ``drop`` and ``off`` leave ``reasoning_content`` out of the text; with ``off``, an empty thought that
             the template writes in its place is not learned.
@@ -109,7 +111,7 @@ class ChatRenderer:
         messages = [_clean(message, self.reasoning) for message in row["messages"]]
         silent = _silent(row["messages"], place, prompts_too=not self.assistant_only)
         try:
-            return self._render(messages, row.get("tools") or None, silent, place)
+            return self._render(messages, row, silent, place)
         except (
             TemplateError,
             TypeError,
@@ -124,8 +126,9 @@ class ChatRenderer:
             ) from error
 
     def _render(
-        self, messages: list[Message], tools: Any, silent: set[int], place: str
+        self, messages: list[Message], row: dict[str, Any], silent: set[int], place: str
     ) -> RenderedConversation:
+        given, tools = row["messages"], row.get("tools") or None
         turns = {number for number, message in enumerate(messages) if message["role"] == "assistant"}
         if self.mask_history:
             silent = silent | (turns - {max(turns, default=0)})
@@ -136,19 +139,44 @@ class ChatRenderer:
             template = replace(template, source=counterpart)
         template, text = _showing(template, messages, tools, place)
         messages = _folded(template, messages)
+        masked = masked_spans(template, messages, tools, given)
         if not self.assistant_only and not silent:
-            return RenderedConversation(text, [(0, len(text))])
+            return RenderedConversation(text, without([(0, len(text))], masked))
+        ends = row.get("train_on_eos", "turn") if self.assistant_only else "turn"
         selected = turns - silent if self.assistant_only else silent
+        others = self._other_turns(given, ends)
         if own:
             text, spans_of = own_marks(template, messages, tools, self.ends)
         elif counterpart is not None:
             text, spans_of = trimmed_marks(template, messages, tools, self.ends)
         else:
-            text, spans_of = by_prefix(template, messages, tools, selected, self.ends)
+            located = turns if others else selected
+            text, spans_of = by_prefix(template, messages, tools, located, self.ends)
         if self.reasoning == "off" and self.assistant_only:
             spans_of = {turn: _after_empty_thoughts(text, spans) for turn, spans in spans_of.items()}
-        spans = [span for turn in sorted(selected) for span in spans_of.get(turn, ())]
-        return RenderedConversation(text, spans if self.assistant_only else _between(spans, len(text)))
+        if not self.assistant_only:
+            silenced = [span for turn in sorted(selected) for span in spans_of.get(turn, ())]
+            return RenderedConversation(text, without(_between(silenced, len(text)), masked))
+        spans_of = {turn: spans for turn, spans in spans_of.items() if spans}
+        closed = {turn: ends_of(text, spans, self.ends) for turn, spans in spans_of.items()}
+        starts = [start for found in closed.values() for start, _ in found]
+        tokens = {token for token in self.ends if token and any(text.startswith(token, at) for at in starts)}
+        for turn in others:
+            span = text_span(template, messages, tools, turn, str(messages[turn].get("content") or ""))
+            spans_of[turn], closed[turn] = [span], end_after(text, span[1], tokens)
+        selected |= {turn for turn in others if given[turn].get("weight") == 1}
+        spans = [span for turn in selected for span in spans_of.get(turn, ())]
+        spans = without(spans, sorted(end for found in closed.values() for end in found))
+        at = {"turn": selected, "all": set(closed), "last": {max(selected, default=-1)}, "none": set()}[ends]
+        spans += [end for turn in at for end in closed.get(turn, ())]
+        return RenderedConversation(text, without(spans, masked))
+
+    def _other_turns(self, given: Sequence[Message], ends: str) -> set[int]:
+        """Return the turns of other roles that are learned, or of which the end is."""
+        if not self.assistant_only or self.mask_history:
+            return set()
+        others = {number for number, message in enumerate(given) if message["role"] != "assistant"}
+        return others if ends == "all" else {number for number in others if given[number].get("weight") == 1}
 
     @cached_property
     def ends(self) -> tuple[str, ...]:
@@ -159,12 +187,12 @@ class ChatRenderer:
 
 
 def _clean(message: Message, reasoning: Reasoning) -> Message:
-    """Normalise a message for templates: reasoning under one key, no weight."""
+    """Normalise a message for templates: reasoning under one key, nothing about what is learned."""
     thought = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     cleaned = {
         key: value
         for key, value in message.items()
-        if value is not None and key != "weight" and key not in REASONING_KEYS
+        if value is not None and key not in ("weight", "masked") and key not in REASONING_KEYS
     }
     if thought is not None and reasoning == "learn":
         cleaned["reasoning_content"] = thought

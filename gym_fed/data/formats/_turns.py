@@ -1,8 +1,7 @@
-"""Parse conversations, prompts and answers in the layouts of OpenAI, ShareGPT, Alpaca and TRL.
+"""Parse conversations, prompts and answers in the layouts of OpenAI, Anthropic, ShareGPT, Alpaca, ms-swift and TRL.
 
-Two more keys of a message are read in all layouts. ``weight`` is 0 for a turn that is not learned; aliases are ``train:
-false`` and ``training: false`` (Axolotl) and ``loss_weight: 0`` (LLaMA-Factory). The default, 1, is omitted.
-``reasoning_content`` is the assistant's reasoning, also called ``thinking`` and ``reasoning``.
+What is learned of a message is read in all layouts (``_masks``). ``reasoning_content`` is the assistant's reasoning,
+also called ``thinking`` and ``reasoning``.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.data.bounded import columns_of
+from gym_fed.data.formats._blocks import pairs_as_turns, turns_of, with_calls_joined
+from gym_fed.data.formats._masks import MASK_KEYS, PART_FLAGS, learned_parts, text_of_part
 from gym_fed.data.formats.base import (
     BadRow,
     MediaRow,
@@ -17,6 +18,7 @@ from gym_fed.data.formats.base import (
     Raw,
     as_object,
     note_unread,
+    other_columns,
     parsed,
     string,
     system_of,
@@ -24,69 +26,63 @@ from gym_fed.data.formats.base import (
 )
 
 _ROLES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "assistant": "assistant",
-    "tool": "tool",
-    "function": "tool",
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot"), "assistant"),
+    **dict.fromkeys(("function_call", "tool_call"), "tool_call"),
+    **dict.fromkeys(
+        ("tool", "function", "observation", "observations", "tool_response", "function_response"), "tool"
+    ),
 }
-_SPEAKERS = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "system": "system",
-    "function_call": "function_call",
-    "observation": "tool",
-    "tool": "tool",
-}
-_SHOWN_ROLES = "system, user, assistant, tool"
-_WEIGHTS = ("weight", "train", "training", "loss_weight")
-_SWITCHES = ("train", "training")
-"""Aliases of ``weight`` with boolean values."""
+"""Roles by their names in ``role`` and ``from``. Calls that are turns of their own have the role ``tool_call``."""
+_SHOWN_ROLES = "system, user, assistant, tool, tool_call"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
-    *(*_WEIGHTS, *_REASONING),
+    *(*MASK_KEYS, *_REASONING),
+}
+_READ_IN_PARTS = {
+    "type",
+    "text",
+    "value",
+    "content",
+    "image_url",
+    "image",
+    "url",
+    "path",
+    "source",
+    *PART_FLAGS,
 }
 
 
 def conversation_row(row: Raw, key: str) -> Raw:
-    """Return the supervised row of the turns under ``key``."""
+    """Return the supervised row of the turns under ``key``; a prompt with its columns if nothing was answered."""
     images: list[Any] = []
-    messages = answered([*system_of(row), *conversation(row.get(key), key, images)])
-    return with_context(row, {"messages": messages}, key, images=images)
+    messages = [*system_of(row), *conversation(row.get(key), key, images)]
+    if any(message["role"] == "assistant" for message in messages):
+        return with_context(row, {"messages": messages}, key, images=images)
+    columns = {name: value for name, value in other_columns(row).items() if name != key}
+    return with_context(row, {**columns, "prompt": messages}, *row, images=images)
 
 
 def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
     """Parse messages with ``role`` and ``content``; assistant messages may have ``tool_calls``.
 
     Args:
-        turns: The row's list of turns.
+        turns: The row's list of turns, or such a list as JSON text.
         key: The column, for messages.
         images: A list to which the images of content parts are appended.
 
     Raises:
         BadRow: For rows that are not conversations.
     """
+    if isinstance(turns, str) and turns.lstrip().startswith("["):
+        turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns:
         example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"
         raise BadRow(f"{key!r} is not a list of turns", f"give at least {example}")
-    return [_message(as_object(turn), images) for turn in turns]
-
-
-def answered(messages: list[Message]) -> list[Message]:
-    """Return ``messages``, which must have an assistant turn.
-
-    Raises:
-        BadRow: If there is none.
-    """
-    if not any(m["role"] == "assistant" for m in messages):
-        raise BadRow("no turn of the assistant", "add the assistant's answer, or drop the row")
-    return messages
+    whole = [part for turn in pairs_as_turns(turns) for part in turns_of(as_object(turn))]
+    return with_calls_joined([_message(turn, images) for turn in whole])
 
 
 def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
@@ -100,27 +96,31 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
     return messages[:-1], messages[-1:]
 
 
-def _message(turn: Raw, images: list[Any]) -> Message:
-    if "from" in turn:
-        role = _SPEAKERS.get(str(turn["from"]))
-        if role is None:
-            known = ", ".join(_SPEAKERS)
-            raise BadRow(f"'from' is {turn['from']!r}, which is not a known speaker", f"one of {known}")
-        key = "value"
-    else:
-        role = _ROLES.get(str(turn.get("role")))
-        if role is None:
-            raise BadRow(f"role {turn.get('role')!r} is unknown", f"one of {_SHOWN_ROLES}")
-        key = "content"
-    speaker = "assistant" if role == "function_call" else role
+def _message(turn: Raw, images: list[Any]) -> tuple[Message, bool]:
+    """Parse a turn; True if it consists of tool calls alone."""
+    speaker = "from" if "from" in turn else "role"
+    role = _ROLES.get(str(turn.get(speaker)).replace("-", "_"))
+    if role is None and speaker == "from":
+        raise BadRow(
+            f"'from' is {turn['from']!r}, which is not a known speaker", f"one of {', '.join(_ROLES)}"
+        )
+    if role is None:
+        raise BadRow(f"role {turn.get('role')!r} is unknown", f"one of {_SHOWN_ROLES}")
+    key = "value" if "value" in turn or (speaker == "from" and "content" not in turn) else "content"
     note_unread(f"a message's {name}" for name in turn if name not in _READ)
-    return {**_parsed_turn(turn, role, key, images), **_reasoning(turn, speaker), **_weight(turn, speaker)}
+    calls_alone = role == "tool_call"
+    speaker = "assistant" if calls_alone else role
+    thought, thought_key = _reasoning(turn, speaker)
+    learned = learned_parts(turn, speaker, {"content": key, "reasoning_content": thought_key})
+    return {**_parsed_turn(turn, role, key, images), **thought, **learned}, calls_alone
 
 
 def _parsed_turn(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
     """Parse role, content and calls of a turn."""
-    if role == "function_call":
-        return {"role": "assistant", "content": "", "tool_calls": _calls(parsed(string(turn, key), key))}
+    if role == "tool_call":
+        calls = turn.get(key)
+        calls = calls if isinstance(calls, dict | list) else parsed(string(turn, key), key)
+        return {"role": "assistant", "content": "", "tool_calls": _calls(calls)}
     named = {k: turn[k] for k in ("name",) if isinstance(turn.get(k), str)}
     calls = turn.get("tool_calls") or ([turn["function_call"]] if turn.get("function_call") else [])
     if calls:
@@ -150,8 +150,8 @@ def _content(turn: Raw, key: str, images: list[Any]) -> Any:
 
 def _part(part: Any, images: list[Any]) -> Raw:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text", part.get("value")) if kind == "text" else None
-    if isinstance(text, str):
+    note_unread(f"a part's {key}" for key in part if key not in _READ_IN_PARTS) if kind else None
+    if (text := text_of_part(part)) is not None:
         return {"type": "text", "text": text}
     for word, media in (("video", "videos"), ("audio", "audios")):
         if isinstance(kind, str) and word in kind:  # video, video_url, audio, audio_url, input_audio
@@ -159,9 +159,14 @@ def _part(part: Any, images: list[Any]) -> Raw:
     image: Any = None
     if kind == "image_url":
         place = part.get("image_url", part.get("value"))  # the keys of OpenAI and LLaMA-Factory v1
-        image = place.get("url") if isinstance(place, dict) else place
+        if isinstance(place, dict):
+            note_unread(f"a part's {key}" for key in place if key != "url")
+            place = place.get("url")
+        image = place
     elif kind == "image":
         keys = ("image", "url", "path", "value")
+        if part.get("source") is not None:
+            part = {"image": _source(part["source"])}
         image = next((part[k] for k in keys if part.get(k)), None)
         if image is None:  # the image is in the row's ``images``
             return {"type": "image"}
@@ -194,52 +199,39 @@ def _calls(calls: Any) -> list[Raw]:
     return read
 
 
-def _weight(turn: Raw, role: str) -> Message:
-    """Return ``{"weight": 0}`` for a turn that is not learned, else an empty mapping.
-
-    Raises:
-        BadRow: For a weight that is neither 0 nor 1, two different weights, and weight 1 for a turn that is not the
-            assistant's.
-    """
-    given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
-    for key, weight in given.items():
-        if not (
-            isinstance(weight, bool)
-            if key in _SWITCHES
-            else isinstance(weight, int | float) and weight in (0, 1)
-        ):
-            expected = "true or false" if key in _SWITCHES else "0 or 1"
-            raise BadRow(
-                f"{key!r} of the {role}'s turn is {weight!r}, expected {expected}",
-                "a turn is learned or it is not; round the weight, or drop the row",
-            )
-    if len({float(weight) for weight in given.values()}) > 1:
-        raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "give one of them")
-    if any(given.values()) and role != "assistant":
-        raise BadRow(
-            f"{next(iter(given))!r} marks the {role}'s turn as one to learn",
-            "only turns of the assistant can be selected; remove the key",
-        )
-    return {"weight": 0} if given and not any(given.values()) else {}
+def _source(source: Any) -> Any:
+    """Return the place of an image in Anthropic's layout: a data URL, or a URL."""
+    if isinstance(source, dict) and source.get("type") == "base64":
+        return f"data:{source.get('media_type')};base64,{source.get('data')}"
+    return source.get("url") if isinstance(source, dict) else source
 
 
-def _reasoning(turn: Raw, role: str) -> Message:
-    """Return ``{"reasoning_content": text}`` if the assistant turn has reasoning, else an empty mapping.
+def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
+    """Return ``{"reasoning_content": text}`` if the assistant turn has reasoning, else an empty mapping; and its key.
 
     Raises:
         BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
     """
-    given = {key: string(turn, key, optional=True) for key in _REASONING}
+    given = {key: _text(turn, key) for key in _REASONING}
     texts = {key: text for key, text in given.items() if text}
     if texts and role != "assistant":
         raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant reasons")
     if len(set(texts.values())) > 1:
         raise BadRow(f"{' and '.join(map(repr, texts))} of one turn differ", "give one of them")
-    return {"reasoning_content": next(iter(texts.values()))} if texts else {}
+    key = next(iter(texts), "reasoning_content")
+    return ({"reasoning_content": texts[key]} if texts else {}), key
+
+
+def _text(turn: Raw, key: str) -> str:
+    """Return a text, which may be given as parts."""
+    parts = turn.get(key)
+    texts = [text_of_part(part) for part in parts] if isinstance(parts, list) else [None]
+    return string(turn, key, optional=True) if None in texts else "".join(map(str, texts))
 
 
 ALPACA_KEYS = ("instruction", "input", "output", "history")
-_DOLLY = {"context": "input", "response": "output"}
+_ALPACA_NAMES = {"query": "instruction", "context": "input", "response": "output"}
+"""Alpaca's keys by those of ms-swift and Dolly."""
 PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 """Keys that may contain a prompt."""
 
@@ -279,10 +271,11 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
 
 
 def alpaca_row(row: Raw) -> Raw:
-    """Rename Dolly's ``context`` and ``response`` to Alpaca's keys, if there is no ``output``."""
-    if "output" in row or "response" not in row:
+    """Rename ms-swift's ``query`` and ``response``, and Dolly's ``context`` and ``response``, to Alpaca's keys."""
+    if not ({"instruction", "query"} & row.keys()) or ("output" in row and "query" not in row):
         return row
-    return {_DOLLY.get(key, key) if _DOLLY.get(key) not in row else key: value for key, value in row.items()}
+    names = {theirs: ours for theirs, ours in _ALPACA_NAMES.items() if ours not in row}
+    return {names.get(key, key): value for key, value in row.items()}
 
 
 def alpaca_question(row: Raw) -> list[Message]:
@@ -291,6 +284,7 @@ def alpaca_question(row: Raw) -> list[Message]:
     extra = string(row, "input", optional=True)
     messages = system_of(row)
     history = row.get("history") or []
+    history = parsed(history, "history") if isinstance(history, str) else history
     if not isinstance(history, list):
         raise BadRow("'history' is not a list", "give it as a list of [question, answer] pairs")
     for pair in history:
@@ -307,9 +301,10 @@ def require_learned(answers: list[Any]) -> None:
     """Refuse answers that are both rated and marked as not learned.
 
     Raises:
-        BadRow: For a message with ``weight`` 0 in an answer.
+        BadRow: For a message with ``weight`` 0, or parts of weight 0, in an answer.
     """
-    if any(isinstance(answer, list) and any(m.get("weight") == 0 for m in answer) for answer in answers):
+    messages = [message for answer in answers if isinstance(answer, list) for message in answer]
+    if any(m.get("weight") == 0 or "masked" in m for m in messages):
         raise BadRow(
             "an answer that is judged has a turn with weight 0", "remove the weight, or drop the row"
         )

@@ -1,4 +1,4 @@
-"""Alpaca: instruction, input and output, with LLaMA-Factory's system and history; Dolly: context and response."""
+"""Alpaca: instruction, input and output, with system and history; Dolly: context and response; ms-swift: query."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Alpaca(Format):
 
     @classmethod
     def matches(cls, row: Raw) -> bool:
-        return "instruction" in row
+        return "instruction" in row or row.keys() >= {"query", "response"}
 
     def read(self, row: Raw) -> Raw:
         row = alpaca_row(row)

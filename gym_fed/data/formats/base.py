@@ -114,8 +114,8 @@ def string(row: Raw, key: str, *, optional: bool = False) -> str:
 
 
 def system_of(row: Raw) -> list[Message]:
-    """Return the message of a ``system`` column, if it is not empty."""
-    text = string(row, "system", optional=True)
+    """Return the message of a ``system`` (or ``system_prompt``) column, if it is not empty."""
+    text = string(row, "system", optional=True) or string(row, "system_prompt", optional=True)
     return [{"role": "system", "content": text}] if text else []
 
 
@@ -156,6 +156,7 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := _tools_of(row):
         converted["tools"] = tools
+    _require_one_call(row, converted.get("messages", ()))
     images, beside_turns = images or converted.get("images", ()), _images_of(row)
     if images and beside_turns:
         raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
@@ -171,8 +172,16 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     return converted
 
 
-_CONTEXT = ("system", "tools", "images", "image", "videos", "audios", "forget")
+_CONTEXT = (
+    *("system", "system_prompt", "tools", "functions", "images", "image", "videos", "audios", "forget"),
+    "parallel_tool_calls",
+)
 _unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", default=None)
+
+
+def other_columns(row: Raw) -> Raw:
+    """Return the columns of a row that ``with_context`` does not read."""
+    return {key: value for key, value in row.items() if key not in _CONTEXT}
 
 
 def note_unread(names: Iterable[str]) -> None:
@@ -194,12 +203,13 @@ def unread_noted() -> Iterator[set[str]]:
 
 
 def _tools_of(row: Raw) -> list[Raw]:
-    """Parse tools in OpenAI's format: ``{"type": "function", "function": {...}}``.
+    """Parse tools in OpenAI's format, ``{"type": "function", "function": {...}}``, or the functions alone.
 
     Raises:
-        BadRow: If ``tools`` is neither a list of objects with a name nor such a list as JSON text.
+        BadRow: If ``tools`` (``functions`` in older files) is neither a list of objects with a name nor such a list as
+            JSON text.
     """
-    tools = row.get("tools")
+    tools = row.get("tools") or row.get("functions")
     if isinstance(tools, str):
         tools = parsed(tools, "tools") if tools.strip() else None
     if not tools:
@@ -211,8 +221,28 @@ def _tools_of(row: Raw) -> list[Raw]:
             raise BadRow(
                 "'tools' contains something other than functions", "give each tool a name and parameters"
             )
+        if function is not tool:
+            note_unread(f"a tool's {key}" for key in tool if key not in ("type", "function"))
+        if isinstance(parameters := function.get("parameters"), str):
+            function = {**function, "parameters": parsed(parameters, "parameters")}
         checked.append({"type": "function", "function": function})
     return checked
+
+
+def _require_one_call(row: Raw, messages: Any) -> None:
+    """Refuse several calls in one turn of a row with ``parallel_tool_calls: false``. Templates do not render the key.
+
+    Raises:
+        BadRow: For such a row, and for a key that is not a boolean.
+    """
+    parallel = row.get("parallel_tool_calls")
+    if parallel is not None and not isinstance(parallel, bool):
+        raise BadRow(f"'parallel_tool_calls' is {parallel!r}, expected true or false", "correct or remove it")
+    if parallel is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
+        raise BadRow(
+            "has parallel_tool_calls: false and a turn with several calls",
+            "remove the key, or give each call a turn with its result",
+        )
 
 
 def _images_of(row: Raw) -> list[Any]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from gym_fed.data.formats._turns import PROMPT_KEYS, prompt_and_answers
 from gym_fed.data.formats.base import Format, Raw, context_of, with_context
+from gym_fed.data.rows import not_learned
 
 
 class Completion(Format):
@@ -23,11 +24,14 @@ class Completion(Format):
         both = (
             {"prompt": prompt, "completion": answer}
             if isinstance(prompt, str)
-            else {"messages": [*prompt, *answer]}
+            else {"messages": [*not_learned(prompt), *answer]}
         )
         return with_context(row, both, "completion", *PROMPT_KEYS, images=images)
 
     def write(self, row: Raw) -> Raw:
         if "messages" not in row:
             return row
-        return {"prompt": row["messages"][:-1], "completion": row["messages"][-1:], **context_of(row)}
+        messages = row["messages"]
+        learned = (at for at, m in enumerate(messages) if m["role"] == "assistant" and m.get("weight") != 0)
+        start = next(learned, len(messages) - 1)
+        return {"prompt": messages[:start], "completion": messages[start:], **context_of(row)}

@@ -7,6 +7,7 @@ from typing import Any
 from gym_fed.data.formats._turns import (
     PROMPT_KEYS,
     alpaca_question,
+    alpaca_row,
     conversation,
     prompt_and_answers,
     require_learned,
@@ -27,11 +28,12 @@ class KtoFormat(Format):
             return True
         if row.keys() >= {"prompt", "completion", "label"} and label_of(row["label"]) is not None:
             return True  # the layout of TRL, also for tables with labels 0 and 1
-        answered = row.keys() & {"messages", "conversations", "instruction", "completion"}
+        answered = row.keys() & {"messages", "conversations", "instruction", "query", "completion"}
         return bool(answered) and isinstance(row.get("label"), bool)
 
     def read(self, row: Raw) -> Raw:
         images: list[Any] = []
+        row = row if "completion" in row else alpaca_row(row)
         prompt, completion = _halves(row, images)
         require_learned([completion])
         converted = {"prompt": prompt, "completion": completion, "label": _label(row)}

@@ -8,20 +8,20 @@ from gym_fed.data.formats._turns import conversation_row
 from gym_fed.data.formats.base import Format, Raw, conversation_of
 
 _SPEAKERS = {"user": "human", "assistant": "gpt", "system": "system", "tool": "observation"}
-_ALSO_IN_TURNS = ("weight", "reasoning_content", "name", "tool_call_id")
+_ALSO_IN_TURNS = ("weight", "masked", "reasoning_content", "name", "tool_call_id")
 
 
 class ShareGpt(Format):
-    """The conversation under ``conversations``."""
+    """The conversation under ``conversations``, or ms-swift's ``conversation`` of pairs."""
 
     order = 40
 
     @classmethod
     def matches(cls, row: Raw) -> bool:
-        return "conversations" in row
+        return "conversations" in row or isinstance(row.get("conversation"), list)
 
     def read(self, row: Raw) -> Raw:
-        return conversation_row(row, "conversations")
+        return conversation_row(row, "conversations" if "conversations" in row else "conversation")
 
     def write(self, row: Raw) -> Raw:
         messages, rest = conversation_of(row, "sharegpt")

@@ -177,13 +177,20 @@ def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> Non
     messages = row["messages"]
     refuse_first(
         (row.get("tools"), "has tools"),
-        (any(m.get("weight", 1) != 1 for m in messages), "has a message with a weight"),
+        (any(_is_weighted(message) for message in messages), "has a message with a weight"),
+        ("train_on_eos" in row, "has train_on_eos"),
         (any(m.get("reasoning_content") or m.get("thinking") for m in messages), "has reasoning"),
         code=ErrorCode.DATA_INVALID,
         prefix=f"row {number} ",
         suffix=", which is not supported for models that read images",
         remedy="drop it from the row",
     )
+
+
+def _is_weighted(message: dict[str, Any]) -> bool:
+    """Return True if a message is learned otherwise than its role says, or in part."""
+    default = 1 if message["role"] == "assistant" else None
+    return message.get("weight", default) != default or "masked" in message
 
 
 def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:

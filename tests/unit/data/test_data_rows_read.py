@@ -203,7 +203,7 @@ def test_loss_weights_are_read_as_weights(tmp_path: Path) -> None:
     rows = {"messages": [{**ASK, "loss_weight": 0.0}, {**GOOD, "loss_weight": 1.0}]}
     assert read(tmp_path, rows) == {"messages": [{**ASK, "weight": 0}, GOOD]}
     rows["messages"][0]["loss_weight"] = 1.0
-    assert "'loss_weight' marks the user's turn" in refusal(tmp_path, rows).message
+    assert read(tmp_path, rows) == {"messages": [{**ASK, "weight": 1}, GOOD]}
 
 
 @pytest.mark.shared

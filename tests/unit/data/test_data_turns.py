@@ -80,8 +80,10 @@ def test_a_weight_or_reasoning_that_cannot_be_honoured_is_refused_by_its_place(
     assert said in refusal(tmp_path, {"messages": [ASK, {**SAY, **keys}]})
 
 
-def test_a_weight_that_marks_a_users_turn_to_learn_is_refused(tmp_path: Path) -> None:
-    assert "'train' marks the user's turn" in refusal(tmp_path, {"messages": [{**ASK, "train": True}, SAY]})
+def test_a_users_turn_that_is_learned_keeps_its_weight_and_has_no_reasoning(tmp_path: Path) -> None:
+    assert read(tmp_path, {"messages": [{**ASK, "train": True}, SAY]}) == {
+        "messages": [{**ASK, "weight": 1}, SAY]
+    }
     assert "in a turn of the user" in refusal(tmp_path, {"messages": [{**ASK, "thinking": "hm"}, SAY]})
 
 

@@ -1,0 +1,102 @@
+"""Convert turns of Anthropic's and ms-swift's layouts to those of OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.data.formats._masks import text_of_part
+from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, note_unread
+
+_BLOCKS = {
+    "tool_use": ("type", "id", "name", "input"),
+    "tool_result": ("type", "tool_use_id", "content"),
+    "thinking": ("type", "thinking"),
+}
+"""Anthropic's blocks that are not content, with the keys that are read."""
+
+
+def turns_of(turn: Raw) -> list[Raw]:
+    """Return the turns in one turn of a file: Anthropic's tool results are turns of their own, before the rest."""
+    content = turn.get("content")
+    kinds = (
+        [block.get("type") if isinstance(block, dict) else None for block in content or ()]
+        if isinstance(content, list)
+        else []
+    )
+    if not isinstance(content, list) or not any(kind in _BLOCKS for kind in kinds):
+        return [turn]
+    results: list[Raw] = []
+    calls: list[Raw] = []
+    thoughts: list[str] = []
+    rest: list[Any] = []
+    for kind, block in zip(kinds, content, strict=True):
+        note_unread(f"a part's {key}" for key in block if kind in _BLOCKS and key not in _BLOCKS[kind])
+        if kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            result = {"role": "tool", "content": _result(block.get("content"))}
+            results.append({**result, "tool_call_id": block.get("tool_use_id")})
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking") or ""))
+        else:
+            rest.append(block)
+    if not rest and not calls and not thoughts:
+        return results
+    spoken = {**turn, "content": rest or None}
+    if calls:
+        spoken["tool_calls"] = calls
+    if thoughts:
+        spoken["reasoning_content"] = "\n".join(thoughts)
+    return [*results, spoken]
+
+
+def _result(content: Any) -> str:
+    """Return the text of a tool's result."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [text_of_part(part) for part in content] if isinstance(content, list) else [None]
+    if any(text is None for text in texts):
+        raise BadRow(
+            "a tool's result has parts that are not text", "give the result as text, or drop the row"
+        )
+    return "".join(text for text in texts if text)
+
+
+_PAIR = (("human", "user"), ("assistant", "gpt", "bot"))
+
+
+def pairs_as_turns(turns: list[Any]) -> list[Any]:
+    """Split turns such as ``{"human": ..., "assistant": ...}`` into a question and an answer."""
+    split: list[Any] = []
+    for turn in turns:
+        if not isinstance(turn, dict) or "role" in turn or "from" in turn:
+            return turns
+        names = [next((name for name in names if name in turn), None) for names in _PAIR]
+        if None in names:
+            return turns
+        note_unread(f"a message's {key}" for key in turn if key not in names)
+        for role, name in zip(("user", "assistant"), names, strict=True):
+            split.append({"role": role, "content": turn[str(name)]})
+    return split
+
+
+def with_calls_joined(messages: list[tuple[Message, bool]]) -> list[Message]:
+    """Join tool calls that are turns of their own with the assistant's turn before them.
+
+    Args:
+        messages: Messages; True for one that consists of tool calls alone, because its role is ``tool_call``.
+    """
+    joined: list[Message] = []
+    for message, only_calls in messages:
+        last = joined[-1] if joined else {}
+        if not only_calls or last.get("role") != "assistant":
+            joined.append(as_object(message))
+            continue
+        if message.get("weight", 1) != last.get("weight", 1) and "weight" in message:
+            raise BadRow(
+                "tool calls of one turn have different weights",
+                "give the weight at the first turn of the assistant",
+            )
+        joined[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *message["tool_calls"]]}
+    return joined

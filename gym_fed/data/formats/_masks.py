@@ -1,0 +1,162 @@
+"""Read which parts of a turn are learned: weights of turns, flags of content parts and Axolotl's character ranges.
+
+A message that is read has ``weight: 0`` if it is not learned, and ``weight: 1`` if it is learned although it is not the
+assistant's. ``masked`` holds the ranges of characters, ``[start, end)``, that are not learned, by the key of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from gym_fed.data.formats.base import BadRow, Message, Raw, note_unread
+
+_WEIGHTS = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
+_SWITCHES = ("train", "training", "loss")
+"""Aliases of ``weight`` with boolean values."""
+_DETAILS = ("train_detail", "training_detail")
+MASK_KEYS = (*_WEIGHTS, *_DETAILS, "masked")
+"""Keys of a turn that decide what is learned."""
+PART_FLAGS = ("train", "weight")
+"""Keys of a content part that decide whether it is learned."""
+_REMEDY = "a turn is learned or it is not; round the weight, or drop the row"
+
+_roles: ContextVar[Collection[str] | None] = ContextVar("roles that are learned", default=None)
+
+
+@contextmanager
+def learning_roles(roles: Collection[str] | None) -> Iterator[None]:
+    """Learn the turns of ``roles`` that have no weight of their own; None for the assistant's."""
+    token = _roles.set(roles)
+    try:
+        yield
+    finally:
+        _roles.reset(token)
+
+
+def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
+    """Return the ``weight`` and ``masked`` of a turn, if they differ from the defaults.
+
+    Args:
+        turn: The turn as read from the file.
+        role: Its role: system, user, assistant or tool.
+        keys: The turn's keys by those of the message: ``{"content": "value"}``.
+
+    Raises:
+        BadRow: For weights other than 0 and 1, different weights, and ranges that are not in the text.
+    """
+    masked = {ours: ranges for ours, theirs in keys.items() if (ranges := _masked_of(turn, ours, theirs))}
+    weight = _weight(turn, role)
+    if weight is None and masked:
+        weight = 1
+    roles = _roles.get()
+    if weight is None:
+        weight = int(role in (("assistant",) if roles is None else roles))
+    if not weight:
+        return {"weight": 0} if role == "assistant" or _weight(turn, role) == 0 else {}
+    return ({} if role == "assistant" else {"weight": 1}) | ({"masked": masked} if masked else {})
+
+
+def _weight(turn: Raw, role: str) -> int | None:
+    """Return the weight that a turn gives, 0 or 1; None if it gives none."""
+    given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
+    if role != "assistant":  # ms-swift reads these for the assistant alone
+        ignored = [key for key in ("loss", "loss_scale") if given.pop(key, None) is not None]
+        note_unread(f"a message's {key}" for key in ignored)
+    for key, weight in given.items():
+        _require_binary(weight, key in _SWITCHES, f"{key!r} of the {role}'s turn")
+    if len({float(weight) for weight in given.values()}) > 1:
+        raise BadRow(f"{' and '.join(map(repr, given))} of one turn differ", "give one of them")
+    return int(next(iter(given.values()))) if given else None
+
+
+def _require_binary(weight: Any, switch: bool, what: str) -> None:
+    valid = isinstance(weight, bool) if switch else isinstance(weight, int | float) and weight in (0, 1)
+    if not valid:
+        raise BadRow(f"{what} is {weight!r}, expected {'true or false' if switch else '0 or 1'}", _REMEDY)
+
+
+def _masked_of(turn: Raw, ours: str, theirs: str) -> list[list[int]]:
+    """Return the ranges of a text that are not learned."""
+    text = turn.get(theirs)
+    if isinstance(text, list):
+        return _of_parts(text, theirs)
+    given = turn.get("masked")
+    if given is not None:
+        ranges = given.get(ours, []) if isinstance(given, dict) else given
+        return _checked(ranges, text, "masked")
+    details = next((turn[key] for key in _DETAILS if turn.get(key) is not None), None)
+    if details is None or ours != "content":
+        return []
+    return _of_details(details, text)
+
+
+def _of_parts(parts: list[Any], key: str) -> list[list[int]]:
+    """Return the ranges of parts with ``train: false`` or ``weight: 0``."""
+    ranges, at = [], 0
+    for part in parts:
+        flags = {
+            flag: part[flag] for flag in PART_FLAGS if isinstance(part, dict) and part.get(flag) is not None
+        }
+        for flag, value in flags.items():
+            _require_binary(value, flag in _SWITCHES, f"{flag!r} of a part of {key!r}")
+        text = text_of_part(part)
+        if text is None and flags:
+            raise BadRow(
+                f"a part of {key!r} that is not text has a weight", "remove it: pictures are not learned"
+            )
+        length = len(text or "")
+        if length and flags and not any(flags.values()):
+            ranges.append([at, at + length])
+        at += length
+    return ranges
+
+
+def text_of_part(part: Any) -> str | None:
+    """Return the text of a content part; None for other parts."""
+    if not isinstance(part, dict) or part.get("type") != "text":
+        return None
+    text = next((part[key] for key in ("text", "value", "content") if key in part), None)
+    return text if isinstance(text, str) else None
+
+
+def _of_details(details: Any, text: Any) -> list[list[int]]:
+    """Return the ranges outside those with ``train: true``, whose ends are inclusive (Axolotl)."""
+    problem = BadRow(
+        "'train_detail' is not a list of ranges",
+        'write [{"begin_offset": 0, "end_offset": 8, "train": true}, ...]',
+    )
+    if not isinstance(details, list) or not isinstance(text, str):
+        raise problem
+    learned = []
+    for detail in details:
+        if not isinstance(detail, dict) or not isinstance(detail.get("train"), bool):
+            raise problem
+        start, end = detail.get("begin_offset"), detail.get("end_offset")
+        if not isinstance(start, int) or not isinstance(end, int):
+            raise problem
+        if detail["train"]:
+            learned += _checked([[start, end + 1]], text, "train_detail")
+    ranges, at = [], 0
+    for start, end in sorted(learned):
+        if start > at:
+            ranges.append([at, start])
+        at = max(at, end)
+    return ranges + ([[at, len(text)]] if at < len(text) else [])
+
+
+def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:
+    length = len(text) if isinstance(text, str) else 0
+    for each in ranges if isinstance(ranges, list) else [None]:
+        if not (
+            isinstance(each, list)
+            and len(each) == 2
+            and all(type(at) is int for at in each)
+            and 0 <= each[0] < each[1] <= length
+        ):
+            raise BadRow(
+                f"{key!r} has a range that is not in the text's {length} characters", "correct the offsets"
+            )
+    return list(ranges)

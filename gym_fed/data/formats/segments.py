@@ -1,0 +1,45 @@
+"""Axolotl's input_output: segments of text, joined as they are, of which those with ``label: true`` are learned."""
+
+from __future__ import annotations
+
+from gym_fed.data.formats.base import BadRow, Format, Raw, note_unread, system_of, with_context
+
+
+class SegmentRows(Format):
+    """``{"segments": [{"label": bool, "text": str}]}``."""
+
+    order = 45
+
+    @classmethod
+    def matches(cls, row: Raw) -> bool:
+        return "segments" in row
+
+    def read(self, row: Raw) -> Raw:
+        given = row.get("segments")
+        if not isinstance(given, list) or not given:
+            raise BadRow("'segments' is not a list", 'write [{"label": true, "text": ...}, ...]')
+        segments = []
+        for segment in given:
+            if not (
+                isinstance(segment, dict)
+                and isinstance(segment.get("label"), bool)
+                and isinstance(segment.get("text"), str)
+            ):
+                raise BadRow(
+                    "a segment lacks its text or its label", 'write {"label": true or false, "text": ...}'
+                )
+            note_unread(f"a segment's {key}" for key in segment if key not in ("label", "text"))
+            segments.append({"label": segment["label"], "text": segment["text"]})
+        converted = with_context(row, {"segments": segments}, "segments")
+        if lost := [key for key in ("tools", "images") if key in converted] + ["system"] * bool(
+            system_of(row)
+        ):
+            raise BadRow(
+                f"has {lost[0]!r} next to its segments", "write it into the segments, or remove the key"
+            )
+        return converted
+
+    def write(self, row: Raw) -> Raw:
+        if "segments" not in row:
+            raise BadRow("is not given in segments", "choose messages or completion")
+        return row
