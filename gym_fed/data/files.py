@@ -1,4 +1,4 @@
-"""Find data files by path, pattern or URL, and read raw rows of JSON, JSONL, CSV, Parquet and text with their places.
+"""Find data files by path, pattern or URL, and read raw rows of JSON, JSONL, CSV, Parquet, tar and text with places.
 
 Rows are read lazily; no row may be longer than ``bounded.MAX_ROW_BYTES``.
 """
@@ -30,8 +30,11 @@ from gym_fed.data.bounded import (
     too_long,
 )
 from gym_fed.data.rows import without_filled_nulls
+from gym_fed.data.shards import read_shard
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+"""Suffixes of files whose rows can be read at random."""
+_SHARD = ".tar"
 _DESCRIPTIONS = ("dataset_info.json", "dataset_infos.json")
 
 
@@ -95,7 +98,7 @@ def find_files(path: str | Path) -> list[DataFile]:
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no data files in {path}",
-            f"data files end in {', '.join(SUFFIXES)}, or in .gz after that",
+            f"data files end in {', '.join((*SUFFIXES, _SHARD))}, or in .gz after that",
         )
     return [_data_file(name, path, fs, prefix, alone=fs.isfile(root)) for name in sorted(paths)]
 
@@ -170,7 +173,7 @@ def _is_data(name: str, root: str) -> bool:
     inside = PurePosixPath(name.removeprefix(root))
     if inside.name in _DESCRIPTIONS or any(part.startswith(".") for part in inside.parts):
         return False
-    return inside.name.lower().removesuffix(".gz").endswith(SUFFIXES)
+    return inside.name.lower().removesuffix(".gz").endswith((*SUFFIXES, _SHARD))
 
 
 Placed = tuple[str, Any]
@@ -198,6 +201,9 @@ def read_raw(file: DataFile, *, text_lines: bool = False) -> Iterator[Placed]:
         with file.open() as stream:
             if file.suffix == ".parquet":
                 yield from _read_parquet(file.name, stream)
+                return
+            if file.suffix == _SHARD:
+                yield from read_shard(file.name, stream)
                 return
             reader = buffered(file.name, stream)
             if file.suffix == ".txt":
@@ -380,10 +386,10 @@ def _read_parquet(name: str, stream: BinaryIO) -> Iterator[Placed]:
                     part = batch.slice(at, at_once)
                     if part.nbytes > MAX_ROW_BYTES:
                         raise too_long(f"{name}: row {number + 1}", "drop the row")
-                    for row in part.to_pylist():
+                    for row in part.to_pylist(maps_as_pydicts="strict"):
                         number += 1
                         yield f"{name}: row {number}", without_filled_nulls(row)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, UnicodeDecodeError, KeyError) as error:  # KeyError: a map has a key twice
         raise GymError(
             ErrorCode.DATA_INVALID, f"{name}: not a readable Parquet file: {error}", "write it again"
         ) from error

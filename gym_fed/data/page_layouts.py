@@ -235,7 +235,7 @@ class ParquetRows(PageLayout):
                         number += batch.num_rows
                         continue
                     size = batch.nbytes // max(1, batch.num_rows)
-                    for row in batch.to_pylist():
+                    for row in batch.to_pylist(maps_as_pydicts="strict"):
                         number += 1
                         if number <= mark:
                             continue
@@ -244,7 +244,7 @@ class ParquetRows(PageLayout):
                             (f"{self._name}: row {number}", size, _head_of(value), partial(_same, value)),
                             number,
                         )
-        except pyarrow.ArrowException as error:
+        except (pyarrow.ArrowException, KeyError) as error:  # KeyError: a map has a key twice
             raise self._unreadable(error) from error
 
 

@@ -321,7 +321,7 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
     columns = {ours: theirs for ours, theirs in columns.items() if not ours.startswith(_IN_TURNS)}
 
     def rename(raw: Any) -> Raw:
-        row = as_object(raw)
+        row = _lifted(as_object(raw), columns.values())
         known = columns_of(row)
         missing = [theirs for theirs in columns.values() if theirs not in known]
         if missing:
@@ -349,6 +349,18 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
         )
 
     return rename
+
+
+def _lifted(row: Raw, names: Iterable[str]) -> Raw:
+    """Return a row with columns of columns (``data.messages``) as columns of their own."""
+    for name in names:
+        outer, _, inner = name.partition(".")
+        if name in row or not isinstance(row.get(outer), dict) or inner not in row[outer]:
+            continue
+        rest = {key: value for key, value in row[outer].items() if key != inner}
+        others = {key: value for key, value in row.items() if key != outer}
+        row = {**others, **({outer: rest} if rest else {}), name: row[outer][inner]}
+    return row
 
 
 def _turns(value: Any, key: str) -> list[Any]:

@@ -30,7 +30,7 @@ class DataConfig(StrictModel):
     path: (
         Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)] | None
     ) = None
-    """File (.json, .jsonl, .csv, .tsv, .parquet, .txt, or one of them in .gz), folder of such files, pattern such
+    """File (.json, .jsonl, .csv, .tsv, .parquet, .tar, .txt, or one in .gz), folder of such files, pattern such
     as ``data/*.jsonl``, or fsspec URL of any of these. Relative paths start from the working directory."""
 
     tasks: list[Annotated[str, MemberOf(TASKS)]] | None = None

@@ -246,7 +246,7 @@ def _require_one_call(row: Raw, messages: Any) -> None:
 
 
 def _images_of(row: Raw) -> list[Any]:
-    """Read ``images`` (or ``image``): paths, data URLs, or ``{"bytes", "path"}`` as in Parquet files.
+    """Read ``images`` (or ``image``): paths, data URLs, and in Parquet files and shards bytes or ``{"bytes", "path"}``.
 
     Raises:
         BadRow: For anything else.
@@ -255,6 +255,7 @@ def _images_of(row: Raw) -> list[Any]:
     if not images:
         return []
     images = images if isinstance(images, list) else [images]
+    images = [{"bytes": image} if isinstance(image, bytes) else image for image in images]
     for image in images:
         if not (isinstance(image, str) or (isinstance(image, dict) and {"bytes", "path"} & set(image))):
             raise BadRow(f"'images' holds {type(image).__name__}", "give paths of image files")

@@ -21,7 +21,7 @@ class ShareGpt(Format):
         return "conversations" in row or isinstance(row.get("conversation"), list)
 
     def read(self, row: Raw) -> Raw:
-        return conversation_row(row, "conversations" if "conversations" in row else "conversation")
+        return conversation_row(row, "conversation" if "conversation" in row else "conversations")
 
     def write(self, row: Raw) -> Raw:
         messages, rest = conversation_of(row, "sharegpt")

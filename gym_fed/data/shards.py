@@ -1,0 +1,181 @@
+"""Read WebDataset shards: tar files whose members with one name and several suffixes are one row.
+
+Nothing is extracted to disk, so names of members cannot lead anywhere. A sample is read whole, and is no larger than
+``MAX_ROW_BYTES``.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
+from gym_fed.data.bounded import MAX_ROW_BYTES, not_utf8, too_long
+
+_MAX_HEADER_BYTES = 1 << 20
+_NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
+_SHOWN_CHARACTERS = 80
+_MEDIA = {
+    "images": ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm"),
+    "videos": ("mp4", "avi", "mov", "mkv", "webm"),
+    "audios": ("wav", "mp3", "flac", "ogg", "opus", "m4a"),
+}
+_CAPTIONS = ("txt", "text", "caption", "cap")
+_ROW_KEYS = ("messages", "conversations", "conversation", "prompt", "instruction", "query", "chosen", "text")
+"""Keys that make a ``.json`` member a row; with others only, it describes the picture of a caption."""
+
+Fields = dict[str, tuple[str, bytes]]
+"""Name and contents of a sample's members, by their suffix."""
+
+
+def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
+    """Yield the rows of a shard with their places.
+
+    Args:
+        name: The shard's name in messages.
+        stream: The archive, decompressed; seekable.
+
+    Raises:
+        GymError: ``DATA_INVALID`` for damaged archives, members that are not files, and samples that are too large or
+            no rows.
+    """
+    key, fields = "", Fields()
+    for member, suffix, path, data in _members(name, stream):
+        if member != key and fields:
+            yield f"{name}: {_shown(key)}", _row(name, key, fields)
+            fields = {}
+        key = member
+        if suffix in fields:
+            raise _refused(name, path, "is in the archive twice", "give each sample a name of its own")
+        fields[suffix] = (path, data)
+        if sum(len(content) for _, content in fields.values()) > MAX_ROW_BYTES:
+            raise too_long(f"{name}: {_shown(key)}", "shrink or drop the sample")
+    if fields:
+        yield f"{name}: {_shown(key)}", _row(name, key, fields)
+
+
+def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes]]:
+    """Yield the sample, the suffix, the name and the contents of each file."""
+    try:
+        archive = tarfile.open(fileobj=_HeaderReader(name, stream), mode="r:", errorlevel=2)  # noqa: SIM115
+        before = -1
+        while (member := archive.next()) is not None:
+            archive.members.clear()  # tarfile keeps every member that it has seen
+            if archive.offset <= before:
+                raise _refused(
+                    name, member.name, "lies before the member that precedes it", "write the archive again"
+                )
+            before = archive.offset
+            if member.isdir() or PurePosixPath(member.name).name.startswith("."):
+                continue
+            match = _NAME.fullmatch(member.name)
+            if not member.isreg() or member.issparse():
+                raise _refused(
+                    name, member.name, "is no plain file", "shards hold files, and no links or devices"
+                )
+            if match is None:
+                raise _refused(name, member.name, "has no suffix", "members are named SAMPLE.SUFFIX")
+            if member.size > MAX_ROW_BYTES:
+                raise too_long(f"{name}: {_shown(member.name)}", "shrink or drop the sample")
+            stream.seek(member.offset_data)
+            data = stream.read(member.size)
+            if len(data) < member.size:
+                raise _refused(name, member.name, "is cut off", "fetch or write the archive again")
+            stream.read(-member.size % tarfile.BLOCKSIZE)  # so that tarfile need not seek back
+            yield match[1], match[2].lower(), member.name, data
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
+        raise GymError(
+            ErrorCode.DATA_INVALID, f"{name}: not a readable tar archive: {error}", "write the archive again"
+        ) from error
+
+
+class _HeaderReader(io.RawIOBase):
+    """The archive for ``tarfile``, which would read an extended header of any size into memory."""
+
+    def __init__(self, name: str, stream: BinaryIO) -> None:
+        self._name, self._stream = name, stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= _MAX_HEADER_BYTES:
+            raise GymError(
+                ErrorCode.DATA_INVALID, f"{self._name}: a header of {size} bytes", "write the archive again"
+            )
+        return self._stream.read(size)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+
+def _row(name: str, key: str, fields: Fields) -> dict[str, Any]:
+    """Return the raw row of a sample: its ``.json`` with its pictures, or its pictures and their caption."""
+    row = _json(name, key, fields)
+    media: dict[str, list[dict[str, Any]]] = {}
+    for suffix, (path, data) in fields.items():
+        kind = next((kind for kind, known in _MEDIA.items() if suffix.rpartition(".")[2] in known), None)
+        if kind is not None:
+            media.setdefault(kind, []).append({"bytes": data, "path": path})
+    images = _in_order(name, key, row, media.get("images", []))
+    caption = next((suffix for suffix in _CAPTIONS if suffix in fields), None)
+    if caption is not None and images and not any(column in row for column in _ROW_KEYS):
+        question = {"role": "user", "content": "<image>" * len(images)}
+        answer = {"role": "assistant", "content": _text(name, *fields[caption]).strip()}
+        row = {**row, "messages": [question, answer]}
+        read = {caption}
+    else:
+        read = set()
+    known = {suffix for suffixes in _MEDIA.values() for suffix in suffixes} | read | {"json"}
+    unread = {f".{suffix}": True for suffix in fields if suffix.rpartition(".")[2] not in known}
+    return {**row, **media, **({"images": images} if images else {}), **unread}
+
+
+def _json(name: str, key: str, fields: Fields) -> dict[str, Any]:
+    if "json" not in fields:
+        return {}
+    try:
+        row = json.loads(_text(name, *fields["json"]))
+    except (ValueError, RecursionError) as error:
+        raise _refused(
+            name, fields["json"][0], f"is not valid JSON: {error}", "correct or drop the sample"
+        ) from error
+    if not isinstance(row, dict):
+        raise _refused(name, fields["json"][0], "is no JSON object", "write the row as { ... }")
+    return row
+
+
+def _in_order(name: str, key: str, row: dict[str, Any], images: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the pictures in the order of the row's ``images``, if it names them, and remove the names."""
+    given = row.pop("images", None) or row.pop("image", None)
+    row.pop("image", None)
+    if not given:
+        return images
+    by_name = {PurePosixPath(image["path"]).name: image for image in images}
+    names = [PurePosixPath(str(each)).name for each in (given if isinstance(given, list) else [given])]
+    if missing := [each for each in names if each not in by_name]:
+        raise _refused(
+            name, key, f"names the picture {_shown(missing[0])}, which it lacks", "add it to the sample"
+        )
+    return [by_name[each] for each in names]
+
+
+def _text(name: str, path: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise not_utf8(f"{name}: {_shown(path)}: not UTF-8 at byte {error.start}") from error
+
+
+def _shown(path: str) -> str:
+    return plain(path, _SHOWN_CHARACTERS)
+
+
+def _refused(name: str, path: str, problem: str, remedy: str) -> GymError:
+    return GymError(ErrorCode.DATA_INVALID, f"{name}: {_shown(path)} {problem}", remedy)
