@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from gym_fed.base.modeling.adapters import Adapter
 
+
 settle()  # before transformers imports optional libraries
 
 NANO = "gym-nano"
@@ -80,14 +81,14 @@ def load_model(
         arguments: Additional arguments of ``from_pretrained``; a model that they shard or quantise is not moved to a
             device.
         headless: True if the head is not used, so that the body of a reward model is accepted, too.
-        images: True to also accept models that read images.
+        images: True to also accept models that read images or sound.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` if it is not on this machine, ``MODEL_INVALID`` if it cannot be read or is not a
             language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
     from gym_fed.base.modeling.checkpoint import class_of
     from gym_fed.base.modeling.config_checks import (
@@ -118,7 +119,7 @@ def load_model(
         else:
             given = arguments is not None and "state_dict" in arguments  # replaces the folder's files
             sees = images_type(Path(source)) is not None
-            auto: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+            auto: Any = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
             kind: Any = class_of(arguments["config"]) if arguments and given else auto
             model = load_weights(
                 kind,

@@ -180,7 +180,10 @@ Placed = tuple[str, Any]
 _BOM = b"\xef\xbb\xbf"
 _PEEKED_BYTES = 4096
 _PARQUET_ROWS = 256
-JSON_CELLS = ("messages", "conversations", "history", "prompt", "completion", "chosen", "rejected", "images")
+JSON_CELLS = (
+    *("messages", "conversations", "history", "prompt", "completion", "chosen", "rejected"),
+    *("images", "audios", "videos"),
+)
 
 
 _TEXT_OR_MESSAGES = ("prompt", "completion", "chosen", "rejected")

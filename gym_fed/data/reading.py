@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from gym_fed.data.bounded import CsvRow, columns_of
 from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.files import DataFile, Placed, find_files, read_raw
 from gym_fed.data.formats._masks import learning_roles
-from gym_fed.data.formats.base import BadRow, EmptyCell, Format, MediaRow, Raw, as_object, unread_noted
-from gym_fed.data.rows import SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
+from gym_fed.data.formats.base import BadRow, EmptyCell, Format, Raw, as_object, unread_noted
+from gym_fed.data.rows import MEDIA, SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 
 PlacedRow = tuple[str, Row]
 Rename = Callable[[Any], Any]
@@ -127,7 +126,7 @@ def converted(
     """Convert raw rows of one format; ``auto`` is decided by the first row.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming the place and, for a row with audio or video, the number of such rows.
+        GymError: ``DATA_INVALID`` naming the place.
     """
     reader: Format | None = None if format == "auto" else FORMATS.type_of(format)()
     rows = iter(raw_rows)
@@ -137,13 +136,10 @@ def converted(
             if reader is None:
                 reader = format_of(renamed)
             with unread_noted() as unread, learning_roles(learned.roles):
-                try:
-                    row = reader.read(renamed)
-                except MediaRow as first:
-                    raise _media_rows(first, reader, rows, rename, number) from first
-            if "images" in row:
-                row["images"] = [_image(image, folder) for image in row["images"]]
-                _check_places_of_images(row)
+                row = reader.read(renamed)
+            for column in MEDIA.keys() & row.keys():
+                row[column] = [_medium(source, folder, column) for source in row[column]]
+                _check_places(row, column)
             learned.mark(row)
             if (problem := surrogate_in(row)) is not None:
                 raise BadRow(problem, SURROGATE_REMEDY)
@@ -170,26 +166,6 @@ def _other_empty_rows(
             except BadRow:
                 continue
     return "" if empty == 1 else f"; {empty} of the first {total} rows have an empty cell"
-
-
-def _media_rows(
-    first: MediaRow, reader: Format, rest: Iterator[Placed], rename: Rename | None, number: int
-) -> BadRow:
-    """Return ``first`` with the count of all such rows: row ``number`` and those in ``rest``."""
-    kinds = Counter(first.kinds)
-    media, total = 1, number
-    for total, (_, raw) in enumerate(rest, start=number + 1):  # noqa: B007
-        try:
-            reader.read(as_object(raw if rename is None else rename(raw)))
-        except MediaRow as other:
-            media += 1
-            kinds.update(other.kinds)
-        except BadRow:
-            continue  # reported once the rows with audio and video are removed
-    if media == 1:
-        return first
-    counts = " and ".join(f"{count} with {kind}" for kind, count in kinds.items())
-    return BadRow(f"{first.problem}; so have {media} of the {counted(total, 'row')}: {counts}", first.remedy)
 
 
 def format_of(row: Row) -> Format:
@@ -225,39 +201,45 @@ def unknown_format(row: Row, guess: ColumnGuess | None) -> BadRow:
     )
 
 
-def _image(image: Any, folder: Path | None) -> Any:
-    """Resolve an image: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
-    if not isinstance(image, str) or image.startswith("data:"):
-        return image
-    if "://" in image:
-        raise BadRow(
-            f"image {image!r} is on the network", "gym-fed fetches no images; save it and give its path"
-        )
-    path = Path(image).expanduser()
+def _medium(source: Any, folder: Path | None, column: str) -> Any:
+    """Resolve a medium: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
+    if isinstance(source, list):  # the frames of a video
+        return [_medium(frame, folder, column) for frame in source]
+    if isinstance(source, dict) and not source.get("bytes") and isinstance(source.get("path"), str):
+        source = source["path"]
+    if not isinstance(source, str) or source.startswith("data:"):
+        return source
+    name = MEDIA[column]
+    if "://" in source:
+        remedy = f"gym-fed fetches no {column}; save it and give its path"
+        raise BadRow(f"{name} {source!r} is on the network", remedy)
+    path = Path(source).expanduser()
     for candidate in (path, *([folder / path] if folder is not None else [])):
         if candidate.is_file():
             return str(candidate.resolve())
-    raise BadRow(f"no image file at {image!r}", "paths are taken from the data file's folder")
+    raise BadRow(f"no {name} file at {source!r}", "paths are taken from the data file's folder")
 
 
-def _check_places_of_images(row: Row) -> None:
-    """Check that the number of images matches their placeholders; without any, they precede the first question."""
+def _check_places(row: Row, column: str) -> None:
+    """Check that a column has as many media as places; without any, they precede the first question."""
     turns = row.get("messages") or row.get("prompt")
     contents = [turn["content"] for turn in turns] if isinstance(turns, list) else [turns]
+    name = MEDIA[column]
+    mark = f"<{name}>"
     places = sum(
-        content.count("<image>")
+        content.count(mark)
         if isinstance(content, str)
-        else sum(part["type"] == "image" or part.get("text", "").count("<image>") for part in content or ())
+        else sum(part["type"] == name or part.get("text", "").count(mark) for part in content or ())
         for content in contents
     )
-    if places not in (0, len(row["images"])):
+    if places not in (0, len(row[column])):
         raise BadRow(
-            f"has {counted(places, 'place')} for images and {counted(len(row['images']), 'image')}",
-            "write <image> once for each",
+            f"has {counted(places, 'place')} for {column} and {counted(len(row[column]), name)}",
+            f"write {mark} once for each",
         )
 
 
-_OPTIONAL = ("system", "input", "context", "history", "tools", "images", "image", "forget")
+_OPTIONAL = ("system", "input", "context", "history", "tools", *MEDIA, *MEDIA.values(), "forget")
 """Columns that may be empty in a row."""
 _IN_TURNS = "messages."
 """Prefix of the keys of turns among the columns."""

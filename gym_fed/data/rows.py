@@ -12,8 +12,9 @@
 =============  =====================================================================================
 
 P and A are lists of messages (conversations), or both strings (plain text, for models without a chat template).
-Further keys are ``tools`` (OpenAI's functions, for the chat template) and ``images`` (paths of files, data URLs or
-``{"bytes", "path"}``, in the order of their placeholders: ``<image>`` in a text, or parts ``{"type": "image"}``). A
+Further keys are ``tools`` (OpenAI's functions, for the chat template) and the media ``images``, ``audios`` and
+``videos``: paths of files, data URLs or ``{"bytes", "path"}``, in the order of their places, which are ``<image>``,
+``<audio>`` and ``<video>`` in a text, or parts ``{"type": "image"}``. A video may be a list of frames. A
 message has ``role`` (system, user, assistant, tool), ``content`` and optionally ``name``. An assistant's message may
 have ``tool_calls``, ``reasoning_content``, and ``weight: 0`` if it must not be learned. ``weight: 1`` marks another
 role's message that is learned. ``masked`` has the ranges of characters, by key of the message, that are not learned:
@@ -37,6 +38,8 @@ from gym_fed.data.column_guess import guess_rest
 _SHOWN, _SHOWN_CHARACTERS = 12, 60
 
 Row = dict[str, Any]
+MEDIA = {"images": "image", "audios": "audio", "videos": "video"}
+"""The type of the parts of each column of media; ``<image>``, ``<audio>``, ``<video>`` are their places in a text."""
 RowKind = Literal["supervised", "preference", "unpaired", "stepwise", "prompt", "any"]
 _KEYS = {
     "preference": ("prompt", "chosen", "rejected"),
@@ -235,7 +238,7 @@ def _is_text_or_turns(key: str, value: Any) -> bool:
 
 def _joined(row: Row) -> Row:
     """Join the prompt and the chosen answer to a supervised row."""
-    context: Row = {key: row[key] for key in ("tools", "images", "forget") if key in row}
+    context: Row = {key: row[key] for key in ("tools", *MEDIA, "forget") if key in row}
     prompt, answer = row["prompt"], row["chosen"]
     if isinstance(prompt, str):
         return {"prompt": prompt, "completion": answer, **context}

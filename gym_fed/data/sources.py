@@ -100,7 +100,7 @@ def registered(name: str) -> Path | None:
     return folder
 
 
-_MAY_LACK = ("input", "system", "tools", "images")
+_MAY_LACK = ("input", "system", "tools", "images", "audios", "videos")
 
 
 def catalogue_rows(name: str, *, split: str | None = None) -> Iterator[PlacedRow]:

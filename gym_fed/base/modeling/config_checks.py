@@ -44,20 +44,20 @@ def require_architecture(name: str, folder: Path) -> None:
 
 
 def images_type(folder: Path) -> str | None:
-    """Return the model type if it reads images and has no text-only class in transformers; otherwise None."""
+    """Return the model type if it reads images or sound and has no text-only class in transformers; otherwise None."""
     with suppress(OSError, ValueError, AttributeError):  # loading reports it
         config = read_object(folder / "config.json")
-        if "vision_config" not in config:
-            return None
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
+        from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as CLASSES
 
-        if config.get("model_type") not in TEXT_CLASSES:
-            return str(config.get("model_type"))
+        kind = config.get("model_type")
+        if kind not in TEXT_CLASSES and ("vision_config" in config or kind in CLASSES):
+            return str(kind)
     return None
 
 
 def require_text(name: str, folder: Path) -> None:
-    """Reject a model that reads images and has no text-only class in transformers.
+    """Reject a model that reads images or sound and has no text-only class in transformers.
 
     Raises:
         GymError: ``MODEL_INVALID`` with the model type.
@@ -65,9 +65,9 @@ def require_text(name: str, folder: Path) -> None:
     if (kind := images_type(folder)) is not None:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name}: is a {kind} model, which reads images; it is trained and served by `gym api` here, but the rest "
-            "takes models of text",
-            "load its folder with transformers (AutoModelForImageTextToText), or give a model of text",
+            f"{name}: is a {kind} model, which reads images or sound; it is trained and served by `gym api` here, but "
+            "the rest takes models of text",
+            "load its folder with transformers (AutoModelForMultimodalLM), or give a model of text",
         )
 
 

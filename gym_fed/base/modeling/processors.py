@@ -1,7 +1,7 @@
-"""Load vision models and their processors, with or without torchvision.
+"""Load models that read images, sound or video, and their processors, with or without torchvision.
 
-transformers needs torchvision for the videos of Qwen2-VL and later models. Videos are not supported here, so without
-torchvision a placeholder keeps the video settings of the files, and transformers' PIL code prepares images.
+transformers needs torchvision for the videos of Qwen2-VL and later models. Without it a placeholder keeps the video
+settings of the files, and transformers' PIL code prepares images.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.config_checks import images_type, require_architecture
 from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
 from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
@@ -32,13 +33,21 @@ def load_processor(name_or_path: str) -> Any:
     """
     from transformers import AutoProcessor
 
-    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
     require_quick_tokenizer(Path(source), name_or_path)
     try:
         with quiet_loading(), films_left_out():
             processor = AutoProcessor.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        raise GymError(
+            ErrorCode.MISSING_DEPENDENCY,
+            "the installed torchvision was built for another torch, and does not load",
+            "install both from the same index of packages",
+        ) from error
     except (ImportError, AttributeError) as error:
+        require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
         if "num2words" in str(error):  # required by SmolVLM for videos
             require_package("num2words", f"model: {name_or_path} has a processor that", "vision")
         # Some processors also need torchvision for images; transformers raises various errors then.
@@ -49,7 +58,7 @@ def load_processor(name_or_path: str) -> Any:
     if not is_processor(processor):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{name_or_path}: has no processor for images",
+            f"{name_or_path}: has no processor for images or sound",
             "put processor_config.json or preprocessor_config.json into the model folder",
         )
     if processor.chat_template is None:  # some repositories store it only with the tokenizer
@@ -62,13 +71,17 @@ def load_processor(name_or_path: str) -> Any:
 
 
 def is_vision_model(name_or_path: str) -> bool:
-    """Return True if the model's config has a part that reads images."""
-    file = Path(resolve(name_or_path)) / "config.json"
-    return file.is_file() and "vision_config" in read_object(file)
+    """Return True if the model's config has a part that reads images or sound."""
+    folder = Path(resolve(name_or_path))
+    file = folder / "config.json"
+    if not file.is_file():
+        return False
+    config = read_object(file)
+    return "vision_config" in config or "audio_config" in config or images_type(folder) is not None
 
 
 def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
-    """Load a model and its processor from this machine.
+    """Load a model that reads images or sound, and its processor, from this machine.
 
     Args:
         name_or_path: A folder, or a Hugging Face name in the local cache.
@@ -79,19 +92,17 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
         GymError: ``MISSING_DEPENDENCY`` without the packages for images, ``MODEL_INVALID`` for broken files.
     """
     import torch
-    from transformers import AutoModelForImageTextToText
+    from transformers import AutoModelForMultimodalLM
 
-    from gym_fed.base.modeling.config_checks import require_architecture
     from gym_fed.base.modeling.loading import load_weights
 
-    require_package("PIL", f"model: {name_or_path} reads images, which", "vision")
     source = resolve(name_or_path)
     require_architecture(name_or_path, Path(source))
     processor = load_processor(name_or_path)
     try:
         with quiet_loading():
             model = load_weights(
-                AutoModelForImageTextToText,
+                AutoModelForMultimodalLM,
                 source,
                 {"dtype": getattr(torch, dtype), **arguments},
                 name=name_or_path,
@@ -101,17 +112,34 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     return model.eval(), processor
 
 
+_PARTS = {
+    "images": ("image_processor",),
+    "audios": ("feature_extractor", "audio_processor"),
+    "videos": ("video_processor",),
+}
+"""The attributes of a processor that prepare each column of media."""
+
+
 def is_processor(tokenizer: Any) -> bool:
-    """Return True if a tokenizer argument is a processor that also handles images."""
-    return getattr(tokenizer, "image_processor", None) is not None
+    """Return True if a tokenizer argument is a processor that also handles images, sound or video."""
+    return bool(media_of(tokenizer))
+
+
+def media_of(processor: Any) -> frozenset[str]:
+    """Return the columns of media that a processor reads: ``images``, ``audios``, ``videos``."""
+    return frozenset(
+        column
+        for column, names in _PARTS.items()
+        if any(getattr(processor, name, None) is not None for name in names)
+    )
 
 
 def unreadable(name: str, error: Exception) -> GymError:
-    """Return the error for a vision model or processor that cannot be read."""
+    """Return the error for a model or processor that cannot be read."""
     first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return GymError(
         ErrorCode.MODEL_INVALID,
-        f"{name}: cannot be read as a vision-language model: {first_line}",
+        f"{name}: cannot be read as a model of images or sound: {first_line}",
         "restore its files, or give another folder",
     )
 

@@ -262,7 +262,7 @@ def use_chat_template(tokenizer: Any, value: str | None) -> Any:
         return tokenizer
     source = read_chat_template(value)
     own = getattr(tokenizer, "chat_template", None)
-    is_processor = getattr(tokenizer, "image_processor", None) is not None
+    is_processor = getattr(tokenizer, "tokenizer", None) is not None
     if (
         source is not None
         and value in NAMED

@@ -80,26 +80,6 @@ def training_template(template: str) -> str | None:
     return _counterparts().get(_key(template))
 
 
-def vision_template(processor: Any) -> str | None:
-    """Return the marked template for an image processor; None if its own has marks.
-
-    Raises:
-        GymError: ``DATA_INVALID`` if neither the processor nor TRL has one.
-    """
-    own = processor.chat_template
-    own = own["default"] if isinstance(own, dict) else own
-    if has_marks(own):
-        return None
-    marked = training_template(own)
-    if marked is None:
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            "the processor's chat template does not mark the assistant's words",
-            "set assistant_only_loss: false, or add {% generation %} to the template",
-        )
-    return marked
-
-
 @lru_cache(maxsize=1)
 def _counterparts() -> dict[str, str]:
     counterparts = {}

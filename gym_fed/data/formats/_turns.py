@@ -13,7 +13,6 @@ from gym_fed.data.formats._blocks import pairs_as_turns, turns_of, with_calls_jo
 from gym_fed.data.formats._masks import MASK_KEYS, PART_FLAGS, learned_parts, text_of_part
 from gym_fed.data.formats.base import (
     BadRow,
-    MediaRow,
     Message,
     Raw,
     as_object,
@@ -136,14 +135,14 @@ def _parsed_turn(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
 
 
 def _content(turn: Raw, key: str, images: list[Any]) -> Any:
-    """Parse text or OpenAI's content parts: joined if all are text, else as parts with images counted."""
+    """Parse text or OpenAI's content parts: joined if all are text, else as parts."""
     parts = turn.get(key)
     if not isinstance(parts, list):
         return string(turn, key)
     read = [_part(part, images) for part in parts]
     if not read:
         raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
-    if any(part["type"] == "image" for part in read):
+    if any(part["type"] != "text" for part in read):
         return read
     return "".join(part["text"] for part in read)
 
@@ -153,9 +152,9 @@ def _part(part: Any, images: list[Any]) -> Raw:
     note_unread(f"a part's {key}" for key in part if key not in _READ_IN_PARTS) if kind else None
     if (text := text_of_part(part)) is not None:
         return {"type": "text", "text": text}
-    for word, media in (("video", "videos"), ("audio", "audios")):
-        if isinstance(kind, str) and word in kind:  # video, video_url, audio, audio_url, input_audio
-            raise MediaRow([media])
+    for medium in ("audio", "video"):
+        if isinstance(kind, str) and medium in kind:  # audio, audio_url, input_audio, video, video_url
+            return _medium(part, medium, kind)
     image: Any = None
     if kind == "image_url":
         place = part.get("image_url", part.get("value"))  # the keys of OpenAI and LLaMA-Factory v1
@@ -172,11 +171,28 @@ def _part(part: Any, images: list[Any]) -> Raw:
             return {"type": "image"}
     if not isinstance(image, str | dict):
         raise BadRow(
-            "'content' has parts that are not text or images",
+            "'content' has parts that are not text, images, audio or video",
             'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
         )
     images.append(image)
     return {"type": "image"}
+
+
+def _medium(part: Raw, medium: str, kind: str) -> Raw:
+    """Parse a part with audio or video; without a ``source``, the row's column has it."""
+    given = next((part[key] for key in (kind, medium, "url", "path", "value") if part.get(key)), None)
+    if isinstance(given, dict) and "url" in given:
+        given = given["url"]
+    if isinstance(given, dict) and isinstance(given.get("data"), str):  # OpenAI's input_audio
+        given = f"data:audio/{given.get('format', 'wav')};base64,{given['data']}"
+    if given is None:
+        return {"type": medium}
+    frames = given if isinstance(given, list) and medium == "video" else [given]
+    if not all(isinstance(one, str | dict) for one in frames):
+        raise BadRow(
+            f"'content' has a part of type {kind!r} without a file", f"give its path under {medium!r}"
+        )
+    return {"type": medium, "source": given}
 
 
 def _calls(calls: Any) -> list[Raw]:

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from typing import Any, ClassVar
 
 from gym_fed.data.bounded import columns_of
-from gym_fed.data.rows import RowKind
+from gym_fed.data.rows import MEDIA, RowKind
 
 Raw = dict[str, Any]
 Message = dict[str, Any]
@@ -67,22 +67,6 @@ class EmptyCell(BadRow):
         super().__init__(f"{what} is empty", "fill it in, or delete the row")
 
 
-class MediaRow(BadRow):
-    """A row with audio or video, which no trainer supports.
-
-    Args:
-        kinds: The kinds of media: ``videos``, ``audios``.
-    """
-
-    def __init__(self, kinds: Sequence[str]) -> None:
-        super().__init__(
-            f"has {' and '.join(map(repr, kinds))}, which are not supported",
-            "only text and images are learned: leave such rows out, or give frames of a film under 'images' and "
-            "what is said as text",
-        )
-        self.kinds = tuple(kinds)
-
-
 def as_object(raw: Any) -> Raw:
     """Return ``raw`` if it is a JSON object; raise otherwise.
 
@@ -137,33 +121,35 @@ def conversation_of(row: Raw, format: str) -> tuple[list[Message], Raw]:
 
 
 def context_of(row: Raw) -> Raw:
-    """Return the row's ``tools``, ``images`` and ``forget``, if it has them."""
-    return {key: row[key] for key in ("tools", "images", "forget") if key in row}
+    """Return the row's ``tools``, media and ``forget``, if it has them."""
+    return {key: row[key] for key in ("tools", *MEDIA, "forget") if key in row}
 
 
 def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = ()) -> Raw:
-    """Add the row's ``tools``, ``images`` and ``forget`` to ``converted``.
+    """Add the row's ``tools``, ``images``, ``audios``, ``videos`` and ``forget`` to ``converted``.
 
     Args:
         row: The row as read from the file.
-        converted: The row converted so far.
+        converted: The row converted so far; parts with audio or video of their own are moved to its columns.
         keys: Keys that were read; other keys are recorded as unread.
         images: Images of content parts.
 
     Raises:
-        BadRow: For invalid tools, and for audio and video, which no trainer supports.
+        BadRow: For invalid tools, and for media that are given both in a column and in parts.
     """
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := _tools_of(row):
         converted["tools"] = tools
     _require_one_call(row, converted.get("messages", ()))
-    images, beside_turns = images or converted.get("images", ()), _images_of(row)
-    if images and beside_turns:
-        raise BadRow("has 'images' and parts with images of their own", "give the images in one way")
-    if images or beside_turns:
-        converted["images"] = [*images, *beside_turns]
-    if media := [key for key in ("videos", "audios") if row.get(key)]:
-        raise MediaRow(media)
+    inline = {"images": [*(images or converted.get("images", ()))], **_inline_media(converted)}
+    for column in MEDIA:
+        own, listed = inline[column], _media_of(row, column)
+        if own and listed:
+            raise BadRow(
+                f"has {column!r} and parts with {column} of their own", f"give the {column} in one way"
+            )
+        if own or listed:
+            converted[column] = [*own, *listed]
     if (forget := row.get("forget")) is not None:
         if not isinstance(forget, bool):
             raise BadRow(f"'forget' is {forget!r}, expected true or false", "true for rows to unlearn")
@@ -173,7 +159,7 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
 
 
 _CONTEXT = (
-    *("system", "system_prompt", "tools", "functions", "images", "image", "videos", "audios", "forget"),
+    *("system", "system_prompt", "tools", "functions", *MEDIA, *MEDIA.values(), "forget"),
     "parallel_tool_calls",
 )
 _unread: ContextVar[set[str] | None] = ContextVar("unread keys of a row", default=None)
@@ -245,21 +231,43 @@ def _require_one_call(row: Raw, messages: Any) -> None:
         )
 
 
-def _images_of(row: Raw) -> list[Any]:
-    """Read ``images`` (or ``image``): paths, data URLs, and in Parquet files and shards bytes or ``{"bytes", "path"}``.
+def _inline_media(converted: Raw) -> dict[str, list[Any]]:
+    """Take the sources out of audio and video parts, by column, in the order of the conversation."""
+    taken: dict[str, list[Any]] = {"audios": [], "videos": []}
+    for key in ("messages", "prompt", "completion", "chosen", "rejected"):
+        turns = converted.get(key)
+        for turn in turns if isinstance(turns, list) else ():
+            for part in turn["content"] if isinstance(turn.get("content"), list) else ():
+                if (source := part.pop("source", None)) is not None:
+                    taken[f"{part['type']}s"].append(source)
+    return taken
+
+
+def _media_of(row: Raw, column: str) -> list[Any]:
+    """Read a column of media, such as ``images`` (or ``image``).
+
+    A medium is a path, a data URL, or ``{"bytes", "path"}`` as in Parquet files; a sound may be ``{"array",
+    "sampling_rate"}`` (Hugging Face's ``Audio``), and a video the list of its frames.
 
     Raises:
         BadRow: For anything else.
     """
-    images = row.get("images", row.get("image"))
-    if not images:
+    given = row.get(column) or row.get(MEDIA[column])
+    if not given:
         return []
-    images = images if isinstance(images, list) else [images]
-    images = [{"bytes": image} if isinstance(image, bytes) else image for image in images]
-    for image in images:
-        if not (isinstance(image, str) or (isinstance(image, dict) and {"bytes", "path"} & set(image))):
-            raise BadRow(f"'images' holds {type(image).__name__}", "give paths of image files")
-    return images
+    sources = given if isinstance(given, list) else [given]
+    sources = [{"bytes": source} if isinstance(source, bytes) else source for source in sources]
+    for source in sources:
+        frames = source if column == "videos" and isinstance(source, list) and source else [source]
+        for one in frames:
+            keys = set(one) if isinstance(one, dict) else set()
+            is_array = column == "audios" and keys >= {"array", "sampling_rate"}
+            if not (isinstance(one, str) or keys & {"bytes", "path"} or is_array):
+                raise BadRow(
+                    f"{column!r} holds {type(one).__name__}",
+                    f"give paths of {MEDIA[column]} files in {column!r}",
+                )
+    return sources
 
 
 def parsed(text: str, key: str) -> Any:

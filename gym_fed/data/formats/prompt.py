@@ -6,8 +6,9 @@ from typing import Any
 
 from gym_fed.data.formats._turns import conversation
 from gym_fed.data.formats.base import Format, Raw, string, system_of, with_context
+from gym_fed.data.rows import MEDIA
 
-_READ = ("prompt", "system", "tools", "images", "image", "videos", "audios")
+_READ = ("prompt", "system", "tools", *MEDIA, *MEDIA.values())
 
 
 class Prompt(Format):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gym_fed.data.formats.base import BadRow, Format, Raw, string, system_of, with_context
+from gym_fed.data.rows import MEDIA
 
 
 class Text(Format):
@@ -16,9 +17,7 @@ class Text(Format):
 
     def read(self, row: Raw) -> Raw:
         converted = with_context(row, {"text": string(row, "text")}, "text")
-        if lost := [key for key in ("tools", "images") if key in converted] + ["system"] * bool(
-            system_of(row)
-        ):
+        if lost := [key for key in ("tools", *MEDIA) if key in converted] + ["system"] * bool(system_of(row)):
             raise BadRow(
                 f"has {lost[0]!r} beside its text", "write a conversation (messages), or remove the key"
             )

@@ -24,7 +24,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
-from gym_fed.training.vision.conversations import encode_image_rows, require_no_images
+from gym_fed.training.vision.conversations import encode_media_rows, require_no_media
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,10 +70,10 @@ class Sft(Algorithm):
             require_plain_loss(config)
             reason = "privacy: models that read images are not tried with gradients of single examples"
             refuse_first((config.privacy is not None, reason, "use a model of text alone"))
-            return encode_image_rows(
+            return encode_media_rows(
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
             )
-        require_no_images(rows)
+        require_no_media(rows)
         _report_dropped_reasoning(config, rows)
         if self.assistant_only_default and not assistant_only and config.assistant_only_loss is None:
             _warn_of_learned_prompts(rows)
@@ -98,7 +98,7 @@ class Sft(Algorithm):
         if is_processor(job.tokenizer):
             from gym_fed.training.vision.trainer import build_vision_trainer
 
-            return build_vision_trainer(job, assistant_only=self.assistant_only(job.config))
+            return build_vision_trainer(job)
         named, loss = loss_arguments(job.config)
         arguments = SFTConfig(
             **job.arguments(),

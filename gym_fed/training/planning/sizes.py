@@ -123,10 +123,10 @@ def count_model(name: str) -> int:
 
 
 def model_of(config: Any) -> Any:
-    """Build a causal LM or vision model from a ``transformers`` config, with random weights."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    """Build a causal LM, or a model of images or sound, from a ``transformers`` config, with random weights."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForImageTextToText
+    auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForMultimodalLM
     return auto.from_config(config)
 
 

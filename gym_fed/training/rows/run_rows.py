@@ -18,7 +18,7 @@ from gym_fed.data.rows import PlacedDict, Row, as_kind, memory_rows, unread_keys
 from gym_fed.data.sources import named_rows, source_rows
 from gym_fed.data.string_rows import as_turns, count_forms, with_system
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.vision.conversations import require_no_images
+from gym_fed.training.vision.conversations import require_no_media
 
 _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 """Keys that differ between rounds and change no token."""
@@ -193,7 +193,7 @@ def _encode(
     eval_data: list[dict[str, Any]] | None,
 ) -> RunRows:
     if not algorithm.reads_images:
-        require_no_images([*data, *(eval_data or ())], config.algorithm)
+        require_no_media([*data, *(eval_data or ())], algorithm=config.algorithm)
     encoded = algorithm.encode(config, tokenizer, data)
     public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
     eval_encoded = eval_data and algorithm.encode(public, tokenizer, eval_data)

@@ -6,16 +6,15 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.base.modeling.processors import is_vision_model
+from gym_fed.base.modeling.processors import is_vision_model, load_processor
 from gym_fed.base.models import load_tokenizer, pick_device, resolve
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.requirements import require_package
 from gym_fed.data.chat_templates.batches import render_rows
-from gym_fed.data.chat_templates.choice import read_chat_template
+from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
 from gym_fed.data.chat_templates.conversation import ChatRenderer, write_answered
-from gym_fed.data.chat_templates.rendering import vision_template
 from gym_fed.data.encoding import require_chat_template
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.rows import PlacedDict, Row, place_of
@@ -24,7 +23,7 @@ from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.features.base import active_features
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import rows_to_encode, rows_to_learn
-from gym_fed.training.vision.conversations import check_vision_keys
+from gym_fed.training.vision.conversations import RowReader, check_vision_keys
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
@@ -117,6 +116,11 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
     learned = rows_to_learn(config, placed)
     if not any(_is_chat(row) or is_string_row(row) for row in learned):
         return len(placed)
+    if algorithm.reads_images and config.model is not None and is_vision_model(config.model):
+        processor = use_chat_template(load_processor(config.model), config.chat_template)
+        chats = [row for row in learned if _is_chat(row)]
+        RowReader(config, processor).read(chats, algorithm.assistant_only(config))
+        return len(placed)
     tokenizer = template_tokenizer(load_tokenizer(_tokenizer_name(config)), config)
     chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
     if not chats:
@@ -127,10 +131,6 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
             _render_answers(config, tokenizer, row, place_of(row, number))
         return len(placed)
     assistant_only = algorithm.assistant_only(config)
-    if config.model is not None and is_vision_model(config.model):
-        if assistant_only:
-            vision_template(tokenizer)
-        return len(placed)
     renderer = ChatRenderer(tokenizer, assistant_only, config.mask_history, config.reasoning)
     render_rows(renderer, [(row, place_of(row, number)) for number, row in enumerate(chats, 1)])
     return len(placed)

@@ -1,17 +1,17 @@
-"""Fine-tune vision-language models on conversations with images, with TRL's collator.
+"""Encode conversations with images, sound and video for models that read them.
 
-A row is ``{"messages": [...], "images": [path, ...]}``. The position of an image is ``<image>`` in a text, or a
-part ``{"type": "image"}``. Images are read from disk batch by batch. Rows are never packed. A row longer than
-``max_length`` is truncated only after its last image, since the tokens of an image cannot be split.
+A row is ``{"messages": [...], "images": [path, ...]}``, with ``audios`` and ``videos`` likewise. The position of a
+medium is ``<image>``, ``<audio>`` or ``<video>`` in a text, or a part such as ``{"type": "image"}``. Media are read
+from disk batch by batch. Rows are never packed. A row longer than ``max_length`` is truncated only after its last
+medium, since the tokens of a medium cannot be split.
 """
 
 from __future__ import annotations
 
-import base64
+import copy
 import json
-import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,18 @@ from gym_fed.base.modeling.processors import is_processor as is_processor
 from gym_fed.base.modeling.processors import is_vision_model
 from gym_fed.base.models import resolve
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
-from gym_fed.data.chat_templates.rendering import vision_template
+from gym_fed.data.chat_templates.batches import render_rows
+from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
+from gym_fed.data.chat_templates.parts import takes_parts
 from gym_fed.data.encoding import require_chat_template
-from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, teaches
-from gym_fed.data.rows import Row, place_of
-
-_PLACE = "<image>"
+from gym_fed.data.row_counts import EncodedRows, RowCounts, teaches
+from gym_fed.data.rows import MEDIA, Row, place_of
+from gym_fed.training.vision.labels import batch_labels, span_labels
+from gym_fed.training.vision.media import ImageLimits, MediaCounts, MediaProcessor, bad_medium, source_of
 
 
 def check_vision_keys(config: TrainingConfig) -> None:
@@ -52,9 +55,14 @@ def require_model_of_text(config: TrainingConfig) -> None:
     if config.model is None or ALGORITHMS.type_of(config.algorithm).reads_images:
         return
     kind = images_type(Path(resolve(config.model)))
-    reason = f"model: {config.model} is a {kind} model, which reads images, and {config.algorithm} trains only on text"
-    remedy = "train it with sft, the only algorithm that takes images, or give a text-only model"
+    reads = f"{config.model} is a {kind} model, which reads images or sound"
+    reason = f"model: {reads}, and {config.algorithm} trains only on text"
+    remedy = f"train it with {' or '.join(_readers())}, or give a text-only model"
     refuse_first((kind is not None, reason, remedy))
+
+
+def _readers() -> list[str]:
+    return [name for name in ALGORITHMS.own if ALGORITHMS.type_of(name).reads_images]
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
@@ -64,99 +72,205 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
         refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
 
 
-def require_no_images(rows: Sequence[Row], algorithm: str | None = None) -> None:
-    """Refuse rows with images, which a text-only model or the given ``algorithm`` would ignore."""
-    remedy = "use sft, the only algorithm that takes images" if algorithm else "use a vision-language model"
-    for number, row in enumerate(rows, start=1):
-        if row.get("images"):
-            raise _bad(
-                number,
-                f"has images, and {algorithm or 'the model'} reads only text",
-                f"{remedy}, or drop them",
-            )
+def require_no_media(
+    rows: Sequence[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
+) -> None:
+    """Refuse rows with media that the model, or the given ``algorithm``, would ignore.
+
+    Args:
+        rows: The rows.
+        reads: The columns of media that are read.
+        algorithm: The algorithm, if it is the reason.
+    """
+    columns = MEDIA.keys() - reads
+    found = Counter(column for row in rows for column in columns if row.get(column))
+    if not found:
+        return
+    place, column = next(
+        (place_of(row, number), column)
+        for number, row in enumerate(rows, start=1)
+        for column in MEDIA
+        if column in columns and row.get(column)
+    )
+    many = ", ".join(f"{count} with {name}" for name, count in sorted(found.items()))
+    more = f"; of {counted(len(rows), 'row')}: {many}" if found.total() > 1 else ""
+    reader = algorithm or "the model"
+    remedy = f"use {' or '.join(_readers())}" if algorithm else f"use a model that reads {column}"
+    raise GymError(
+        ErrorCode.DATA_INVALID,
+        f"{place} has {column}, and {reader} reads only {' and '.join(['text', *sorted(reads)])}{more}",
+        f"{remedy}, or drop such rows",
+    )
 
 
-def encode_image_rows(
+def encode_media_rows(
     config: TrainingConfig, processor: Any, rows: Sequence[Row], *, assistant_only: bool, packing: bool
 ) -> EncodedRows:
-    """Return rows for the collator: ``messages`` (JSON, with parts in place), ``images`` (sources), ``length``.
+    """Return rows for ``MediaBatches``: ``row`` (JSON: text, learned spans, sources of media), and ``length``.
 
-    ``ImageBatches`` truncates rows to ``max_length``; rows with nothing to learn within it are left out. The ``counts``
+    ``MediaBatches`` truncates rows to ``max_length``; rows with nothing to learn within it are left out. The ``counts``
     of the result include all rows, and the tokens with a label.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` for a row whose images do not match its text, cannot
+        GymError: ``CONFIG_INVALID`` for packing; ``DATA_INVALID`` for a row whose media do not match its text, cannot
             be read or exceed ``max_length``, for a template in which the assistant's words cannot be located, and if
             no row is left to learn from.
     """
-    refuse_first((packing, "packing: rows with images cannot be joined", "set packing: false"))
-    require_chat_template(processor)
-    template = vision_template(processor) if assistant_only else None
+    refuse_first((packing, "packing: rows with media cannot be joined", "set packing: false"))
+    reader = RowReader(config, processor)
     counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
-            raise _bad(number, "is not a conversation", "models that read images train on messages")
-        _require_whole_answers(config, row, number)
-        images = [_source(image, number) for image in row.get("images") or ()]
-        messages = place_images(row["messages"], len(images), number)
-        sizes = _picture_tokens(processor, images, number, ImageLimits.of(config))
-        labels, last = _labels(processor, messages, sizes, template, assistant_only)
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place_of(row, number)} is not a conversation",
+                "models that read images or sound train on messages",
+            )
+        refuse_first(
+            (any("masked" in message for message in row["messages"]), "has parts that are not learned"),
+            ("train_on_eos" in row, "has train_on_eos"),
+            code=ErrorCode.DATA_INVALID,
+            prefix=f"{place_of(row, number)} ",
+            suffix=", which is not supported for models that read images or sound",
+            remedy="drop it from the row",
+        )
+    require_no_media(rows, reader.media.kinds)
+    for number, (row, read) in enumerate(zip(rows, reader.read(rows, assistant_only), strict=True), start=1):
+        labels, last = reader.labels(read, place_of(row, number))
         if last >= config.max_length:
             too_long.add(row, number, last + 1)
             continue
         cut = labels[: config.max_length]
         counts.add(labels, cut)
         if teaches(cut):
-            encoded.append({"messages": json.dumps(messages), "images": images, "length": len(cut)})
+            encoded.append({"row": json.dumps(read), "length": len(cut)})
     too_long.refuse()
     if not encoded:
         raise counts.nothing_learned(config.max_length)
+    _report(reader.media.counts)
     return EncodedRows(encoded, counts)
 
 
-@dataclass(frozen=True)
-class ImageLimits:
-    """The minimum and maximum pixels (width times height) of images; None leaves it to the processor."""
+class RowReader:
+    """Reads rows for a processor: renders their conversations, and computes their labels.
 
-    least: int | None = None
-    most: int | None = None
+    Args:
+        config: The run's config.
+        processor: The model's processor.
 
-    @classmethod
-    def of(cls, config: TrainingConfig) -> ImageLimits:
-        """Return the limits of a config."""
-        return cls(config.image_min_pixels, config.image_max_pixels)
+    Raises:
+        GymError: ``DATA_INVALID`` for a processor without a chat template.
+    """
 
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height within the limits, rounded down to whole pixels, at least one each."""
-        if self.most is not None and width * height > self.most:
-            return _scaled(width, height, self.most)
-        if self.least is not None and width * height < self.least:
-            return _scaled(width, height, self.least)
-        return width, height
+    def __init__(self, config: TrainingConfig, processor: Any) -> None:
+        require_chat_template(processor)
+        self._config = config
+        self.media = MediaProcessor(processor, ImageLimits.of(config))
+        self._tokenizer = copy.copy(processor.tokenizer)
+        self._tokenizer.chat_template = processor.chat_template
+        self._takes_parts: dict[str, bool] = {}
+        self._counts_images: bool | None = None if hasattr(processor, "_get_num_multimodal_tokens") else False
 
-    def fit(self, image: Any) -> Any:
-        """Return a ``PIL.Image`` within the limits; the same object if no change is needed."""
-        target = self.size(*image.size)
-        return image if target == image.size else image.resize(target)
+    def read(self, rows: Sequence[Row], assistant_only: bool) -> list[Row]:
+        """Return the rendered text, the learned spans and the sources of each row.
 
+        Raises:
+            GymError: ``DATA_INVALID`` for media that do not match the text, and as ``ChatRenderer``.
+        """
+        placed, sources = [], []
+        for number, row in enumerate(rows, start=1):
+            place = place_of(row, number)
+            own = {column: [source_of(m, column, place) for m in row.get(column) or ()] for column in MEDIA}
+            messages = place_media(row["messages"], {column: len(own[column]) for column in MEDIA}, place)
+            messages = [self._shaped(message, place) for message in messages]
+            placed.append(({**{k: row[k] for k in ("tools",) if k in row}, "messages": messages}, place))
+            sources.append(own)
+        renderer = ChatRenderer(
+            self._tokenizer, assistant_only, self._config.mask_history, self._config.reasoning
+        )
+        conversations: list[RenderedConversation] = render_rows(renderer, placed)
+        return [
+            {"text": conversation.text, "spans": [list(span) for span in conversation.spans], **own}
+            for conversation, own in zip(conversations, sources, strict=True)
+        ]
 
-def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
-    factor = math.sqrt(pixels / (width * height))
-    return max(1, int(width * factor)), max(1, int(height * factor))
+    def labels(self, read: Row, place: str) -> tuple[list[int], int]:
+        """Return the labels of a row as its batch has them, and the position of its last medium's token; -1: none.
+
+        Only the headers of images are read, if the processor can count their tokens. Whether it counts as it writes is
+        checked with the first row; otherwise the processor prepares every row.
+        """
+        if self._counts_images is not False and not read["audios"] and not read["videos"]:
+            quick = self._quick_labels(read, place)
+            if quick is not None and (self._counts_images or not read["images"]):
+                return quick
+            exact = self._exact_labels(read, place)
+            self._counts_images = quick == exact
+            return exact
+        return self._exact_labels(read, place)
+
+    def _exact_labels(self, read: Row, place: str) -> tuple[list[int], int]:
+        batch = self.media.inputs([read], [place])
+        (labels,), (last,) = batch_labels(batch, [read], [place])
+        return labels, last
+
+    def _quick_labels(self, read: Row, place: str) -> tuple[list[int], int] | None:
+        processor = self.media.processor
+        out = self._tokenizer(read["text"], add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = out["input_ids"]
+        labels = span_labels(ids, out["offset_mapping"], read["spans"])
+        if not read["images"]:
+            return labels, -1
+        sizes = [self.media.limits.size(*_size(source, place))[::-1] for source in read["images"]]
+        counts = iter(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"])
+        mark = self._tokenizer.convert_tokens_to_ids(processor.image_token)
+        if ids.count(mark) != len(sizes):
+            return None
+        last, whole = -1, []
+        for token, label in zip(ids, labels, strict=True):
+            whole += [label] * (next(counts) if token == mark else 1)
+            last = len(whole) - 1 if token == mark else last
+        return whole, last
+
+    def _shaped(self, message: Row, place: str) -> Row:
+        """Return a message whose content has the form that the template takes: a list of parts, or a text."""
+        content, role = message.get("content"), message["role"]
+        if content is None or content == "":
+            return message
+        if role not in self._takes_parts:
+            self._takes_parts[role] = takes_parts(self._rendered, role)
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        if self._takes_parts[role]:
+            return {**message, "content": parts}
+        if media := [part["type"] for part in parts if part["type"] != "text"]:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place}: the model's chat template has no place for {media[0]} in a message of the {role} role",
+                "set chat_template to the template of the model's processor, or drop the row",
+            )
+        return {**message, "content": "".join(part["text"] for part in parts)}
+
+    def _rendered(self, messages: list[Row]) -> str | None:
+        try:
+            renderer = ChatRenderer(self._tokenizer, assistant_only=False)
+            return render_rows(renderer, [({"messages": messages}, "a probe")])[0].text
+        except GymError as error:
+            if error.code is not ErrorCode.DATA_INVALID:
+                raise
+            return None
 
 
 class _TooLong:
-    """Counts rows whose images exceed ``max_length``; ``refuse`` names the first."""
+    """Counts rows whose media exceed ``max_length``; ``refuse`` names the first."""
 
     def __init__(self, max_length: int) -> None:
         self._max_length, self._count, self._longest, self._first = max_length, 0, 0, ""
 
     def add(self, row: Row, number: int, length: int) -> None:
         self._count, self._longest = self._count + 1, max(self._longest, length)
-        self._first = (
-            self._first
-            or f"{place_of(row, number)} has {counted(length, 'token')} up to the end of its images"
-        )
+        media = ", ".join(column for column in MEDIA if row.get(column))
+        place = place_of(row, number)
+        self._first = self._first or f"{place} has {counted(length, 'token')} up to the end of its {media}"
 
     def refuse(self) -> None:
         if not self._count:
@@ -166,153 +280,62 @@ class _TooLong:
             ErrorCode.DATA_INVALID,
             f"{self._first}, and max_length is {self._max_length}{more}",
             f"raise max_length (they need {self._longest}, and room for an answer), or set image_max_pixels lower; "
-            "images are not cut",
+            "media are not cut",
         )
 
 
-def _require_whole_answers(config: TrainingConfig, row: Row, number: int) -> None:
-    """Refuse settings and rows that label only a part of the answers, which the collator cannot do."""
-    reason = "mask_history: models that read images learn every answer of a conversation"
-    refuse_first((config.mask_history, reason, "remove it, or end each conversation with its first answer"))
-    messages = row["messages"]
-    refuse_first(
-        (row.get("tools"), "has tools"),
-        (any(_is_weighted(message) for message in messages), "has a message with a weight"),
-        ("train_on_eos" in row, "has train_on_eos"),
-        (any(m.get("reasoning_content") or m.get("thinking") for m in messages), "has reasoning"),
-        code=ErrorCode.DATA_INVALID,
-        prefix=f"row {number} ",
-        suffix=", which is not supported for models that read images",
-        remedy="drop it from the row",
-    )
+def place_media(messages: list[Row], counts: dict[str, int], place: str) -> list[Row]:
+    """Replace each ``<image>``, ``<audio>`` and ``<video>`` in ``messages`` by a part.
 
+    Media of a kind that has no place precede the first question.
 
-def _is_weighted(message: dict[str, Any]) -> bool:
-    """Return True if a message is learned otherwise than its role says, or in part."""
-    default = 1 if message["role"] == "assistant" else None
-    return message.get("weight", default) != default or "masked" in message
-
-
-def place_images(messages: list[dict[str, Any]], count: int, number: int) -> list[dict[str, Any]]:
-    """Replace each ``<image>`` in ``messages`` by an image part; without any, images precede the first question.
+    Args:
+        messages: The messages of a row.
+        counts: The number of media by column.
+        place: The name of the row in messages.
 
     Raises:
-        GymError: ``DATA_INVALID`` naming row ``number`` if placeholders and images differ in number.
+        GymError: ``DATA_INVALID`` if places and media differ in number.
     """
-    if not count:
+    columns = [column for column in MEDIA if counts.get(column)]
+    if not columns:
         return messages
-    placed = [{**message, "content": _parts(message.get("content"))} for message in messages]
-    places = sum(part["type"] == "image" for message in placed for part in message["content"])
+    kinds = [MEDIA[column] for column in columns]
+    placed = [{**message, "content": _parts(message.get("content"), kinds)} for message in messages]
     first = next((message for message in placed if message["role"] == "user"), None)
-    if places == 0 and first is not None:
-        first["content"] = [{"type": "image"}] * count + first["content"]
-    elif places != count:
-        raise _bad(
-            number,
-            f"has {counted(count, 'image')} and {places} places for them",
-            "write <image> once for each",
-        )
+    for column in reversed(columns):
+        name, count = MEDIA[column], counts[column]
+        places = sum(part["type"] == name for message in placed for part in message["content"])
+        if places == 0 and first is not None:
+            first["content"] = [{"type": name}] * count + first["content"]
+        elif places != count:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place} has {counted(count, name)} and {places} places for them",
+                f"write <{name}> once for each",
+            )
     return placed
 
 
-def _parts(content: Any) -> list[dict[str, Any]]:
-    """Split a text, or parts whose texts may contain ``<image>``, into text parts and image parts."""
-    parts: list[dict[str, Any]] = []
-    for part in content if isinstance(content, list) else [{"type": "text", "text": content or ""}]:
-        if part["type"] != "text":
-            parts.append({"type": "image"})
-            continue
-        for index, text in enumerate(part["text"].split(_PLACE)):
-            parts += [{"type": "image"}] * (index > 0)
-            parts += [{"type": "text", "text": text}] * bool(text)
+def _parts(content: Any, kinds: Sequence[str]) -> list[Row]:
+    """Split a text, or parts whose texts may contain places, into text parts and parts of media."""
+    parts: list[Row] = (
+        list(content) if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    )
+    for kind in kinds:
+        split: list[Row] = []
+        for part in parts:
+            if part["type"] != "text":
+                split.append({"type": part["type"]})
+                continue
+            for index, text in enumerate(part["text"].split(f"<{kind}>")):
+                split += [{"type": kind}] * (index > 0)
+                split += [{"type": "text", "text": text}] * bool(text)
+        parts = split
     return parts
 
 
-def _source(image: Any, number: int) -> str:
-    """Return a path or a data URL; other forms of an image are converted to one of them."""
-    if isinstance(image, dict):
-        if image.get("bytes"):
-            return "data:image/unknown;base64," + base64.b64encode(image["bytes"]).decode()
-        image = image.get("path")
-    if isinstance(image, Path):
-        image = str(image)
-    if not isinstance(image, str):
-        raise _bad(number, f"has an image that is {type(image).__name__}", "give paths of image files")
-    if "://" in image.split(",")[0]:
-        raise _bad(number, f"has an image on the network: {image}", "save it, and give its path")
-    return image if image.startswith("data:") else str(Path(image).expanduser())
-
-
-def _labels(
-    processor: Any,
-    messages: list[dict[str, Any]],
-    sizes: list[int],
-    template: str | None,
-    assistant_only: bool,
-) -> tuple[list[int], int]:
-    """Return the collator's labels of a row, and the position of the last image token; -1 for none.
-
-    If the image token of the processor is not found once per image, the images are counted at the end of the row.
-
-    Args:
-        processor: The model's processor.
-        messages: Messages that contain their image parts.
-        sizes: Number of tokens of each image.
-        template: Chat template that marks the assistant's words; None for the processor's own.
-        assistant_only: Label only the assistant's words.
-    """
-    parts = [
-        {**message, "content": [{"type": "text", "text": message["content"]}]}
-        if isinstance(message.get("content"), str)
-        else message
-        for message in messages
-    ]
-    out = processor.tokenizer.apply_chat_template(
-        parts,
-        chat_template=template or _own_template(processor),
-        tokenize=True,
-        return_dict=True,
-        return_assistant_tokens_mask=assistant_only,
-    )
-    ids: list[int] = out["input_ids"]
-    learned = out["assistant_masks"] if assistant_only else [1] * len(ids)
-    labels = [token if learn else IGNORED for token, learn in zip(ids, learned, strict=True)]
-    if not sizes:
-        return labels, -1
-    mark = processor.tokenizer.convert_tokens_to_ids(_image_mark(processor))
-    if ids.count(mark) != len(sizes):
-        whole = labels + [IGNORED] * (sum(sizes) - len(sizes))
-        return whole, len(whole) - 1
-    left, last, whole = iter(sizes), -1, []
-    for token, label in zip(ids, labels, strict=True):
-        whole += [label] * (next(left) if token == mark else 1)
-        last = len(whole) - 1 if token == mark else last
-    return whole, last
-
-
-def _own_template(processor: Any) -> str:
-    own = processor.chat_template
-    return str(own["default"] if isinstance(own, dict) else own)
-
-
-def _image_mark(processor: Any) -> str | None:
-    """Return the token that represents an image before the processor expands it."""
-    framed = getattr(processor, "full_image_sequence", None)
-    mark: str | None = getattr(processor, "boi_token" if framed else "image_token", None)
-    return mark
-
-
-def _picture_tokens(processor: Any, images: list[str], number: int, limits: ImageLimits) -> list[int]:
-    """Return the number of tokens of each of a row's images, including those that frame it."""
-    sizes = [limits.size(*_size(image, number))[::-1] for image in images]
-    if not sizes:
-        return []
-    if framed := getattr(processor, "full_image_sequence", None):  # Gemma's images all have one size
-        return [len(processor.tokenizer(framed, add_special_tokens=False)["input_ids"])] * len(sizes)
-    return list(processor._get_num_multimodal_tokens(image_sizes=sizes)["num_image_tokens"])
-
-
-def _size(source: str, number: int) -> tuple[int, int]:
+def _size(source: str, place: str) -> tuple[int, int]:
     """Return width and height, reading only the header of a file."""
     from PIL import Image, UnidentifiedImageError
     from transformers.image_utils import load_image
@@ -324,11 +347,21 @@ def _size(source: str, number: int) -> tuple[int, int]:
             with Image.open(source) as image:
                 width, height = image.size
     except (OSError, ValueError, UnidentifiedImageError) as error:
-        shown = source if len(source) < 200 else source[:60] + "..."
-        reason = f"has an image that cannot be read: {shown}"
-        raise _bad(number, reason, "give a PNG, JPEG or WebP file") from error
+        raise bad_medium(
+            place, "images", source, "cannot be read", "give a PNG, JPEG or WebP file"
+        ) from error
     return width, height
 
 
-def _bad(number: int, problem: str, remedy: str) -> GymError:
-    return GymError(ErrorCode.DATA_INVALID, f"row {number} {problem}", remedy)
+def _report(counts: MediaCounts) -> None:
+    """Report what the processor does not read of sounds and videos."""
+    if counts.sounds_cut:
+        console.err.print(
+            f"audios: {counted(counts.sounds_cut, 'sound', 'are')} longer than the model reads, and cut"
+        )
+    if counts.videos:
+        scaled = f"; {counts.videos_scaled} scaled down" if counts.videos_scaled else ""
+        console.err.print(
+            f"videos: {counts.frames_read:,} of {counted(counts.frames, 'frame', 'are')} read, by the rule of the "
+            f"model's processor{scaled}"
+        )

@@ -1,4 +1,4 @@
-"""The parts of a model that reads images (tower, projector, language model), and freezing them.
+"""The parts of a model that reads images or sound (tower, projector, language model), and freezing them.
 
 Parts are found by transformers' module names. In Qwen's and GLM's models the projector is the merger inside the tower.
 """
@@ -18,10 +18,18 @@ if TYPE_CHECKING:
 _NAMES = {
     "freeze_vision_tower": (
         *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens"),
-        *("image_tower", "video_tower", "audio_tower"),
+        *("image_tower", "video_tower", "audio_tower", "encoder"),
     ),
     "freeze_multi_modal_projector": (
-        *("multi_modal_projector", "connector", "aligner", "mlp_AR", "embed_vision", "embed_audio"),
+        *(
+            "multi_modal_projector",
+            "projector",
+            "connector",
+            "aligner",
+            "mlp_AR",
+            "embed_vision",
+            "embed_audio",
+        ),
         *("qformer", "query_tokens", "language_projection", "image_to_text_projection", "image_newline"),
     ),
     "freeze_language_model": ("language_model", "text_model", "lm_head"),
@@ -36,8 +44,9 @@ _WORDS = {
 
 
 def reads_images(model: Any) -> bool:
-    """Return True if the model has a part for images."""
-    return getattr(model.config, "vision_config", None) is not None
+    """Return True if the model has a part for images or sound."""
+    names = ("vision_config", "audio_config", "encoder_config")
+    return any(getattr(model.config, name, None) is not None for name in names)
 
 
 def part_of(name: str) -> str | None:

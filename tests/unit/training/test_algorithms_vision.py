@@ -16,8 +16,8 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.vision.conversations import encode_image_rows, place_images
-from gym_fed.training.vision.trainer import ImageBatches
+from gym_fed.training.vision.conversations import encode_media_rows, place_media
+from gym_fed.training.vision.trainer import MediaBatches
 
 COLOURS = {
     "red": (220, 20, 20),
@@ -130,8 +130,8 @@ def config(folder: Path, model: Path | str, **changes: Any) -> TrainingConfig:
 
 @torch.inference_mode()
 def loss(model: Any, processor: Any, rows: list[dict[str, Any]], settings: TrainingConfig) -> float:
-    encoded = encode_image_rows(settings, processor, rows, assistant_only=True, packing=False)
-    return float(model(**ImageBatches(processor, assistant_only=True)(encoded)).loss)
+    encoded = encode_media_rows(settings, processor, rows, assistant_only=True, packing=False)
+    return float(model(**MediaBatches(processor)(encoded)).loss)
 
 
 @pytest.mark.parametrize("finetuning", ["full", "lora"])
@@ -166,15 +166,16 @@ def test_the_assistants_words_alone_are_learnt_unless_all_are_wanted(
     _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
     settings = config(tmp_path / "run", tiny_llava)
     rows = [row(pictures["red"], "red"), row(pictures["blue"], "deep blue")]
-    encoded = encode_image_rows(settings, processor, rows, assistant_only=True, packing=False)
+    encoded = encode_media_rows(settings, processor, rows, assistant_only=True, packing=False)
     assert json.dumps(encoded), "rows are plain data, so that their digest is the same in a resumed run"
-    batch = ImageBatches(processor, assistant_only=True)(encoded)
+    batch = MediaBatches(processor)(encoded)
     words = [processor.tokenizer.decode(labels[labels != -100]) for labels in batch["labels"]]
     assert words == ["red<|im_end|>", "deep blue<|im_end|>"]
     assert batch["pixel_values"].shape == (2, 3, 16, 16)
     lengths = batch["attention_mask"].sum(dim=1).tolist()
     assert lengths == [each["length"] for each in encoded]
-    everything = ImageBatches(processor, assistant_only=False)(encoded)
+    whole = encode_media_rows(settings, processor, rows, assistant_only=False, packing=False)
+    everything = MediaBatches(processor)(whole)
     assert ((everything["labels"] != -100).sum(dim=1) == batch["attention_mask"].sum(dim=1)).all()
 
 
@@ -198,11 +199,11 @@ def test_a_row_of_text_alone_is_cut_and_counted_beside_rows_with_pictures(
     rows = [row(pictures["red"], "red"), talk("hello", "one two three " * 20), talk("what is it? " * 20, "x")]
     _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
     settings = config(tmp_path / "run", tiny_llava, max_steps=1, per_device_train_batch_size=3)
-    encoded = encode_image_rows(settings, processor, rows, assistant_only=True, packing=False)
+    encoded = encode_media_rows(settings, processor, rows, assistant_only=True, packing=False)
     assert [each["length"] for each in encoded][1:] == [64], "of the third nothing is left to learn"
-    batch = ImageBatches(processor, assistant_only=True, max_length=64)(encoded)
+    batch = MediaBatches(processor, max_length=64)(encoded)
     assert {batch[key].shape for key in ("input_ids", "attention_mask", "labels")} == {(2, 64)}
-    whole = ImageBatches(processor, assistant_only=True)(encoded)
+    whole = MediaBatches(processor)(encoded)
     assert torch.equal(batch["labels"], whole["labels"][:, :64])
     assert torch.equal(batch["pixel_values"], whole["pixel_values"])
 
@@ -223,9 +224,9 @@ def test_a_row_is_cut_behind_its_pictures_and_refused_where_they_would_be_cut(
     late = row(pictures["blue"], "blue", question="what colour is it? " * 10 + "<image>")
     _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
     settings = config(tmp_path / "run", tiny_llava)
-    (cut,) = encoded = encode_image_rows(settings, processor, [early], assistant_only=True, packing=False)
+    (cut,) = encoded = encode_media_rows(settings, processor, [early], assistant_only=True, packing=False)
     assert (cut["length"], encoded.counts.cut, encoded.counts.learned) == (64, 1, 1)
-    batch = ImageBatches(processor, assistant_only=True, max_length=64)(encoded)
+    batch = MediaBatches(processor, max_length=64)(encoded)
     assert int((batch["input_ids"] == processor.image_token_id).sum()) == 4
     assert encoded.counts.tokens == int((batch["labels"] != -100).sum())
 
@@ -234,8 +235,8 @@ def test_a_row_is_cut_behind_its_pictures_and_refused_where_they_would_be_cut(
     ) as caught:
         Trainer(settings).train([early, late, early, late])
     needed = int(re.findall(r"they need (\d+)", str(caught.value.hint))[0])
-    whole = ImageBatches(processor, assistant_only=True)(
-        encode_image_rows(
+    whole = MediaBatches(processor)(
+        encode_media_rows(
             config(tmp_path, tiny_llava, max_length=500),
             processor,
             [late],
@@ -282,31 +283,31 @@ def test_a_file_of_llama_factorys_layout_and_of_openais_is_read(
     _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
     from gym_fed.training.rows.run_rows import rows_of
 
-    encoded = encode_image_rows(settings, processor, rows_of(settings), assistant_only=True, packing=False)
-    assert encoded[0]["messages"] == encoded[1]["messages"]
-    batch = ImageBatches(processor, assistant_only=True)(encoded)
+    encoded = encode_media_rows(settings, processor, rows_of(settings), assistant_only=True, packing=False)
+    assert json.loads(encoded[0]["row"])["text"] == json.loads(encoded[1]["row"])["text"]
+    batch = MediaBatches(processor)(encoded)
     assert torch.equal(batch["pixel_values"][0], batch["pixel_values"][1])
 
 
 def test_pictures_stand_where_the_text_puts_them() -> None:
     def shown(content: Any, count: int) -> str:
-        placed = place_images([{"role": "user", "content": content}], count, 1)[0]["content"]
+        placed = place_media([{"role": "user", "content": content}], {"images": count}, "row 1")[0]["content"]
         return "".join("#" if part["type"] == "image" else part["text"] for part in placed)
 
     assert shown("a <image> b<image>", 2) == "a # b#"
     assert shown("what?", 2) == "##what?"
     assert shown([{"type": "text", "text": "x<image>"}, {"type": "image"}], 2) == "x##"
-    assert place_images([{"role": "user", "content": "a"}], 0, 1) == [{"role": "user", "content": "a"}]
+    assert place_media([{"role": "user", "content": "a"}], {}, "row 1") == [{"role": "user", "content": "a"}]
     with pytest.raises(GymError, match="row 7 has 1 image and 2 places for them"):
-        place_images([{"role": "user", "content": "<image><image>"}], 1, 7)
+        place_media([{"role": "user", "content": "<image><image>"}], {"images": 1}, "row 7")
 
 
 @pytest.mark.parametrize(
     ("picture", "problem"),
     [
-        ("missing.png", "row 2 has an image that cannot be read: missing.png"),
-        ("https://example.org/a.png", "row 2 has an image on the network"),
-        ("data:image/png;base64,AAAA", "row 2 has an image that cannot be read: data:image"),
+        ("missing.png", "row 2: images: missing.png cannot be read"),
+        ("https://example.org/a.png", "row 2: images: https://example.org/a.png is on the network"),
+        ("data:image/png;base64,AAAA", "row 2: images: data:image/png;base64,AAAA... cannot be read"),
     ],
 )
 def test_a_picture_that_is_not_there_is_named_with_its_row(
@@ -329,13 +330,13 @@ def test_what_cannot_be_learnt_is_refused(
             [plain, good],
             "row 2 has images, and the model reads only text",
         ),
-        (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows with images"),
+        (config(tmp_path / "run", tiny_llava, packing=True), [good], "packing: rows with media"),
         (config(tmp_path / "run", tiny_llava), [good, {"text": "words"}], "row 2 is not a conversation"),
         (config(tmp_path / "run", tiny_llava, max_length=4), [good], r"row 1 has \d+ tokens up to"),
         (
             config(tmp_path / "run", tiny_llava),
             [{**good, "tools": [{"type": "function"}]}],
-            "row 1 has tools",
+            "row 1 has tools, but the model's chat template leaves them out",
         ),
     ]
     for settings, rows, problem in cases:
@@ -344,17 +345,33 @@ def test_what_cannot_be_learnt_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_template_that_marks_no_answers_is_refused(
+def test_the_answers_are_located_without_marks_in_the_template(
     tiny_llava: Path, pictures: dict[str, Path], tmp_path: Path
 ) -> None:
-    model, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
-    processor.chat_template = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
-    rows = [row(pictures["red"], "red")]
-    with pytest.raises(GymError, match="does not mark the assistant's words") as caught:
-        Trainer(config(tmp_path / "run", tiny_llava), model=model, tokenizer=processor).train(rows)
-    assert "assistant_only_loss: false" in caught.value.hint
-    settings = config(tmp_path / "run", tiny_llava, assistant_only_loss=False, max_steps=1)
-    assert Trainer(settings, model=model, tokenizer=processor).train(rows).steps == 1
+    _, processor = load_vision_model(str(tiny_llava), dtype="float32", arguments={})
+    first, second = row(pictures["red"], "red"), row(pictures["blue"], "deep blue", "<image>and?")
+    talk = {
+        "messages": [*first["messages"], *second["messages"]],
+        "images": [*first["images"], *second["images"]],
+    }
+    weighed = {
+        **talk,
+        "messages": [talk["messages"][0], {**talk["messages"][1], "weight": 0}, *second["messages"]],
+    }
+
+    def learned(*rows: dict[str, Any], **changes: Any) -> list[str]:
+        changed = config(tmp_path / "run", tiny_llava, **changes)
+        encoded = encode_media_rows(changed, processor, rows, assistant_only=True, packing=False)
+        batch = MediaBatches(processor)(encoded)
+        assert [each["length"] for each in encoded] == batch["attention_mask"].sum(dim=1).tolist()
+        return [processor.tokenizer.decode(labels[labels != -100]) for labels in batch["labels"]]
+
+    marked = learned(talk, weighed)
+    prompt = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    plain = TEMPLATE.replace("{% generation %}", "").replace("{% endgeneration %}", "")
+    processor.chat_template = plain + prompt
+    assert marked == learned(talk, weighed) == ["red<|im_end|>deep blue<|im_end|>", "deep blue<|im_end|>"]
+    assert learned(talk, mask_history=True) == ["deep blue<|im_end|>"]
 
 
 def test_a_model_without_a_processor_is_refused(tiny_llava: Path, tmp_path: Path) -> None:

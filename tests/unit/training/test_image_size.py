@@ -14,8 +14,9 @@ from gym_fed.config.training_file import load_training_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.checks import check_inputs
 from gym_fed.training.trainer import Trainer
-from gym_fed.training.vision.conversations import ImageLimits, encode_image_rows
-from gym_fed.training.vision.trainer import ImageBatches
+from gym_fed.training.vision.conversations import encode_media_rows
+from gym_fed.training.vision.media import ImageLimits
+from gym_fed.training.vision.trainer import MediaBatches
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] + ' ' }}"
@@ -61,8 +62,8 @@ def row(tmp_path: Path) -> dict[str, Any]:
 def tokens(processor: Any, row: dict[str, Any], **sizes: int) -> tuple[int, int]:
     """Image tokens of the batch that is learnt from, and the length that the row was counted as."""
     config = TrainingConfig(model="x", max_length=400, **sizes)
-    encoded = encode_image_rows(config, processor, [row], assistant_only=True, packing=False)
-    batch = ImageBatches(processor, assistant_only=True, limits=ImageLimits.of(config))(encoded)
+    encoded = encode_media_rows(config, processor, [row], assistant_only=True, packing=False)
+    batch = MediaBatches(processor, limits=ImageLimits.of(config))(encoded)
     image = processor.tokenizer.convert_tokens_to_ids("<image>")
     assert int(torch.tensor(encoded[0]["length"])) == batch["input_ids"].shape[1], (
         "counted as it is learnt from"

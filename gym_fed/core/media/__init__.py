@@ -1,0 +1,1 @@
+"""Decode sound and video with PyAV, in a child process with limits."""

@@ -1,0 +1,172 @@
+"""Decode sound and video; these functions run in the child process of ``gym_fed.core.bounded``.
+
+The bytes are untrusted. FFmpeg's playlists and lists of files open further addresses, so a file is opened as the format
+that its first bytes name, one of a few, and nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+
+MAX_PIXELS = 2**24
+"""Maximum pixels of a frame in the file."""
+MAX_FRAME_PIXELS = 2**20
+"""Pixels to which larger frames are scaled down."""
+MAX_PACKETS = 1_000_000
+_HEAD_BYTES = 16
+_REMEDY = "save sound as WAV, FLAC, MP3 or Ogg, and video as MP4 or WebM"
+
+
+def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[str, Any]:
+    """Decode the first audio stream of a file to mono.
+
+    Args:
+        source: ``path``, or ``data`` in base64.
+        rate: Samples per second of the result.
+        max_seconds: Maximum duration.
+
+    Returns:
+        ``samples``: float32 in base64.
+    """
+    import av
+    import numpy as np
+
+    chunks: list[Any] = []
+    count, most = 0, int(max_seconds * rate)
+    with _opened(source, "audio") as (container, stream):
+        resampler = av.AudioResampler(format="flt", layout="mono", rate=rate)
+        for frame in _and_end(container.decode(stream)):
+            for resampled in resampler.resample(frame):
+                samples = resampled.to_ndarray()[0]
+                chunks.append(samples)
+                count += len(samples)
+            if count > most:
+                raise GymError(
+                    ErrorCode.TOO_LARGE, f"is longer than {max_seconds:g} s", "cut it into shorter files"
+                )
+    if not count:
+        raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
+    samples = np.concatenate(chunks).astype(np.float32)
+    return {"samples": base64.b64encode(samples.tobytes()).decode("ascii")}
+
+
+def probe_video(source: dict[str, str], max_seconds: float) -> dict[str, Any]:
+    """Return ``frames``, ``fps``, ``width``, ``height`` and ``seconds`` of a file's first video stream."""
+    frames = 0
+    with _opened(source, "video") as (container, stream):
+        width, height, fps = stream.width, stream.height, float(stream.average_rate or 0)
+        _require_size(width, height)
+        for packet in container.demux(stream):
+            frames += packet.pts is not None
+            if frames > MAX_PACKETS:
+                break
+    if not frames or not fps:
+        raise GymError(ErrorCode.USAGE, "has no frames in it", _REMEDY)
+    seconds = frames / fps
+    if seconds > max_seconds or frames > MAX_PACKETS:
+        raise GymError(ErrorCode.TOO_LARGE, f"is longer than {max_seconds:g} s", "cut it into shorter files")
+    return {"frames": frames, "fps": fps, "width": width, "height": height, "seconds": seconds}
+
+
+def decode_frames(source: dict[str, str], indices: Sequence[int]) -> dict[str, Any]:
+    """Decode frames of a file's first video stream to RGB, scaled down to ``MAX_FRAME_PIXELS``.
+
+    Args:
+        source: ``path``, or ``data`` in base64.
+        indices: The numbers of the frames, in ascending order; the last frame stands in for numbers beyond it.
+
+    Returns:
+        ``width``, ``height``, and ``frames``: uint8 ``[height, width, 3]`` each, in base64.
+    """
+    wanted = set(indices)
+    kept: dict[int, str] = {}
+    last, size = -1, (0, 0)
+    with _opened(source, "video") as (container, stream):
+        frame = None
+        for number, frame in enumerate(container.decode(stream)):
+            _require_size(frame.width, frame.height)
+            size = size if last >= 0 else _scaled(frame.width, frame.height)
+            last = number
+            if number in wanted:
+                kept[number] = _rgb(frame, size)
+            if number >= indices[-1]:
+                break
+        if frame is None:
+            raise GymError(ErrorCode.USAGE, "has no frames in it", _REMEDY)
+        if last < indices[-1]:
+            kept[last] = _rgb(frame, size)
+    return {"width": size[0], "height": size[1], "frames": [kept[min(index, last)] for index in indices]}
+
+
+def _rgb(frame: Any, size: tuple[int, int]) -> str:
+    array = frame.reformat(width=size[0], height=size[1], format="rgb24").to_ndarray()
+    return base64.b64encode(array.tobytes()).decode("ascii")
+
+
+def _scaled(width: int, height: int) -> tuple[int, int]:
+    factor = min(1.0, (MAX_FRAME_PIXELS / (width * height)) ** 0.5)
+    return max(1, int(width * factor)), max(1, int(height * factor))
+
+
+def _require_size(width: int, height: int) -> None:
+    if not 0 < width * height <= MAX_PIXELS:
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"has {width:,} x {height:,} pixels; {MAX_PIXELS:,} are allowed",
+            "make it smaller",
+        )
+
+
+def _and_end(frames: Iterator[Any]) -> Iterator[Any]:
+    """Yield the frames, then None, which flushes a resampler."""
+    yield from frames
+    yield None
+
+
+@contextmanager
+def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
+    """Open a file's first stream of a kind, decoded by one thread; errors of FFmpeg become ``USAGE``."""
+    import av
+
+    name = "sound" if kind == "audio" else "video"
+    try:
+        data = source.get("data")
+        with BytesIO(base64.b64decode(data)) if data else Path(source["path"]).open("rb") as file:
+            format = _format_of(file.read(_HEAD_BYTES))
+            file.seek(0)
+            if format is None:
+                raise GymError(ErrorCode.USAGE, f"is not a {name} file that is known", _REMEDY)
+            with av.open(file, format=format, metadata_errors="ignore") as container:
+                streams = getattr(container.streams, kind)
+                if not streams:
+                    raise GymError(ErrorCode.USAGE, f"has no {name} in it", _REMEDY)
+                streams[0].thread_type = "NONE"
+                streams[0].codec_context.thread_count = 1
+                yield container, streams[0]
+    except (av.error.FFmpegError, OSError, ValueError, IndexError) as error:
+        raise GymError(ErrorCode.USAGE, f"cannot be decoded: {str(error)[:200]}", _REMEDY) from error
+
+
+def _format_of(head: bytes) -> str | None:
+    """Return FFmpeg's name of the format that a file's first bytes belong to; None if it is not one of the known."""
+    if head[:4] == b"RIFF":
+        return {b"WAVE": "wav", b"AVI ": "avi"}.get(head[8:12])
+    if head[4:8] == b"ftyp":
+        return "mov"  # MP4, M4A and QuickTime
+    for start, format in (
+        (b"fLaC", "flac"),
+        (b"OggS", "ogg"),
+        (b"\x1aE\xdf\xa3", "matroska"),
+        (b"ID3", "mp3"),
+    ):
+        if head.startswith(start):
+            return format
+    is_mpeg = len(head) > 1 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0
+    return "mp3" if is_mpeg else None

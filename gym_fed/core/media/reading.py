@@ -1,0 +1,158 @@
+"""Read sound and video from files and data URLs: sizes are limited first, and a child process decodes."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.core.bounded.errors import LimitExceededError
+from gym_fed.core.bounded.pool import EvaluationError, evaluate
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.media.decoder import MAX_FRAME_PIXELS, decode_frames, decode_sound, probe_video
+from gym_fed.core.requirements import require_package
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+MAX_FILE_BYTES = 2**30
+"""Maximum bytes of a file on this machine."""
+MAX_URL_BYTES = 24 * 2**20
+"""Maximum bytes of a data URL."""
+MAX_SOUND_SECONDS = 600.0
+MAX_VIDEO_SECONDS = 3600.0
+MAX_FRAMES = 768
+"""Maximum frames of a video that are decoded."""
+_SECONDS = 60.0
+"""Time limit of one call to the child process."""
+_CALL_BYTES = 32 * 2**20
+"""Approximate maximum bytes of the frames of one call."""
+_URL = re.compile(r"data:(audio|video|application)/[\w.+-]{1,60}(?:;[\w.+=-]{1,60}){0,4};base64,", re.ASCII)
+
+Source = str | bytes | Path
+"""A path, a data URL, or the bytes of a file."""
+
+
+@dataclass(frozen=True)
+class VideoFacts:
+    """What is known of a video before its frames are decoded.
+
+    Attributes:
+        frames: The number of its frames.
+        fps: Frames per second.
+        width: Width in pixels.
+        height: Height in pixels.
+        seconds: Duration.
+    """
+
+    frames: int
+    fps: float
+    width: int
+    height: int
+    seconds: float
+
+    @property
+    def is_scaled(self) -> bool:
+        """True if its frames are scaled down when they are decoded."""
+        return self.width * self.height > MAX_FRAME_PIXELS
+
+
+def read_sound(source: Source, rate: int, max_seconds: float = MAX_SOUND_SECONDS) -> NDArray[Any]:
+    """Decode a sound to mono samples at ``rate``: float32 ``[samples]``.
+
+    Raises:
+        GymError: ``USAGE`` for a broken or unknown file, ``TOO_LARGE`` beyond a limit, ``MISSING_DEPENDENCY`` without
+            PyAV. The message completes a sentence that begins with the name of the sound.
+    """
+    import numpy as np
+
+    reply = _evaluated(decode_sound, source=_given(source), rate=rate, max_seconds=max_seconds)
+    return np.frombuffer(base64.b64decode(reply["samples"]), dtype=np.float32).copy()
+
+
+def read_video(
+    source: Source, choose: Callable[[VideoFacts], Sequence[int]], max_seconds: float = MAX_VIDEO_SECONDS
+) -> tuple[NDArray[Any], VideoFacts, list[int]]:
+    """Decode chosen frames of a video.
+
+    Args:
+        source: The video.
+        choose: Function that returns the numbers of the frames, in ascending order.
+        max_seconds: Maximum duration.
+
+    Returns:
+        The frames, uint8 ``[frames, height, width, 3]``; the facts of the video; the numbers of the frames.
+
+    Raises:
+        GymError: As ``read_sound``.
+    """
+    import numpy as np
+
+    given = _given(source)
+    facts = VideoFacts(**_evaluated(probe_video, source=given, max_seconds=max_seconds))
+    indices = sorted(int(index) for index in choose(facts))
+    if not 0 < len(indices) <= MAX_FRAMES:
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"has {len(indices)} frames to read; {MAX_FRAMES} are allowed",
+            "cut it, or lower the processor's fps or max_frames",
+        )
+    each = 3 * min(facts.width * facts.height, MAX_FRAME_PIXELS)
+    at_once = max(1, _CALL_BYTES // each)
+    arrays = []
+    for start in range(0, len(indices), at_once):
+        reply = _evaluated(decode_frames, source=given, indices=indices[start : start + at_once])
+        shape = (reply["height"], reply["width"], 3)
+        arrays += [
+            np.frombuffer(base64.b64decode(frame), dtype=np.uint8).reshape(shape) for frame in reply["frames"]
+        ]
+    return np.stack(arrays), facts, indices
+
+
+def _given(source: Source) -> dict[str, str]:
+    """Return a source in the form that the child process takes."""
+    if isinstance(source, bytes):
+        _require_bytes(len(source), MAX_URL_BYTES)
+        return {"data": base64.b64encode(source).decode("ascii")}
+    text = str(source)
+    if not text.startswith("data:"):
+        file = Path(text).expanduser()
+        if not file.is_file():
+            raise GymError(ErrorCode.USAGE, "is no file", "correct its path")
+        _require_bytes(file.stat().st_size, MAX_FILE_BYTES)
+        return {"path": str(file.resolve())}
+    match = _URL.match(text[:400])
+    if match is None:
+        raise GymError(
+            ErrorCode.USAGE, "is not a base64 data URL of sound or video", "send data:audio/wav;base64,..."
+        )
+    data = text[match.end() :]
+    _require_bytes(len(data) // 4 * 3, MAX_URL_BYTES)
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise GymError(ErrorCode.USAGE, "has broken base64", "encode the file again") from error
+    return {"data": data}
+
+
+def _require_bytes(size: int, most: int) -> None:
+    if size > most:
+        raise GymError(ErrorCode.TOO_LARGE, f"has more than {most:,} bytes", "make it smaller")
+
+
+def _evaluated(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
+    require_package("av", "reading sound or video", "media")
+    try:
+        reply: dict[str, Any] = evaluate(function, seconds=_SECONDS, **arguments)
+    except LimitExceededError as error:
+        raise GymError(
+            ErrorCode.TOO_LARGE, f"{error.need} to decode", "make it shorter or smaller"
+        ) from error
+    except EvaluationError as error:
+        raise GymError(ErrorCode.USAGE, f"cannot be decoded: {str(error)[:200]}", "save it again") from error
+    return reply

@@ -1,0 +1,284 @@
+"""Load the images, sounds and videos of rows, and prepare them with the model's own processor."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base.modeling.processors import media_of
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.media.reading import MAX_SOUND_SECONDS, VideoFacts, read_sound, read_video
+from gym_fed.data.rows import MEDIA, Row
+
+SOUND_RATE = 16_000
+"""Samples per second for processors that do not name a rate."""
+FRAME_LIST_FPS = 2.0
+"""Frames per second of a video that is given as a list of frames, if the processor does not name a rate."""
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """The minimum and maximum pixels (width times height) of images; None leaves it to the processor."""
+
+    least: int | None = None
+    most: int | None = None
+
+    @classmethod
+    def of(cls, config: TrainingConfig) -> ImageLimits:
+        """Return the limits of a config."""
+        return cls(config.image_min_pixels, config.image_max_pixels)
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height within the limits, rounded down to whole pixels, at least one each."""
+        if self.most is not None and width * height > self.most:
+            return _scaled(width, height, self.most)
+        if self.least is not None and width * height < self.least:
+            return _scaled(width, height, self.least)
+        return width, height
+
+    def fit(self, image: Any) -> Any:
+        """Return a ``PIL.Image`` within the limits; the same object if no change is needed."""
+        target = self.size(*image.size)
+        return image if target == image.size else image.resize(target)
+
+
+def _scaled(width: int, height: int, pixels: int) -> tuple[int, int]:
+    factor = math.sqrt(pixels / (width * height))
+    return max(1, int(width * factor)), max(1, int(height * factor))
+
+
+@dataclass
+class MediaCounts:
+    """What is not read of the media: sounds that are cut, and videos of which a part is read."""
+
+    sounds_cut: int = 0
+    videos: int = 0
+    frames: int = 0
+    frames_read: int = 0
+    videos_scaled: int = 0
+
+
+class MediaProcessor:
+    """Loads the media of rows, and turns rows into the model's inputs.
+
+    A row has ``text``, the rendered conversation, and the sources of ``images``, ``audios`` and ``videos``.
+
+    Args:
+        processor: The model's processor.
+        limits: Minimum and maximum image sizes.
+    """
+
+    def __init__(self, processor: Any, limits: ImageLimits | None = None) -> None:
+        self.processor, self.limits = processor, limits or ImageLimits()
+        self.counts = MediaCounts()
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """The columns of media that the processor reads."""
+        return media_of(self.processor)
+
+    @cached_property
+    def sound_rate(self) -> int:
+        """Samples per second of its sounds."""
+        return int(getattr(self._sound_part, "sampling_rate", None) or SOUND_RATE)
+
+    @property
+    def _sound_part(self) -> Any:
+        return getattr(self.processor, "audio_processor", getattr(self.processor, "feature_extractor", None))
+
+    def inputs(self, rows: Sequence[Row], places: Sequence[str] | None = None) -> Any:
+        """Return the model's inputs for rows, padded on the right, with the offsets of their tokens.
+
+        Args:
+            rows: The rows.
+            places: The names of the rows in messages.
+
+        Raises:
+            GymError: ``DATA_INVALID`` for a medium that cannot be read, and for a template that does not write a place
+                for each medium.
+        """
+        names = places or [f"row {number}" for number in range(1, len(rows) + 1)]
+        given: dict[str, Any] = {}
+        images = [
+            [self._image(source, name) for source in row["images"]]
+            for row, name in zip(rows, names, strict=True)
+        ]
+        sounds = [
+            self._sound(source, name)
+            for row, name in zip(rows, names, strict=True)
+            for source in row["audios"]
+        ]
+        videos = [
+            [self._video(source, name) for source in row["videos"]]
+            for row, name in zip(rows, names, strict=True)
+        ]
+        if any(images):
+            given["images"] = images
+        if sounds:
+            given |= {"audio": sounds, "audio_kwargs": {"sampling_rate": self.sound_rate}}
+        if any(videos):
+            given["videos"] = [[frames for frames, _ in row] for row in videos]
+            metadata = [facts for row in videos for _, facts in row]
+            given["videos_kwargs"] = {"do_sample_frames": False, "video_metadata": metadata}
+        try:
+            return self.processor(
+                text=[row["text"] for row in rows],
+                return_text_replacement_offsets=True,
+                return_tensors="pt",
+                text_kwargs={
+                    "padding": True,
+                    "padding_side": "right",
+                    "add_special_tokens": False,  # the chat template writes them
+                    "return_offsets_mapping": True,
+                },
+                **given,
+            )
+        except (ValueError, StopIteration, IndexError) as error:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{names[0]}: the model's processor refuses its media: {str(error)[:300]}",
+                "use a chat template with a place for each of them, or drop the row",
+            ) from error
+
+    def _image(self, source: str, place: str) -> Any:
+        from transformers.image_utils import load_image
+
+        try:
+            return self.limits.fit(load_image(source))
+        except (OSError, ValueError) as error:
+            raise bad_medium(
+                place, "images", source, "cannot be read", "give a PNG, JPEG or WebP file"
+            ) from error
+
+    def _sound(self, source: str, place: str) -> Any:
+        try:
+            sound = read_sound(source, self.sound_rate, MAX_SOUND_SECONDS)
+        except GymError as error:
+            raise _named(error, place, "audios", source) from error
+        most = self._most_samples
+        self.counts.sounds_cut += most is not None and len(sound) > most
+        return sound
+
+    @cached_property
+    def _most_samples(self) -> int | None:
+        """The samples after which the processor cuts a sound off; None if it reads all of it."""
+        import numpy as np
+
+        most = getattr(self._sound_part, "n_samples", None)  # of Whisper's front end: 30 seconds
+        token = getattr(self.processor, "audio_token", None)
+        if most is None or token is None:
+            return None
+        sizes = []
+        for length in (int(most), 2 * int(most)):
+            sound = np.zeros(length, dtype=np.float32)
+            out = self.processor(
+                text=[str(token)], audio=[sound], audio_kwargs={"sampling_rate": self.sound_rate}
+            )
+            sizes.append(len(out["input_ids"][0]))
+        return int(most) if sizes[0] == sizes[1] else None
+
+    def _video(self, source: Any, place: str) -> tuple[Any, dict[str, Any]]:
+        """Return frames ``[n, height, width, 3]`` uint8, and the metadata that the processor takes."""
+        if isinstance(source, list):
+            return self._frame_list(source, place)
+        try:
+            frames, facts, indices = read_video(source, self._chosen)
+        except GymError as error:
+            raise _named(error, place, "videos", str(source)) from error
+        self._count_video(facts, len(indices))
+        return frames, {
+            "total_num_frames": facts.frames,
+            "fps": facts.fps,
+            "width": facts.width,
+            "height": facts.height,
+            "duration": facts.seconds,
+            "frames_indices": indices,
+        }
+
+    def _frame_list(self, sources: list[str], place: str) -> tuple[Any, dict[str, Any]]:
+        import numpy as np
+
+        images = [self._image(frame, place).convert("RGB") for frame in sources]
+        frames = np.stack([np.asarray(image.resize(images[0].size)) for image in images])
+        fps = float(getattr(self.processor.video_processor, "fps", None) or FRAME_LIST_FPS)
+        return frames, {
+            "total_num_frames": len(frames),
+            "fps": fps,
+            "frames_indices": list(range(len(frames))),
+        }
+
+    def _chosen(self, facts: VideoFacts) -> list[int]:
+        """Return the numbers of the frames that the processor's own rule samples."""
+        from transformers.video_utils import VideoMetadata
+
+        part = self.processor.video_processor
+        metadata = VideoMetadata(
+            total_num_frames=facts.frames,
+            fps=facts.fps,
+            width=facts.width,
+            height=facts.height,
+            duration=facts.seconds,
+        )
+        settings = {key: getattr(part, key, None) for key in part.valid_kwargs.__annotations__}
+        return [int(index) for index in part.sample_frames(metadata=metadata, **settings)]
+
+    def _count_video(self, facts: VideoFacts, read: int) -> None:
+        self.counts.videos += 1
+        self.counts.frames += facts.frames
+        self.counts.frames_read += read
+        self.counts.videos_scaled += facts.is_scaled
+
+
+def source_of(medium: Any, column: str, place: str) -> Any:
+    """Return a medium of a row as JSON: a path, a data URL, or a list of them (the frames of a video).
+
+    Raises:
+        GymError: ``DATA_INVALID`` for another form, and for an address on the network.
+    """
+    if isinstance(medium, list) and column == "videos":
+        return [source_of(frame, "images", place) for frame in medium]
+    if isinstance(medium, dict):
+        if medium.get("bytes"):
+            return f"data:{MEDIA[column]}/unknown;base64,{base64.b64encode(medium['bytes']).decode()}"
+        if "array" in medium and "sampling_rate" in medium:
+            return _wave_url(medium["array"], int(medium["sampling_rate"]))
+        medium = medium.get("path")
+    if isinstance(medium, Path):
+        medium = str(medium)
+    if not isinstance(medium, str):
+        raise bad_medium(
+            place, column, type(medium).__name__, "is no path", f"give paths of {MEDIA[column]} files"
+        )
+    if "://" in medium.split(",")[0]:
+        raise bad_medium(place, column, medium, "is on the network", "save it, and give its path")
+    return medium if medium.startswith("data:") else str(Path(medium).expanduser())
+
+
+def _wave_url(samples: Any, rate: int) -> str:
+    """Return mono samples as a data URL of a WAV file of float32."""
+    import numpy as np
+
+    data = np.asarray(samples, dtype="<f4").reshape(-1).tobytes()
+    head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data))  # fmt: skip  # noqa: E501
+    return "data:audio/wav;base64," + base64.b64encode(head + data).decode()
+
+
+def bad_medium(place: str, column: str, source: Any, problem: str, remedy: str) -> GymError:
+    """Return the error for a medium of a row, which names the row, the column and the medium."""
+    text = str(source)
+    shown = text if len(text) < 200 and not text.startswith("data:") else text[:_SHOWN] + "..."
+    return GymError(ErrorCode.DATA_INVALID, f"{place}: {column}: {shown} {problem}", remedy)
+
+
+def _named(error: GymError, place: str, column: str, source: str) -> GymError:
+    if error.code is ErrorCode.MISSING_DEPENDENCY:
+        return GymError(error.code, f"{place}: {column}: {error.message}", error.hint)
+    return bad_medium(place, column, source, error.message, str(error.hint))
