@@ -51,7 +51,8 @@ def images_type(folder: Path) -> str | None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as CLASSES
 
         kind = config.get("model_type")
-        if kind not in TEXT_CLASSES and ("vision_config" in config or kind in CLASSES):
+        has_part = "vision_config" in config or "audio_config" in config or kind in CLASSES
+        if has_part and kind not in TEXT_CLASSES:
             return str(kind)
     return None
 

@@ -92,7 +92,6 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
         GymError: ``MISSING_DEPENDENCY`` without the packages for images, ``MODEL_INVALID`` for broken files.
     """
     import torch
-    from transformers import AutoModelForMultimodalLM
 
     from gym_fed.base.modeling.loading import load_weights
 
@@ -102,7 +101,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     try:
         with quiet_loading():
             model = load_weights(
-                AutoModelForMultimodalLM,
+                _class_of(Path(source)),
                 source,
                 {"dtype": getattr(torch, dtype), **arguments},
                 name=name_or_path,
@@ -110,6 +109,17 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
         raise unreadable(name_or_path, error) from error
     return model.eval(), processor
+
+
+def _class_of(folder: Path) -> Any:
+    """Return the class that loads a model: its auto class, or the one that it names, if that has no auto class."""
+    import transformers
+
+    config = read_object(folder / "config.json")
+    kind = transformers.CONFIG_MAPPING.get(config.get("model_type"))
+    named = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
+    is_known = kind in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    return transformers.AutoModelForMultimodalLM if is_known or named is None else named
 
 
 _PARTS = {
@@ -127,10 +137,11 @@ def is_processor(tokenizer: Any) -> bool:
 
 def media_of(processor: Any) -> frozenset[str]:
     """Return the columns of media that a processor reads: ``images``, ``audios``, ``videos``."""
+    parts = {column: [getattr(processor, name, None) for name in names] for column, names in _PARTS.items()}
     return frozenset(
         column
-        for column, names in _PARTS.items()
-        if any(getattr(processor, name, None) is not None for name in names)
+        for column, found in parts.items()
+        if any(part is not None and not getattr(part, "is_placeholder", False) for part in found)
     )
 
 
@@ -182,8 +193,11 @@ class _Stand:
         class NoFilms(VideoProcessorMixin):
             """Placeholder that keeps the settings of a video processor and rejects videos."""
 
+            is_placeholder = True
+
             def __init__(self) -> None:
-                """Skip transformers' validation of the settings."""
+                """Set the settings as attributes, which some processors read, without transformers' validation."""
+                vars(self).update(settings)
 
             def to_dict(self) -> dict[str, Any]:
                 return dict(settings)

@@ -180,7 +180,9 @@ def _part(part: Any, images: list[Any]) -> Raw:
 
 def _medium(part: Raw, medium: str, kind: str) -> Raw:
     """Parse a part with audio or video; without a ``source``, the row's column has it."""
-    given = next((part[key] for key in (kind, medium, "url", "path", "value") if part.get(key)), None)
+    given = next(
+        (part[key] for key in (kind, medium, f"{medium}_url", "url", "path", "value") if part.get(key)), None
+    )
     if isinstance(given, dict) and "url" in given:
         given = given["url"]
     if isinstance(given, dict) and isinstance(given.get("data"), str):  # OpenAI's input_audio

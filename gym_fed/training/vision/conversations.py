@@ -23,6 +23,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.requirements import require_package
 from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.conversation import ChatRenderer, RenderedConversation
@@ -134,8 +135,14 @@ def encode_media_rows(
             suffix=", which is not supported for models that read images or sound",
             remedy="drop it from the row",
         )
+        if row.get("videos") and "videos" not in reader.media.kinds and hasattr(processor, "video_processor"):
+            require_package(
+                "torchvision", f"{place_of(row, number)}: a video, which this model reads,", "vision"
+            )
     require_no_media(rows, reader.media.kinds)
-    for number, (row, read) in enumerate(zip(rows, reader.read(rows, assistant_only), strict=True), start=1):
+    reads = reader.read(rows, assistant_only)
+    reader.require_mixable(reads, [place_of(row, number) for number, row in enumerate(rows, start=1)])
+    for number, (row, read) in enumerate(zip(rows, reads, strict=True), start=1):
         labels, last = reader.labels(read, place_of(row, number))
         if last >= config.max_length:
             too_long.add(row, number, last + 1)
@@ -194,6 +201,17 @@ class RowReader:
             for conversation, own in zip(conversations, sources, strict=True)
         ]
 
+    def require_mixable(self, reads: Sequence[Row], places: Sequence[str]) -> None:
+        """Refuse rows with and without media, if the processor takes no batch of both (Audio Flamingo 3's).
+
+        Raises:
+            GymError: ``DATA_INVALID`` with the processor's reason.
+        """
+        by_kind = {any(read[column] for column in MEDIA): at for at, read in reversed([*enumerate(reads)])}
+        if len(by_kind) == 2:
+            pair = sorted(by_kind.values())
+            self.media.inputs([reads[at] for at in pair], [f"{places[pair[0]]} and {places[pair[1]]}"] * 2)
+
     def labels(self, read: Row, place: str) -> tuple[list[int], int]:
         """Return the labels of a row as its batch has them, and the position of its last medium's token; -1: none.
 
@@ -211,7 +229,7 @@ class RowReader:
 
     def _exact_labels(self, read: Row, place: str) -> tuple[list[int], int]:
         batch = self.media.inputs([read], [place])
-        (labels,), (last,) = batch_labels(batch, [read], [place])
+        (labels,), (last,) = batch_labels(self._tokenizer, batch, [read], [place])
         return labels, last
 
     def _quick_labels(self, read: Row, place: str) -> tuple[list[int], int] | None:

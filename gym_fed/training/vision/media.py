@@ -19,8 +19,8 @@ from gym_fed.data.rows import MEDIA, Row
 
 SOUND_RATE = 16_000
 """Samples per second for processors that do not name a rate."""
-FRAME_LIST_FPS = 2.0
-"""Frames per second of a video that is given as a list of frames, if the processor does not name a rate."""
+DEFAULT_FPS = 2.0
+"""Frames per second to sample, and of a video given as a list of frames, if the processor does not name a rate."""
 _SHOWN = 60
 
 
@@ -208,7 +208,7 @@ class MediaProcessor:
 
         images = [self._image(frame, place).convert("RGB") for frame in sources]
         frames = np.stack([np.asarray(image.resize(images[0].size)) for image in images])
-        fps = float(getattr(self.processor.video_processor, "fps", None) or FRAME_LIST_FPS)
+        fps = float(getattr(self.processor.video_processor, "fps", None) or DEFAULT_FPS)
         return frames, {
             "total_num_frames": len(frames),
             "fps": fps,
@@ -228,6 +228,8 @@ class MediaProcessor:
             duration=facts.seconds,
         )
         settings = {key: getattr(part, key, None) for key in part.valid_kwargs.__annotations__}
+        if settings.get("fps") is None and settings.get("num_frames") is None:  # Qwen2-VL's files set neither
+            settings["fps"] = DEFAULT_FPS
         return [int(index) for index in part.sample_frames(metadata=metadata, **settings)]
 
     def _count_video(self, facts: VideoFacts, read: int) -> None:

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 _NAMES = {
     "freeze_vision_tower": (
         *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens"),
-        *("image_tower", "video_tower", "audio_tower", "encoder"),
+        *("image_tower", "video_tower", "audio_tower"),
     ),
     "freeze_multi_modal_projector": (
         *(
             "multi_modal_projector",
             "projector",
+            "merger",
             "connector",
             "aligner",
             "mlp_AR",
@@ -36,6 +37,7 @@ _NAMES = {
 }
 """Names of modules and of weights without a module, by the key of the part."""
 _IN_TOWER = "merger"
+_ROOTS = ("base_model", "model")
 _WORDS = {
     "freeze_vision_tower": "vision tower",
     "freeze_multi_modal_projector": "projector",
@@ -55,6 +57,8 @@ def part_of(name: str) -> str | None:
     PEFT's prefixes and infixes (``base_model.model``, ``base_layer``) are ignored.
     """
     words = name.split(".")
+    if next((word for word in words if word not in _ROOTS), "") == "encoder":  # Granite Speech's
+        return "freeze_vision_tower"
     for index, word in enumerate(words):
         for key, names in _NAMES.items():
             if word in names:
@@ -75,7 +79,10 @@ def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
         refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}
-    for key in sorted(frozen - present):
+    optional = {
+        "freeze_multi_modal_projector"
+    } - config.model_fields_set  # not every model has one of its own
+    for key in sorted(frozen - present - optional):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{key}: no {_WORDS[key]} is found in {type(model).__name__}: looked for modules called "

@@ -64,18 +64,24 @@ class MediaBatches:
         processor: The model's processor.
         limits: Minimum and maximum image sizes.
         max_length: Maximum tokens of a row, to which rows are truncated; ``encode_media_rows`` refuses longer media.
+        dtype: The model's type, for a processor that rounds its inputs (Llama 4's) whatever the model's type is.
     """
 
     def __init__(
-        self, processor: Any, *, limits: ImageLimits | None = None, max_length: int | None = None
+        self,
+        processor: Any,
+        *,
+        limits: ImageLimits | None = None,
+        max_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._media = MediaProcessor(processor, limits)
-        self._max_length = max_length
+        self._max_length, self._dtype = max_length, dtype
 
     def __call__(self, encoded: list[dict[str, Any]]) -> Any:
         rows = [json.loads(each["row"]) for each in encoded]
         batch = self._media.inputs(rows)
-        learned, _ = batch_labels(batch, rows)
+        learned, _ = batch_labels(self._media.processor.tokenizer, batch, rows)
         labels = torch.full_like(batch["input_ids"], IGNORED)
         for row, values in zip(labels, learned, strict=True):
             row[: len(values)] = torch.tensor(values)
@@ -83,4 +89,7 @@ class MediaBatches:
         for key in _PER_TOKEN:
             if key in batch:
                 batch[key] = batch[key][:, : self._max_length]
+        for key, value in batch.items():
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+                batch[key] = value.to(self._dtype)
         return batch

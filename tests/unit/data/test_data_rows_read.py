@@ -174,7 +174,9 @@ def test_tools_and_calls_read_alike_from_openai_and_sharegpt(tmp_path: Path) -> 
         ({"tools": [{"description": "nameless"}]}, "something other than functions"),
         ({"messages": [ASK, {**CALL, "tool_calls": [{"function": {}}]}]}, "tool call has no name"),
         ({"messages": [{**CALL, "role": "user"}, GOOD]}, "'tool_calls' in a turn of the user"),
-        ({"audios": ["a.wav"]}, "has 'audios'"),
+        ({"audios": ["a.wav"]}, "no audio file at 'a.wav'"),
+        ({"video": "https://x/y.mp4"}, "video 'https://x/y.mp4' is on the network"),
+        ({"audios": [7]}, "'audios' holds int"),
     ],
 )
 def test_tools_that_cannot_be_used_are_refused(tmp_path: Path, change: dict[str, Any], problem: str) -> None:

@@ -6,11 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.data_source import DataConfig
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.sources import source_rows
 from tests.support.siblings import make_sibling
@@ -54,30 +51,3 @@ def test_the_call_and_the_answer_are_learned_as_qwen3_writes_them(tmp_path: Path
         assert unlearned not in learned
     assert '<tools>\n{"type": "function", "function": {"name": "find_train"' in text
     assert '<tool_response>\n{"departure": "12:04"}\n</tool_response>' in text
-
-
-@pytest.mark.parametrize(("key", "file"), [("videos", "1.mp4"), ("audios", "1.mp3")])
-def test_a_row_with_sound_or_film_is_named_before_anything_starts(
-    tmp_path: Path, key: str, file: str
-) -> None:
-    row = {"conversations": [*ROW["conversations"][:1], *ROW["conversations"][-1:]], key: [file]}
-    plain = {"conversations": row["conversations"]}
-    columns = {"messages": "conversations", key: key}
-    with pytest.raises(GymError, match=f"'{key}', which are not supported") as caught:
-        list(source_rows(source(tmp_path, [plain, row], **columns)))
-    assert caught.value.code is ErrorCode.DATA_INVALID
-    assert ":2" in caught.value.message or "row 2" in caught.value.message
-
-
-def test_rows_with_sound_and_film_are_all_counted_with_the_first_place_and_the_remedy(tmp_path: Path) -> None:
-    plain = {"conversations": [*ROW["conversations"][:1], *ROW["conversations"][-1:]]}
-    film, both = {**plain, "videos": ["1.mp4"]}, {**plain, "videos": ["1.mp4"], "audios": ["1.mp3"]}
-    unreadable = {"conversations": []}
-    part = {"type": "input_audio", "input_audio": {"data": "AA", "format": "wav"}}
-    spoken = {"conversations": [{"from": "human", "value": [part]}, {"from": "gpt", "value": "Yes."}]}
-    columns = {"messages": "conversations", "videos": "videos", "audios": "audios"}
-    rows = [plain, film, unreadable, both, spoken, plain]
-    with pytest.raises(GymError, match="so have 3 of the 6 rows: 2 with videos and 2 with audios") as caught:
-        list(source_rows(source(tmp_path, rows, **columns)))
-    assert "row 2: has 'videos'" in caught.value.message
-    assert "leave such rows out, or give frames of a film under 'images'" in str(caught.value.hint)

@@ -1,0 +1,78 @@
+"""Sound and video are decoded in a child process, within limits, whatever the bytes are."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.media import reading
+from gym_fed.core.media.reading import read_sound, read_video
+from tests.support.media_models import sound, video
+
+
+def test_a_sound_is_resampled_to_the_rate_that_is_asked_for(tmp_path: Path) -> None:
+    samples = read_sound(sound(0.5, 440.0, rate=8000), 16_000)
+    assert samples.dtype == np.float32
+    assert len(samples) == 8000
+    spectrum = np.abs(np.fft.rfft(samples))
+    assert abs(int(spectrum.argmax()) * 2 - 440) <= 4
+    (tmp_path / "a.wav").write_bytes(sound())
+    url = "data:audio/wav;base64," + base64.b64encode(sound()).decode()
+    assert np.array_equal(read_sound(tmp_path / "a.wav", 16_000), read_sound(url, 16_000))
+
+
+def test_chosen_frames_of_a_video_are_returned_in_order() -> None:
+    frames, facts, indices = read_video(video(frames=20, fps=10), lambda facts: [0, 10, facts.frames - 1])
+    assert (facts.frames, facts.fps, facts.width, facts.height, facts.seconds) == (20, 10.0, 64, 48, 2.0)
+    assert (frames.shape, indices) == ((3, 48, 64, 3), [0, 10, 19])
+    means = frames.mean(axis=(1, 2, 3))
+    assert means == pytest.approx([0, 60, 114], abs=3)
+
+
+def test_large_frames_are_scaled_down() -> None:
+    frames, facts, _ = read_video(video(frames=2, width=1600, height=1200), lambda _facts: [0])
+    assert facts.is_scaled
+    assert frames.shape[1] * frames.shape[2] <= 2**20
+    assert frames.shape[2] / frames.shape[1] == pytest.approx(4 / 3, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", ErrorCode.USAGE),
+        (b"#EXTM3U\nhttp://127.0.0.1:1/a.ts\n", ErrorCode.USAGE),
+        (b"ffconcat version 1.0\nfile /etc/passwd\n", ErrorCode.USAGE),
+        (b"RIFF1234WAVEjunkjunkjunk", ErrorCode.USAGE),
+        (video()[:500], ErrorCode.USAGE),
+        (video(), ErrorCode.USAGE),
+    ],
+)
+def test_what_is_no_sound_is_refused(data: bytes, code: ErrorCode) -> None:
+    with pytest.raises(GymError) as caught:
+        read_sound(data, 16_000)
+    assert caught.value.code is code
+    assert caught.value.hint
+
+
+def test_limits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(GymError, match="is longer than 1 s") as caught:
+        read_sound(sound(2.0), 16_000, max_seconds=1.0)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    with pytest.raises(GymError, match="is longer than 1 s"):
+        read_video(video(frames=20, fps=10), lambda _facts: [0], max_seconds=1.0)
+    with pytest.raises(GymError, match="has 2000 frames to read; 768 are allowed"):
+        read_video(video(), lambda _facts: list(range(2000)))
+    monkeypatch.setattr(reading, "MAX_URL_BYTES", 100)
+    for source in (sound(), "data:audio/wav;base64," + base64.b64encode(sound()).decode()):
+        with pytest.raises(GymError, match="has more than 100 bytes"):
+            read_sound(source, 16_000)
+
+
+def test_another_kind_of_address_is_refused() -> None:
+    for url in ("https://example.org/a.wav", "data:text/plain;base64,AA==", "data:audio/wav,AA"):
+        with pytest.raises(GymError, match=r"is no file|is not a base64 data URL"):
+            read_sound(url, 16_000)
