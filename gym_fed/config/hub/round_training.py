@@ -49,4 +49,6 @@ def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
     sections = recipe.chosen_sections()
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()
+    if recipe.finetuning == "lora":
+        sections["lora"]["fused_experts"] = False  # the change of a fused weight is no product of two factors
     return sections

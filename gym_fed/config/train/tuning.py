@@ -48,6 +48,10 @@ class LoraSettings(AdapterSettings):
     """Parameters to adapt in addition to layers, by name suffix: the fused experts of a mixture, such as
     ``mlp.experts.gate_up_proj``. ``all-linear`` includes those of Mixtral and Qwen3-MoE, but not of gpt-oss."""
 
+    fused_experts: bool = True
+    """False leaves fused experts out of ``all-linear``. Rounds always do, since their updates are factors of
+    matrices."""
+
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Ranks for some layers instead of ``r``, by name suffix or regular expression."""
 

@@ -42,7 +42,13 @@ def wrap_for(model: Any, peft_config: Any, config: TrainingConfig) -> Any:
 
 
 def wrap(
-    model: Any, peft_config: Any, section: str, *, seed: int, frozen: frozenset[str] = frozenset()
+    model: Any,
+    peft_config: Any,
+    section: str,
+    *,
+    seed: int,
+    frozen: frozenset[str] = frozenset(),
+    fused_experts: bool = True,
 ) -> Any:
     """Wrap ``model`` in a ``peft.PeftModel``; its own weights are frozen and shared with the wrapper.
 
@@ -52,6 +58,7 @@ def wrap(
         section: The section of the YAML, for errors.
         seed: Seed of the random factors.
         frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
+        fused_experts: False to leave fused experts out of ``all-linear``.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or PEFT would change them.
@@ -69,7 +76,7 @@ def wrap(
     _require_modules(model, peft_config, section)
     _require_parameters(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
-    _leave_out_converted_routers(model, peft_config)
+    _convert_experts(model, peft_config, fused_experts)
     settle(model)
     set_seed(seed)
     try:
@@ -175,18 +182,20 @@ def _exclude_unadapted(model: Any, peft_config: Any) -> None:
             peft_config.exclude_modules = names
 
 
-def _leave_out_converted_routers(model: Any, peft_config: Any) -> None:
-    """Remove the router's weight from PEFT's targets under ``all-linear`` in experts that transformers 5 fuses.
+def _convert_experts(model: Any, peft_config: Any, fused_experts: bool) -> None:
+    """Resolve ``all-linear`` as PEFT does for experts that transformers 5 fuses, but without the router's weight.
 
     ``exclude_modules`` does not apply to it, and PEFT's own conversion later changes nothing more. If
     ``narrow_targets`` has listed layers by name, PEFT adds no router.
     """
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    if peft_config.target_modules == "all-linear":
-        convert_peft_config_for_transformers(peft_config, model, None)
-        if getattr(peft_config, "target_parameters", None):
-            peft_config.target_parameters = {*peft_config.target_parameters} - {_CONVERTED_ROUTER}
+    if peft_config.target_modules != "all-linear":
+        return
+    given = {*(getattr(peft_config, "target_parameters", None) or ())}
+    convert_peft_config_for_transformers(peft_config, model, None)
+    if converted := getattr(peft_config, "target_parameters", None):
+        peft_config.target_parameters = {*converted} - {_CONVERTED_ROUTER} if fused_experts else given
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:

@@ -138,10 +138,13 @@ def add_lora(
         # Keep the output head tied to the embeddings.
         ensure_weight_tying=bool(tied and {"embed_tokens", "lm_head"} & set(settings.modules_to_save)),
     )
-    if start.startswith("pissa") or start == "olora":
-        adapted = keeping_originals(model, lambda: wrap(model, config, "lora", seed=seed, frozen=frozen))
-    else:
-        adapted = wrap(model, config, "lora", seed=seed, frozen=frozen)
+
+    def wrapped() -> Any:
+        return wrap(model, config, "lora", seed=seed, frozen=frozen, fused_experts=settings.fused_experts)
+
+    adapted = (
+        keeping_originals(model, wrapped) if start.startswith("pissa") or start == "olora" else wrapped()
+    )
     if settings.freeze_a:
         _freeze_a(adapted, seed)
     if settings.lora_fa:

@@ -10,7 +10,10 @@ import torch
 
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
+from gym_fed.config.hub.round_training import round_training
+from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.factors import lora_factors
 from tests.support.adapters import logits, run, settings, sibling
 
 EXPERTS: dict[str, dict[str, Any]] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -88,3 +91,15 @@ def test_a_parameter_that_the_model_lacks_is_refused_with_the_names_of_its_exper
 def test_settings_that_peft_has_for_layers_only_are_refused_with_parameters(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="PEFT adapts parameters without lora_dropout"):
         settings(tmp_path, **lora(lora_dropout=0.1))
+
+
+def test_a_rounds_update_of_a_mixture_is_factors_of_its_other_layers(tmp_path: Path) -> None:
+    from gym_fed.training.trainer import Trainer
+    from tests.support.adapters import ROWS
+
+    base = load_model(str(sibling("Qwen3Moe", tmp_path / "base", head_dim=8)))
+    recipe = TrainingRecipe(finetuning="lora", max_steps=1, per_device_train_batch_size=4, max_length=48)
+    config = round_training(recipe, 1, tmp_path / "run", "cpu")
+    result = Trainer(config, model=base.model, tokenizer=base.tokenizer).train(ROWS)
+    layers = {name.split(".")[-2] for name in lora_factors(result.model)}
+    assert layers == {"q_proj", "k_proj", "v_proj", "o_proj"}
