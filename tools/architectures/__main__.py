@@ -54,7 +54,7 @@ def main() -> int:
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.write:
-        write_page(options.results)
+        write_page(options.results, architectures())
         return 0
     known = results_of(options.results)
     chosen = [each for each in architectures() if _is_chosen(each, options, known)]

@@ -45,11 +45,15 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
         for weight in model.parameters():
             if weight.dim() > 1:  # so that tokens differ clearly in the logits
                 weight.add_(torch.randn_like(weight) * _NOISE)
+    model.tie_weights()
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     try:
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[1, 2, 3, 4, 5, 6]]), use_cache=False)
+            first, second = (model(input_ids=ids, use_cache=False).logits for _ in range(2))
     except Exception as error:
         raise NotTriedError(f"its own forward pass on text fails: {first_line(error)}") from error
+    if not torch.equal(first, second):
+        raise NotTriedError("its logits differ from one forward pass to the next")
     model.generation_config.update(eos_token_id=EOS, pad_token_id=PAD, do_sample=False)
     with quiet_loading():
         model.save_pretrained(folder)

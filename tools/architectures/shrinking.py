@@ -14,7 +14,8 @@ PAD, BOS, EOS = 256, 257, 258
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "pad_vocab_size"), VOCABULARY),
     **dict.fromkeys(
-        ("hidden_size", "n_embd", "word_embed_proj_dim", "d_model", "embed_dim", "embedding_size", "dim_model", "hidden_size_global"), 64
+        ("hidden_size", "n_embd", "word_embed_proj_dim", "d_model", "embed_dim", "embedding_size", "dim_model",
+            "hidden_size_global",), 64
     ),
     **dict.fromkeys(
         ("emb_dim", "projection_dim", "out_hidden_size", "output_dim", "decoder_hidden_size", "width", "embedding_dim"),
@@ -26,7 +27,8 @@ SIZES: dict[str, Any] = {
             "shared_expert_intermediate_size", "lru_width", "attention_hidden_size", "ffn_hidden_size", "d_ff",
             "encoder_ffn_dim", "decoder_ffn_dim", "expert_ffn_hidden_size", "shared_intermediate_size",
             "intermediate_size_mlp", "dense_intermediate_size", "moe_shared_expert_intermediate_size",
-            "feed_forward_size", "moe_ffn_hidden_size", "projector_hidden_size", "dff", "prefix_dense_intermediate_size",
+            "feed_forward_size", "moe_ffn_hidden_size", "projector_hidden_size", "dff",
+            "prefix_dense_intermediate_size",
         ),
         128,
     ),
@@ -48,7 +50,10 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("head_dim", "swa_head_dim", "v_head_dim", "swa_v_head_dim", "attention_head_dim", "d_kv"), 16),
     "global_head_dim": 32,
     **dict.fromkeys(
-        ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions", "max_sequence_length"),
+        (
+            "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_target_positions",
+            "max_sequence_length",
+        ),
         512,
     ),
     **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
@@ -84,7 +89,9 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0},
         "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 64},
     },
-    "Dots1Config": {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64},
+    "Dots1Config": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "moe_intermediate_size": 64,
+    },
     "Gemma3nTextConfig": {
         "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2, "num_kv_shared_layers": 0,
         "intermediate_size": [128, 128], "activation_sparsity_pattern": [0.0, 0.0],

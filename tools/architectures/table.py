@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from gym_fed.core.text import counted
 from tools.architectures.classes import Architecture
@@ -26,9 +24,13 @@ HEADS = {
     "export": "merged folder",
     "gguf": "GGUF",
 }
-_MARKS = {"works": "works", "refused": "refused", "not tried": "not tried", "FAULT": "fault"}
+KINDS = {"works": "works", "refused": "refused", "not tried": "not tried", "FAULT": "fault"}
+"""Beginnings of results, and how the page calls them."""
 _READS = {"text": "Text", "image": "Images and text", "sound": "Sound and text"}
-_MAX_REASON = 160
+_MAX_REASON = 110
+_QUOTED = re.compile(r"'[\w./-]+'|\[[\d, ]*\]")
+_STORED = re.compile(r"variants/objects/\S+ ")
+_CLASS = re.compile(r"\b(?:[A-Z][a-z0-9_]+){2,}[A-Za-z0-9]*\b")
 
 
 def results_of(path: Path) -> dict[str, dict[str, str]]:
@@ -49,30 +51,48 @@ def write_page(results: Path, architectures: list[Architecture]) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
+def page_kinds(name: str) -> dict[str, str]:
+    """Return how the page calls the result of each column for a class; empty for a class that it does not have."""
+    row = re.search(rf"^\| `{name}` \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    return (
+        {}
+        if row is None
+        else dict(zip(HEADS, (cell.strip("0123456789 ") for cell in row[1].split("|")), strict=True))
+    )
+
+
+def kind_of(text: str) -> str:
+    """Return how the page calls a result."""
+    return next((word for kind, word in KINDS.items() if text.startswith(kind)), "not tried")
+
+
 def table(results: dict[str, dict[str, str]], architectures: list[Architecture]) -> str:
-    """Return totals, a table for each kind of input, and the reasons of the cells that do not say ``works``."""
+    """Return the totals, a table for each kind of input, and the reasons of the cells other than ``works``."""
     import transformers
 
-    parts = [f"With transformers {transformers.__version__}. {_totals(results)}"]
     reasons: dict[str, int] = {}
+    parts = [f"Made with transformers {transformers.__version__}. {_totals(results, architectures)}"]
     for reads, heading in _READS.items():
-        listed = [each for each in architectures if each.reads == reads]
-        rows = [_row(each, results.get(each.name, {}), reasons) for each in listed]
+        rows = [
+            _row(each, results.get(each.name, {}), reasons) for each in architectures if each.reads == reads
+        ]
         head = f"| {heading} | {' | '.join(HEADS.values())} |\n|{'---|' * (len(HEADS) + 1)}"
         parts.append("\n".join([head, *rows]))
-    parts.append("\n".join(f"{number}. {reason}" for reason, number in reasons.items()))
-    return "\n\n".join(parts) + "\n"
+    listed = "\n".join(f"{number:3} {reason}" for reason, number in reasons.items())
+    return "\n\n".join([*parts, f"The reasons by number:\n\n```text\n{listed}\n```"]) + "\n"
 
 
-def _totals(results: dict[str, dict[str, str]]) -> str:
-    def count(*columns: str) -> int:
-        return sum(all(cells.get(c, "").startswith("works") for c in columns) for cells in results.values())
+def _totals(results: dict[str, dict[str, str]], architectures: list[Architecture]) -> str:
+    cells = [results.get(each.name, {}) for each in architectures]
 
-    faults = sum(text.startswith("FAULT") for cells in results.values() for text in cells.values())
+    def count(column: str) -> int:
+        return sum(kind_of(row.get(column, "")) == "works" for row in cells)
+
+    faults = sum(kind_of(text) == "fault" for row in cells for text in row.values())
     return (
-        f"Of {counted(len(results), 'class', 'classes')}, {count('full')} train with all weights and {count('lora')} "
-        f"with LoRA. {count('api')} are served, {count('api of lora')} of them with LoRA variants and "
-        f"{count('api of full')} with variants of all weights. {counted(faults, 'cell')} has a fault."
+        f"Of {len(architectures)} classes {count('load')} load, {count('full')} train with all weights, and "
+        f"{count('lora')} with LoRA. The API serves {count('api')}: {count('api of lora')} with LoRA deltas, and "
+        f"{count('api of full')} with deltas of all weights. Faults: {counted(faults, 'cell')}."
     )
 
 
@@ -81,17 +101,19 @@ def _row(architecture: Architecture, cells: dict[str, str], reasons: dict[str, i
 
 
 def _cell(text: str, reasons: dict[str, int]) -> str:
-    """Return a cell: its kind, and the number of its reason."""
-    kind = next((kind for kind in _MARKS if text.startswith(kind)), "not tried")
-    reason = text[len(kind) :].strip().removeprefix("(").removesuffix(")")
+    """Return a cell: what the page calls it, and the number of its reason."""
+    kind = kind_of(text)
+    reason = text.partition("(")[2].removesuffix(")")
     if kind == "works" or not reason:
-        return _MARKS[kind]
-    return f"{_MARKS[kind]} {reasons.setdefault(_plain(reason), len(reasons) + 1)}"
+        return kind
+    return f"{kind} {reasons.setdefault(_general(reason), len(reasons) + 1)}"
 
 
-def _plain(reason: str) -> str:
-    """Return a reason as one line of Markdown, without names and numbers that differ from class to class."""
-    return re.sub(r"[|<>`]", "'", reason)[:_MAX_REASON]
-
-
-__all__ = ["Any", "Counter"]
+def _general(reason: str) -> str:
+    """Return a reason without the names that differ from class to class."""
+    reason = (
+        _CLASS.sub("CLASS", _QUOTED.sub("NAME", _STORED.sub("", reason).replace("base: ", "")))
+        if ": " in reason
+        else reason
+    )
+    return " ".join(reason.split())[:_MAX_REASON]

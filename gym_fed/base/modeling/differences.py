@@ -106,8 +106,9 @@ def _config_differences(base: Any, tuned: Any) -> Iterator[Difference]:
             yield Difference(key, f"{old.get(key)} -> {new.get(key)}"[:200])
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
+        key = str(key)  # Aria counts queries by the number of patches
         if key in _NOT_COMPUTED or key.startswith("_") or "dropout" in key:
             continue
         if isinstance(value, Mapping):

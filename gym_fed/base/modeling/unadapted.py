@@ -1,9 +1,10 @@
-"""Find linear layers without an adapter by default: routers of experts, and weights that Mamba mixers read directly."""
+"""Find linear layers that get no adapter by default: routers, shared layers, and weights that mixers read directly."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from typing import Any
 
 _NAMES = frozenset(("router", "router_gate", "shared_expert_gate"))
@@ -23,10 +24,13 @@ def unadapted_names(model: Any) -> list[str]:
     return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
     included. The mixers of Mamba and of hybrids pass the weights of some projections to a kernel, or multiply by them
     without calling the layer: an adapter on it would have no effect. A grouped layer takes other shapes than PEFT's.
+    Layers that share a weight (Zamba) would each get an adapter, which cannot all be merged into it.
     """
     from torch import nn
 
     modules = dict(model.named_modules())
+    linear = [module for module in modules.values() if isinstance(module, nn.Linear)]
+    shared = Counter(id(module.weight) for module in linear)
     ends: dict[str, str] = {}
     others: list[str] = []
     for name, module in modules.items():
@@ -35,6 +39,9 @@ def unadapted_names(model: Any) -> list[str]:
         path, _, last = name.rpartition(".")
         parent = path.rpartition(".")[2]
         kind = type(module).__name__
+        if shared[id(module.weight)] > 1:
+            ends[name] = name
+            continue
         if (
             last in _NAMES
             or _CLASS.search(kind)

@@ -7,13 +7,21 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, Llama4TextConfig, PhimoeConfig, Qwen2MoeConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Llama4TextConfig,
+    PhimoeConfig,
+    Qwen2MoeConfig,
+    ZambaConfig,
+)
 
 from gym_fed.base.modeling.unadapted import unadapted_names
 from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import GymError
 from gym_fed.training.tuning.lora import add_lora
 from tests.support.tiny_models import tiny_model
+from tools.architectures.shrinking import tiny_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 128,
@@ -150,6 +158,13 @@ def test_all_linear_leaves_out_the_weights_that_a_mamba_mixer_reads_itself(kind:
     assert {name for name in layers if name.rpartition(".")[2] == "in_proj"} <= found
     unused = [name for name, weight in adapted.named_parameters() if "lora_B" in name and weight.grad is None]
     assert not unused
+
+
+def test_all_linear_leaves_out_layers_that_share_a_weight() -> None:
+    model = AutoModelForCausalLM.from_config(tiny_config(ZambaConfig))
+    found = adapted_layers(add_lora(model, LoraSettings(r=2), seed=0))
+    assert "model.layers.1.linear" in found
+    assert not [name for name in found if ".shared_transf." in name]
 
 
 def test_a_projection_that_peft_refuses_in_mamba_is_named_with_its_reason() -> None:
