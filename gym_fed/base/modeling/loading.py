@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from gym_fed.core.text import counted
 EXTRA_TENSORS = "GYM_EXTRA_TENSORS"
 """Environment variable; ``ignore`` loads a model without the tensors that its architecture does not have."""
 _NAMES_SHOWN = 3
+_OTHER_CLASS = re.compile(r"Unrecognized configuration class <class '.*configuration_(\w+)\.")
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +54,10 @@ def load_weights(
             if "does not support an attention implementation" not in str(error):
                 raise
             model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
+            if getattr(model.config.get_text_config(), "num_attention_heads", None):
+                _log.warning(
+                    "%s: %s has no SDPA attention; eager is used, which is slower", name, type(model).__name__
+                )
     require_exact_tensors(name, model, info, headless=headless)
     return model
 
@@ -145,6 +151,12 @@ def readable_errors(name: str) -> Iterator[None]:
         if not (isinstance(error, wrong) or of_other_sizes or of_tokenizers or is_panic(error)):
             raise
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if (other := _OTHER_CLASS.match(first_line)) is not None:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{name}: transformers has no language model for text of the type {other[1]}",
+                "give a model of text, or of text and images",
+            ) from error
         if of_other_sizes:
             first_line = "its weights are of other sizes than config.json says"
         elif isinstance(error, StrictDataclassError):  # the next line contains the field's problem

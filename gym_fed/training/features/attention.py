@@ -46,10 +46,16 @@ def attention_of(model: Any, name: str) -> Iterator[None]:
         GymError: ``MODEL_INVALID`` if the model's code does not support it.
     """
     before = model.config._attn_implementation
-    model.set_attn_implementation(name)
+    reason = f"attention: {type(model).__name__} cannot be given another attention ({name})"
+    error = GymError(
+        ErrorCode.MODEL_INVALID, reason, f"its own is {before}; remove attention and shift_attention"
+    )
+    try:
+        model.set_attn_implementation(name)
+    except (ValueError, ImportError) as refused:
+        raise error from refused
     if model.config._attn_implementation != name:
-        reason = f"{type(model).__name__} cannot be given another attention ({name})"
-        raise GymError(ErrorCode.MODEL_INVALID, reason, "leave attention at auto, and remove shift_attention")
+        raise error
     try:
         yield
     finally:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gym_fed.base.models import load_model, load_tokenizer
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.training.trainer import Trainer
 from tests.support.adapters import settings
@@ -40,3 +41,21 @@ def test_a_class_with_it_has_it_and_a_choice_is_kept(tmp_path: Path) -> None:
     assert load_model(folder).model.config._attn_implementation == "sdpa"
     chosen = load_model(folder, arguments={"attn_implementation": "eager"})
     assert chosen.model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(("kind", "reported"), [("gemma2", True), ("mamba", False), ("llama", False)])
+def test_eager_attention_in_place_of_torchs_is_reported_if_the_model_has_attention(
+    kind: str, reported: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    load_model(str(saved(kind, tmp_path)))
+    assert ("has no SDPA attention; eager is used" in caplog.text) is reported
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "mamba", "gptj"])
+def test_an_attention_that_the_class_lacks_is_refused_with_its_own(kind: str, tmp_path: Path) -> None:
+    folder = saved(kind, tmp_path / "model")
+    config = settings(tmp_path / "run", model=str(folder), finetuning="full", max_steps=1, attention="sdpa")
+    with pytest.raises(GymError, match=r"cannot be given another attention \(sdpa\)") as caught:
+        Trainer(config).train(generate("copy", 8))
+    assert caught.value.code is ErrorCode.MODEL_INVALID
+    assert "its own is eager" in str(caught.value.hint)
