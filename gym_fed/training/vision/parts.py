@@ -1,6 +1,6 @@
 """The parts of a model that reads images or sound (tower, projector, language model), and freezing them.
 
-Parts are found by transformers' module names. In Qwen's and GLM's models the projector is the merger inside the tower.
+Parts are found by transformers' module names. In some models (Qwen, GLM) the projector is inside the tower.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ _NAMES = {
             "embed_audio",
         ),
         *("qformer", "query_tokens", "language_projection", "image_to_text_projection", "image_newline"),
+        *("vision_projection", "visual_projection", "visual_embeddings_table"),
     ),
     "freeze_language_model": ("language_model", "text_model", "lm_head"),
 }
 """Names of modules and of weights without a module, by the key of the part."""
-_IN_TOWER = "merger"
+_IN_TOWER = ("merger", "patch_merger", "connector")
+"""Names of projectors inside the tower."""
 _ROOTS = ("base_model", "model")
 _WORDS = {
     "freeze_vision_tower": "vision tower",
@@ -62,7 +64,7 @@ def part_of(name: str) -> str | None:
     for index, word in enumerate(words):
         for key, names in _NAMES.items():
             if word in names:
-                in_tower = key == "freeze_vision_tower" and _IN_TOWER in words[index:]
+                in_tower = key == "freeze_vision_tower" and any(part in words[index:] for part in _IN_TOWER)
                 return "freeze_multi_modal_projector" if in_tower else key
     return None
 
