@@ -14,7 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.cache_utils import Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicCache,
+    LinearAttentionCacheLayerMixin,
+)
 
 _SEQUENCES = ("keys", "values", "indexer_keys")
 """Tensors of a cache layer whose second to last dimension is the tokens; all others have a fixed size per request."""
@@ -44,6 +49,18 @@ class StateBatch:
         """True if the cache has keys and values, which need a mask for padding."""
         layers = getattr(self.cache, "layers", ())
         return any(isinstance(layer, CacheLayerMixin) for layer in layers)
+
+    @property
+    def known(self) -> bool:
+        """True if the cache is of transformers' own layers, or a list of tensors; not MiniMax's."""
+        return type(self.cache) in (DynamicCache, list)
+
+    @property
+    def recurrent(self) -> bool:
+        """True if it has state besides keys and values."""
+        layers = getattr(self.cache, "layers", ())
+        mixed = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
+        return mixed or type(self.cache) is not DynamicCache or bool(self.carried)
 
     def bytes(self) -> tuple[int, int]:
         """Return the bytes of keys and values, which grow with the tokens, and those of all other state."""
@@ -85,6 +102,16 @@ def join(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:
 def copied(row: StateRow, length: int) -> StateRow:
     """Return a copy of one request's state."""
     return StateRow(_joined_batch([row], [length]), 0)
+
+
+def first_states(row: StateRow, length: int) -> list[Tensor]:
+    """Return the state of the first layer of each kind, in which rounding has not added up, for one request."""
+    batch = copied(row, length).batch
+    layers = {type(layer): layer for layer in reversed(getattr(batch.cache, "layers", ()))}
+    others = (
+        [value for name, value in vars(batch.cache).items() if name != "layers"] if layers else batch.cache
+    )
+    return [tensor for _, tensor in _tensors("", [list(layers.values()), others, batch.carried[:2]])]
 
 
 def _joined_batch(rows: Sequence[StateRow], lengths: Sequence[int]) -> StateBatch:

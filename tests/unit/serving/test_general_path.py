@@ -113,6 +113,23 @@ def test_answers_of_base_and_variants_equal_those_of_generate(
         assert logits.argmax(dim=1).tolist() == wanted.argmax(dim=1).tolist()
 
 
+@pytest.mark.parametrize(
+    ("kind", "shares"),
+    [
+        ("Falcon", (True, True)),
+        ("Mamba", (True, False)),
+        ("Jamba", (True, False)),
+        ("RecurrentGemma", (True, False)),
+        ("Rwkv", (False, False)),
+        ("MiniMax", (False, False)),
+    ],
+)
+def test_rounding_does_not_hide_that_a_class_cannot_share(kind: str, shares: tuple[bool, bool]) -> None:
+    with MultiVariantModel(build(kind).to(torch.bfloat16)) as served:
+        assert served._general is not None
+        assert (served._general.batches, served._general.continues) == shares
+
+
 def test_requests_in_decode_share_a_forward_and_join_and_leave_it() -> None:
     model = build("Lfm2")
     calls: list[torch.Size] = []
