@@ -274,6 +274,8 @@ def _introduce(address: str, serving: Serving) -> None:
     model = names[-1] if len(names) <= _SHOWN_MODELS else names[1]
     key = YOUR_KEY if serving.config.api_keys is not None else NO_KEY
     out.print(f"serving {shown}\nat {address}/v1")
+    if serving.served.forward == "general":
+        out.print(serving.served.described, markup=False, highlight=False)
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         out.print(f"defaults of requests: {settings}")

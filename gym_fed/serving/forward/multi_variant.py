@@ -62,6 +62,7 @@ class MultiVariantModel:
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
             ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
             deltas are decoded for a dense product.
+        described: The implementation of the steps, why it was chosen, and what requests share, for people.
         attends_plainly: Whether no layer caps its scores, has sinks or a sliding window, as of the last step.
         pool: The blocks of ``new_cache``; it grows as needed.
 
@@ -120,10 +121,10 @@ class MultiVariantModel:
             self.close()
             raise
         self.forwards = Counter(_FORWARDS)  # without those of the trial
-        how = self.forward + (why_not and f", as {why_not}")
+        self.described = f"{name}: steps by {self.forward}" + (why_not and f", as {why_not}")
         if self._general is not None:
-            how += f"; {self._general.described}"
-        _log.info("%s: steps by %s; linear layers in %s", name, how, self.base_format)
+            self.described += f"; {self._general.described}"
+        _log.info("%s; linear layers in %s", self.described, self.base_format)
 
     def close(self) -> None:
         """Restore the model."""

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.config.serving import EngineConfig
+from gym_fed.base.models import load_tokenizer
+from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.limits import DEFAULT_CONTEXT
@@ -16,6 +17,10 @@ from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.state_pool import StateCache
+from gym_fed.serving.openai.catalogue import LOCAL
+from gym_fed.serving.openai.service import COMPLETIONS, EMBEDDINGS
+from gym_fed.serving.setup import open_serving
+from gym_fed.serving.store.store import VariantStore
 from tests.support.small_classes import build
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -269,3 +274,36 @@ def test_a_model_that_states_no_context_has_one(tokenizer: Any) -> None:
         Engine(served, tokenizer) as engine,
     ):
         assert engine.limits.context == DEFAULT_CONTEXT
+
+
+@pytest.mark.parametrize("kind", ["Lfm2", "Jamba"])
+def test_a_server_answers_for_base_and_variant_as_generate_does(tmp_path: Path, kind: str) -> None:
+    model = build(kind, vocab_size=320)
+    model.generation_config.update(eos_token_id=2, pad_token_id=0, do_sample=False)
+    model.save_pretrained(tmp_path / "base")
+    load_tokenizer("gym-nano").save_pretrained(tmp_path / "base")
+    delta = write_random_delta(model, tmp_path / "all.gymdelta", dense, seed=1, size=0.05)
+    with VariantStore.open(tmp_path / "store", require_signature=False) as store:
+        store.add(delta, None, name="all", owner="ann")
+    config = ServingConfig(
+        base=str(tmp_path / "base"),
+        variants=tmp_path / "store",
+        require_signature=False,
+        device="cpu",
+        num_threads=1,
+    )
+    with open_serving(config) as serving:
+        assert serving.served.described.startswith(f"{kind}ForCausalLM: steps by general, as its ")
+        for name, tuned in (("base", model), ("base:all", merged(model, delta))):
+            asked = {"model": name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
+            pending = serving.service.begin(COMPLETIONS, asked, LOCAL)
+            usage = pending.run()["usage"]
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT), TOKENS)
+            found = [token for one in pending._generations for token in one.result().token_ids]
+            assert found == generated(tuned, PROMPT).argmax(dim=1).tolist()
+            embedded = serving.service.handle(EMBEDDINGS, {"model": name, "input": PROMPT}, LOCAL)
+            vector = torch.tensor(embedded["data"][0]["embedding"])
+            with torch.inference_mode():
+                states = tuned.base_model(torch.tensor([PROMPT]), use_cache=False).last_hidden_state[0]
+            mean = states.mean(dim=0)
+            assert off(vector, mean / mean.norm()) < 1e-5
