@@ -17,7 +17,12 @@ from torch import Tensor
 
 from gym_fed.serving.forward.chunk import Chunk, EmbeddedRows, rows_of_step
 from gym_fed.serving.forward.hooked import VariantLayers
-from gym_fed.serving.forward.model_arguments import CacheArgument, accepted, first_position
+from gym_fed.serving.forward.model_arguments import (
+    CacheArgument,
+    accepted,
+    first_position,
+    longrope_turn,
+)
 from gym_fed.serving.forward.model_states import CarriedState, StateBatch, StateRow, join
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.state_pool import StateCache
@@ -57,6 +62,8 @@ class GeneralForward:
     def __init__(self, model: Any, layout: ModelLayout, *, cached: bool) -> None:
         self.batches = self.continues = False
         self._model, self._device = model, torch.device(layout.device)
+        self._turn = longrope_turn(model)
+        """Tokens of a text after which its frequencies change, so that it is computed again, as by generate."""
         self._first_position = first_position(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
@@ -124,6 +131,8 @@ class GeneralForward:
     def _alone(self, chunk: Chunk, rows_of: RowsOf) -> tuple[Tensor, Tensor | None]:
         cache, count = _state(chunk), len(chunk.token_ids)
         again = cache.row is None or (count > 1 and not self.continues)
+        if self._turn is not None:
+            again = again or cache.length <= self._turn < cache.length + count
         if again or cache.row is None:
             parts = [*cache.pictures, (len(cache.ids), chunk.pictures)]
             ids = [*cache.ids, *chunk.token_ids]

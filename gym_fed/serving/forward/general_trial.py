@@ -14,6 +14,7 @@ from torch import Tensor
 from gym_fed.serving.forward import trial
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.general import GeneralForward
+from gym_fed.serving.forward.model_arguments import LONGROPE, rope_types
 from gym_fed.serving.forward.model_states import first_states
 from gym_fed.serving.forward.state_pool import StateCache, StatePool
 from gym_fed.serving.forward.trial import PackedSteps
@@ -35,7 +36,7 @@ def opened(served: PackedSteps, general: GeneralForward, stock: Tensor) -> State
     ids = trial.tokens(served.vocabulary)
     general.continues = True
     general.continues = _agrees(served, lambda: _in_chunks(served, ids), stock[2:], [ids])
-    if trial.LONGROPE not in trial.rope_types(served.model):
+    if LONGROPE not in rope_types(served.model):
         general.batches = True
         texts = [ids, ids[:4]]
         general.batches = _agrees(served, lambda: _together(served, ids), stock[[3, 2, 4, 3]], texts)

@@ -35,6 +35,31 @@ def first_position(model: Any) -> int:
     return 0
 
 
+LONGROPE = "longrope"
+
+
+def rope_types(model: Any) -> set[str]:
+    """Return the rope types of a model's layers."""
+    return {str(rope.get("rope_type")) for rope in _ropes(model)}
+
+
+def longrope_turn(model: Any) -> int | None:
+    """Return the length up to which longrope uses its short factors; None for other models."""
+    if LONGROPE not in rope_types(model):
+        return None
+    name = "original_max_position_embeddings"
+    stated = [
+        getattr(model.config.get_text_config(), name, None),
+        *(rope.get(name) for rope in _ropes(model)),
+    ]
+    return next((length for length in stated if isinstance(length, int)), None)
+
+
+def _ropes(model: Any) -> list[dict[str, Any]]:
+    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
 def text_arguments(model: Any, ids: Tensor, start: int = 0) -> dict[str, Any]:
     """Return the arguments of a forward of tokens without a cache, before which a text has ``start`` tokens."""
     places = torch.arange(len(ids), device=ids.device) + first_position(model) + start

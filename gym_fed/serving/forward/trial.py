@@ -23,7 +23,7 @@ from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_arguments import accepted
+from gym_fed.serving.forward.model_arguments import LONGROPE, accepted, rope_types
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
 from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
@@ -32,7 +32,6 @@ MARK = "_gym_fed_multi_variant"
 """The attribute that marks a model as being served."""
 _DECODER_BODIES = tuple(name.replace("ForCausalLM", "Model") for name in DECODER_CLASSES.values())
 """The body classes of models that read pictures."""
-LONGROPE = "longrope"
 _WINDOWED = ("full_attention", "sliding_attention")
 
 
@@ -88,12 +87,6 @@ def unservable(model: Any, error: Exception) -> GymError:
         f"{type(model).__name__} cannot be served: its forward failed: {type(error).__name__}: {error}"[:500],
         "use a model such as Llama, Qwen3 or Mistral",
     )
-
-
-def rope_types(model: Any) -> set[str]:
-    """Return the rope types of a model's layers."""
-    rope = getattr(model.config.get_text_config(), "rope_parameters", None) or {}
-    return {str(r.get("rope_type")) for r in [rope, *(v for v in rope.values() if isinstance(v, dict))]}
 
 
 def unpacked(model: Any) -> str:

@@ -118,6 +118,22 @@ def test_answers_of_base_and_variants_equal_those_of_generate(
         assert logits.argmax(dim=1).tolist() == wanted.argmax(dim=1).tolist()
 
 
+def test_requests_of_longrope_do_not_change_each_other() -> None:
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [2.0] * 4,
+        "original_max_position_embeddings": 8,
+    }
+    model = build("Phi3", rope_parameters=rope, original_max_position_embeddings=8)
+    prompts = [PROMPT, PROMPT[:3], PROMPT[:6]]
+    with MultiVariantModel(model) as served:
+        found = greedy(served, [(prompt, None) for prompt in prompts])
+    for prompt, logits in zip(prompts, found, strict=True):
+        assert off(logits, generated(model, prompt)) < 1e-5
+
+
 @pytest.mark.parametrize(
     ("kind", "shares"),
     [
