@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from gym_quant.kernels import dispatch
@@ -22,8 +22,6 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, trial
 from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
-from gym_fed.serving.forward.general import GeneralForward
-from gym_fed.serving.forward.general_trial import opened
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
 from gym_fed.serving.forward.model_arguments import first_position
@@ -34,6 +32,9 @@ from gym_fed.serving.forward.segments import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare
 from gym_fed.serving.forward.variant_weights import LoadedVariant
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.general import GeneralForward
 
 _log = logging.getLogger(__name__)
 _FORWARDS = {"decoder": 0, "transformers": 0, "general": 0}
@@ -183,6 +184,9 @@ class MultiVariantModel:
 
     def _open_general(self, stock: Tensor) -> None:
         """Open the general path; without the model's cache, if that fails or gives other logits."""
+        from gym_fed.serving.forward.general import GeneralForward  # imports transformers
+        from gym_fed.serving.forward.general_trial import opened
+
         for cached in (True, False):
             try:
                 layout = ModelLayout.of(self.model, self.layout.kernel, cached=cached)

@@ -240,7 +240,10 @@ def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
     ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
-    out = model(input_ids=ids[None], use_cache=False)  # positions are the model's own
+    arguments = {"input_ids": ids[None], "use_cache": False}
+    if isinstance(model, PlainModel):  # which has no positions of its own
+        arguments["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
+    out = model(**arguments)
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
