@@ -42,18 +42,22 @@ class AddedTokens:
     Attributes:
         tokens: The added tokens, in order of their ids.
         roles: The text of each special token (of ``ROLES``) that differs from the base's.
+        changed: Tokens that the base has under the same ids, with other properties.
     """
 
     tokens: tuple[AddedToken, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[AddedToken, ...] = ()
 
     def __bool__(self) -> bool:
         """True if there is anything to write."""
-        return bool(self.tokens or self.roles)
+        return bool(self.tokens or self.roles or self.changed)
 
     def to_value(self) -> dict[str, Any]:
         """Convert to plain data for JSON."""
         value: dict[str, Any] = {"tokens": [[t.id, t.text, list(t.flags)] for t in self.tokens]}
+        if self.changed:
+            value["changed"] = [[t.id, t.text, list(t.flags)] for t in self.changed]
         return value | ({"roles": dict(self.roles)} if self.roles else {})
 
     @classmethod
@@ -63,18 +67,19 @@ class AddedTokens:
         Raises:
             GymError: ``DELTA_INVALID``.
         """
-        if not isinstance(value, dict) or not {"tokens"} <= value.keys() <= {"tokens", "roles"}:
-            raise _invalid("manifest key 'vocabulary' is not an object of tokens and roles")
-        rows, roles = value["tokens"], value.get("roles", {})
-        if not isinstance(rows, list) or len(rows) > MAX_ADDED_TOKENS:
-            raise _invalid(f"vocabulary: tokens is not a list of at most {MAX_ADDED_TOKENS}")
+        if not isinstance(value, dict) or not {"tokens"} <= value.keys() <= {"tokens", "changed", "roles"}:
+            raise _invalid("manifest key 'vocabulary' is not an object of tokens, changed and roles")
+        lists, roles = (value["tokens"], value.get("changed", [])), value.get("roles", {})
+        if any(not isinstance(rows, list) or len(rows) > MAX_ADDED_TOKENS for rows in lists):
+            raise _invalid(f"vocabulary: tokens and changed are not lists of at most {MAX_ADDED_TOKENS}")
         if not isinstance(roles, dict) or not all(k in ROLES and _is_text(v) for k, v in roles.items()):
             raise _invalid(f"vocabulary: roles is not an object of texts for {', '.join(ROLES)}")
-        tokens = tuple(map(_token, rows))
-        ids = [token.id for token in tokens]
-        if ids != sorted(set(ids)) or len({token.text for token in tokens}) != len(tokens):
+        tokens, changed = (tuple(map(_token, rows)) for rows in lists)
+        every = tokens + changed
+        in_order = all([t.id for t in part] == sorted({t.id for t in part}) for part in (tokens, changed))
+        if not in_order or not len({t.text for t in every}) == len({t.id for t in every}) == len(every):
             raise _invalid("vocabulary: tokens are not in ascending order of ids, or one is listed twice")
-        return cls(tokens, roles)
+        return cls(tokens, roles, changed)
 
 
 @dataclass(frozen=True)
@@ -168,8 +173,9 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
     if not tokens and rows is None:
         return
     what = [f"adds {counted(len(tokens.tokens), 'token')} to its base's tokenizer"] if tokens.tokens else []
-    if tokens.roles and not what:
-        what.append(f"changes {', '.join(sorted(tokens.roles))} of its base's tokenizer")
+    if tokens and not what:
+        changed = [*(token.text for token in tokens.changed), *sorted(tokens.roles)]
+        what.append(f"changes {shown_tokens(changed)} of its base's tokenizer")
     if rows is not None:
         what.append(f"has rows {rows.first} to {rows.size - 1} of the embeddings of its own")
     named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,7 +170,8 @@ def adds_tokens(path: str | Path) -> bool:
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
     """Return a copy of a tokenizer (or processor) with added tokens; raises as ``extended_tokenizer``."""
-    listed = ((t.id, t.text, {flag: flag in t.flags for flag in FLAGS}) for t in tokens.tokens)
+    every = sorted((*tokens.changed, *tokens.tokens), key=lambda token: token.id)
+    listed = ((t.id, t.text, {flag: flag in t.flags for flag in FLAGS}) for t in every)
     return extended_tokenizer(tokenizer, listed, tokens.roles, name)
 
 
@@ -188,17 +189,29 @@ def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
             f"{name}: adds {counted(len(difference.added), 'token')}, over the limit of {MAX_ADDED_TOKENS}",
             "export the whole model: gym export --format huggingface",
         )
-    known = new.added_tokens_decoder
-    tokens = [
-        AddedToken(number, text, tuple(flag for flag in FLAGS if getattr(known.get(number), flag, False)))
-        for number, text in difference.added.items()
-    ]
+    known, before = new.added_tokens_decoder, old.added_tokens_decoder
+
+    def listed(numbers: Iterable[int]) -> tuple[AddedToken, ...]:
+        return tuple(
+            AddedToken(n, str(known[n].content), tuple(flag for flag in FLAGS if getattr(known[n], flag)))
+            for n in sorted(numbers)
+        )
+
+    if learned := [text for number, text in difference.added.items() if number not in known]:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"{name}: the model of its tokenizer was trained again: {counted(len(learned), 'new token')} that text is "
+            f"merged into, such as {shown_tokens(learned[:1])}",
+            "add tokens with tokenizer.add_tokens, or export the whole model",
+        )
+    changed = {n for n, token in known.items() if n not in difference.added and token != before.get(n)}
     roles = {
         role: str(text)
         for role in ROLES
         if (text := getattr(new, role, None)) is not None and str(text) != str(getattr(old, role, None))
     }
-    added = AddedTokens.parse(AddedTokens(tuple(tokens), roles).to_value())  # the limits that readers check
+    found = AddedTokens(listed(difference.added), roles, listed(changed))
+    added = AddedTokens.parse(found.to_value())  # the limits that readers check
     extended_by(base, added, name)
     return added
 

@@ -140,15 +140,17 @@ class VocabularyUnion:
 
 
 def _union(updates: Sequence[DeltaFile], first: int) -> AddedTokens:
-    """Number the added tokens in order of their first appearance; of different roles the first is kept."""
+    """Number the added tokens in order of first appearance; of different roles and properties the first are kept."""
     by_text: dict[str, AddedToken] = {}
+    changed: dict[int, AddedToken] = {}
     roles: dict[str, str] = {}
     for update in updates:
         for token in update.vocabulary.tokens:
             by_text.setdefault(token.text, token)
+        changed = {**{token.id: token for token in update.vocabulary.changed}, **changed}
         roles = {**update.vocabulary.roles, **roles}
     tokens = tuple(replace(token, id=number) for number, token in enumerate(by_text.values(), first))
-    return AddedTokens(tokens, roles)
+    return AddedTokens(tokens, roles, tuple(changed[number] for number in sorted(changed)))
 
 
 def _mean_rows(updates: Sequence[DeltaFile], tokens: AddedTokens, name: str, base: Tensor) -> Tensor:

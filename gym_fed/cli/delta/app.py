@@ -183,7 +183,8 @@ def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
     if not tokens and rows is None:
         return None
     listed = [{"id": t.id, "token": t.text, "flags": list(t.flags)} for t in tokens.tokens]
-    found: dict[str, Any] = {"tokens": listed, "roles": dict(tokens.roles), "rows": None}
+    changed = [{"id": t.id, "token": t.text, "flags": list(t.flags)} for t in tokens.changed]
+    found: dict[str, Any] = {"tokens": listed, "changed": changed, "roles": dict(tokens.roles), "rows": None}
     if rows is not None:
         found["rows"] = {
             "first": rows.first,
@@ -196,7 +197,7 @@ def _vocabulary(delta: DeltaFile) -> dict[str, Any] | None:
 
 
 def _print_vocabulary(vocabulary: dict[str, Any]) -> None:
-    for token in vocabulary["tokens"]:
+    for token in vocabulary["tokens"] + vocabulary["changed"]:
         flags = " ".join(token["flags"])
         typer.echo(f"token   {token['id']} {plain(token['token'], 60)!r} {flags}".rstrip())
     for role, text in sorted(vocabulary["roles"].items()):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from click.testing import Result
 from peft import LoraConfig, get_peft_model
+from tokenizers import AddedToken
 from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model, load_tokenizer
@@ -204,6 +205,9 @@ def hostile(file: Path, change: Any) -> bytes:
         lambda m: m.update(vocabulary=[]),
         lambda m: m.update(vocabulary={"tokens": []}),
         lambda m: m["vocabulary"]["tokens"].reverse(),
+        lambda m: m["vocabulary"].update(changed=[]),
+        lambda m: m["vocabulary"].update(changed=m["vocabulary"]["tokens"][:1]),
+        lambda m: m["vocabulary"].update(changed=[[5, "a", ["single_word"]], [4, "b", []]]),
         lambda m: m["vocabulary"]["tokens"].append(m["vocabulary"]["tokens"][-1]),
         lambda m: m["vocabulary"]["tokens"][0].__setitem__(0, -1),
         lambda m: m["vocabulary"]["tokens"][0].__setitem__(0, 1 << 30),
@@ -278,3 +282,18 @@ def test_an_evaluation_scores_a_delta_with_added_tokens_as_its_fine_tune(
     expected = sum(float(logprobs[at - 1, ids[at]]) for at in range(2, len(ids)))
     assert found["d"].logprob == pytest.approx(expected, abs=1e-3)
     assert opened.identities["d"]["delta"] != "none"
+
+
+def test_a_token_of_the_base_that_became_an_added_token_is_one_in_the_rebuilt_tokenizer(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "base", ["word"])
+    save_with_tokens(tmp_path / "base", tmp_path / "tuned", ["<think>"])
+    tokenizer = load_tokenizer(str(tmp_path / "tuned"))
+    tokenizer.add_tokens([AddedToken("word", special=True)], special_tokens=True)
+    tokenizer.save_pretrained(tmp_path / "tuned")
+    again = rebuilt(tmp_path / "base", tmp_path / "tuned", tmp_path).tokenizer
+    expected = load_tokenizer(str(tmp_path / "tuned"))
+    assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
+    ids = again("a word<think>")["input_ids"]
+    assert "word" not in again.decode(ids, skip_special_tokens=True)
