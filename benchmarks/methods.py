@@ -5,7 +5,7 @@
 The model is trained on WikiText-2 for a few steps of 2 x 256 tokens: with LoRA of rank 16 on a float32 base, with the
 same LoRA on a 4-bit base, and fully. The full fine-tune is then encoded, without calibration. Every training and every
 encoding is a process of its own with one thread. Memory is its `VmHWM`, speed is in CPU seconds, quality is the fall of
-the loss on 24 other sequences. `--cells` keeps finished cells in a file, and continues from it.
+the loss on 16 other sequences. `--cells` keeps finished cells in a file, and continues from it.
 
 Qwen3-4B's figures are computed: memory by `gym train --plan` for one GPU, in bfloat16; the size of a file from the
 shapes and the codec; the time of a step from its operations and SmolLM2's measured operations per second. Its quality
@@ -30,7 +30,7 @@ from _report import SHARED, Report, options
 
 from gym_fed.config.delta import CodecPolicy
 
-LENGTH, BATCH, STEPS = 256, 2, 10
+LENGTH, BATCH, STEPS = 256, 2, 8
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"finetuning": "lora", "lora": {"r": 16}, "learning_rate": 2e-4},
     "QLoRA": {"finetuning": "lora", "lora": {"r": 16}, "learning_rate": 2e-4, "quantization": {}},
@@ -124,7 +124,7 @@ def loss(model: str, tuned: str, shared: str) -> dict[str, float]:
             Quantizer.apply(model, tuned) if tuned.endswith(".gymdelta") else load_tuned(tuned, model).model
         )
     tokenizer = (loaded or load_model(model)).tokenizer
-    sequences = encoded(tokenizer, texts(Path(shared), "test")[:200], LENGTH)[:24]
+    sequences = encoded(tokenizer, texts(Path(shared), "test")[:200], LENGTH)[:16]
     return {"loss": sum(loss_of(whole, [one]) for one in sequences) / len(sequences)}
 
 

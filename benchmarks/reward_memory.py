@@ -3,9 +3,12 @@
     python benchmarks/reward_memory.py [--smollm2 FOLDER] [--repeats N] [--cells FILE] [--quick] [--json]
 
 Every cell is a process of its own with one thread: full fine-tuning with AdamW in float32, no reference model, 8
-answers of up to 48 tokens a step, each used once. The memory is the process's `VmHWM`. Tokens per second are the answer
+answers of up to 24 tokens a step, each used once. The memory is the process's `VmHWM`. Tokens per second are the answer
 tokens of a step by the CPU seconds of the steps after the first, on the mean. What PPO takes in addition is its critic:
 weights, gradients, and the optimiser's state. `ppo, frozen critic body` trains only the critic's head.
+
+A second table has Qwen3-4B by the formula of `gym train --plan`, on a GPU with checkpointing: 8 answers of up
+to 512 tokens, with and without a reference model (`beta`).
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ CELLS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("grpo", {}),
     "gspo": ("gspo", {}),
 }
-ANSWERS, LENGTH = 8, 48
+ANSWERS, LENGTH = 8, 24
 
 
 def config_values(model: str, cell: str, folder: str, steps: int, seed: int) -> dict[str, Any]:
@@ -75,6 +78,35 @@ def measure(model: str, cell: str, steps: int, seed: int) -> dict[str, float]:
     status = Path("/proc/self/status").read_text(encoding="ascii")
     peak = int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
     return {"peak": peak, "rate": ANSWERS * statistics.mean(lengths) / seconds}
+
+
+def planned_table(report: Report) -> None:
+    """Print the planned peaks of Qwen3-4B."""
+    from methods import QWEN3_4B
+
+    from gym_fed import TrainingConfig
+    from gym_fed.training.planning.plan import plan_run
+
+    print("Qwen3-4B, planned, GiB: " + ", ".join(CELLS))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "config.json").write_text(json.dumps(QWEN3_4B), encoding="utf-8")
+        for finetuning in ("full", "lora"):
+            for beta in (0.0, 0.05):
+                peaks = []
+                for cell, (algorithm, own) in CELLS.items():
+                    values = config_values(folder, cell, "unused", 1, 0) | {
+                        "device": "cuda",
+                        "max_length": 1024,
+                        "finetuning": finetuning,
+                        "gradient_checkpointing": True,
+                    }
+                    values[algorithm] |= {"max_completion_length": 512, "beta": beta, **own}
+                    plan = plan_run(TrainingConfig(**values), device="cuda", timed=False)
+                    peaks.append(plan.memory.peak / (1 << 30))
+                saved = 1 - peaks[list(CELLS).index("grpo")] / peaks[0]
+                shown = ", ".join(f"{peak:.1f}" for peak in peaks)
+                print(f"{finetuning}, beta {beta:g}: {shown}; grpo saves {saved:.0%}")
+                report.figure(f"Qwen3-4B planned, {finetuning}, beta {beta:g}: grpo saves", round(saved, 3))
 
 
 def main() -> None:
@@ -137,6 +169,7 @@ def main() -> None:
         for cell in ("grpo", "gspo"):
             saved = 1 - medians[cell]["peak"] / medians[PEER]["peak"]
             report.aim(f"{name}, {cell}: less memory than ppo", saved, CLAIM, better="higher")
+    planned_table(report)
     report.finish(arguments)
 
 
