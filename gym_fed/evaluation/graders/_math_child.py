@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.core.bounded.errors import LimitExceededError
 
 
-class _Late(BaseException):
+class _AlarmRang(BaseException):
     """Raised by the alarm; not an ``Exception``, which math-verify would catch."""
 
 
@@ -43,13 +43,13 @@ def _alarm(seconds: float) -> Iterator[None]:
         return
 
     def on_alarm(*_: object) -> None:
-        raise _Late
+        raise _AlarmRang
 
     before = signal.signal(signal.SIGALRM, on_alarm)
     signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
-    except _Late:
+    except _AlarmRang:
         raise LimitExceededError("time", seconds) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

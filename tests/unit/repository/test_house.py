@@ -173,6 +173,7 @@ MODULES = {
     "dp-accounting": "dp_accounting",
     "pillow": "PIL",
     "lm-eval": "lm_eval",
+    "math-verify": "math_verify",
     "auto-round": "auto_round",
 }
 """Packages whose module has another name."""

@@ -17,7 +17,9 @@ from trl.trainer.utils import RepeatSampler
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import without_second_bos
+from gym_fed.evaluation.environments import STATE, Environment
 from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
+from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
 from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
 from gym_fed.training.trl_glue import adapter_is_idle, local
@@ -100,6 +102,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Generate as TRL does, from the original prompts: an Arrow table would give all messages the same keys."""
         prompted = [{**row, "prompt": self.prompts[row["row"]]} for row in inputs]
+        if (rollouts := getattr(self, "rollout_func", None)) is not None:
+            rollouts.places = [row["row"] for row in inputs]
         batch: dict[str, Any] = super()._generate_and_score_completions(prompted)
         return batch
 
@@ -208,8 +212,30 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
         **more,
     )
     trainer.prompts = [row["prompt"] for row in rows]
+    trainer.rollout_func = _environment_rollouts(trainer_class, job, rows, arguments.max_completion_length)
     trainer.use_reference(beta, reference)
     return trainer
+
+
+def _environment_rollouts(
+    trainer_class: Any, job: Job, rows: Sequence[dict[str, Any]], most: int
+) -> EnvironmentRollouts | None:
+    """Return the rollouts of the job's environment; None without one.
+
+    Raises:
+        GymError: ``USAGE`` for two environments, an algorithm without environments, or prompts that are plain text.
+    """
+    environments = [grader for grader in job.graders if isinstance(grader, Environment)]
+    if not environments:
+        return None
+    for is_wrong, reason in (
+        (len(environments) > 1, "a run has one environment"),
+        (trainer_class is not GrpoRollouts, f"{job.config.algorithm} has no environments: use grpo or gspo"),
+        (any(isinstance(row["prompt"], str) for row in rows), "environments need prompts that are messages"),
+    ):
+        if is_wrong:
+            raise GymError(ErrorCode.USAGE, f"graders: {environments[-1].name}: {reason}")
+    return EnvironmentRollouts(environments[0], rows, most)
 
 
 def reference_of(job: Job) -> Any | None:
@@ -239,15 +265,12 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
     """
 
     def reward(
-        completions: list[Any], row: list[int], log_metric: Callable[[str, float], None], **_: Any
+        completions: list[Any], row: list[int], log_metric: Callable[[str, float], None], **more: Any
     ) -> list[float]:
+        states = more.get(STATE) or [None] * len(row)
         samples = [
-            Sample(
-                prompt=rows[index]["prompt"],
-                completion=completion if isinstance(completion, str) else completion[-1]["content"] or "",
-                row={key: value for key, value in rows[index].items() if key != "prompt"},
-            )
-            for completion, index in zip(completions, row, strict=True)
+            _sample(rows[index], completion, state)
+            for completion, index, state in zip(completions, row, states, strict=True)
         ]
         rewards = [float(value) for value in grader.grade(samples)]
         if len(rewards) != len(samples) or not all(map(math.isfinite, rewards)):
@@ -260,6 +283,16 @@ def reward_function(grader: Grader, rows: Sequence[dict[str, Any]]) -> Callable[
 
     reward.__name__ = grader.name
     return reward
+
+
+def _sample(row: dict[str, Any], completion: Any, state: dict[str, Any] | None) -> Sample:
+    """Return the sample of an answer; after a conversation with an environment, of its last answer."""
+    columns = {key: value for key, value in row.items() if key != "prompt"}
+    if state is not None:
+        columns[STATE] = state
+        completion = [turn for turn in state["completion"] if turn["role"] == "assistant"]
+    text = completion if isinstance(completion, str) else completion[-1]["content"] or ""
+    return Sample(row["prompt"], text, columns)
 
 
 def _prompts(rows: Sequence[dict[str, Any]], start: int) -> Any:
