@@ -218,6 +218,15 @@ def test_a_budget_closes_the_thought(template: str, budget: int, with_marks: Pat
         assert whole["message"]["reasoning_content"] == THOUGHT[: len(whole["message"]["reasoning_content"])]
 
 
+def test_speculative_tokens_do_not_change_the_thought_its_budget_or_its_grammar(with_marks: Path) -> None:
+    for fields in ({}, {"thinking_budget": 4}, {"guided_regex": "It is (four|4)"}, {"stop": ["is"]}):
+        answers = []
+        for speculative in ("off", "ngram"):
+            with serve(with_marks, "qwen3", engine={"speculative": speculative}) as serving:
+                answers.append(choice(serving, **fields)["message"])
+        assert answers[0] == answers[1]
+
+
 @pytest.mark.parametrize("template", list(CALLS))
 def test_tools_are_called_after_a_thought(template: str, with_marks: Path) -> None:
     with serve(with_marks, template) as serving:

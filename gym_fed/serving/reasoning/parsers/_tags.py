@@ -19,7 +19,8 @@ class TagParser(ReasoningParser):
     def __init__(self, tokenizer: Any, written: WrittenThought) -> None:
         super().__init__(tokenizer, written)
         shown = written.before is not None and written.after.strip() == CLOSE
-        between = (written.before or "").rpartition(written.prompt)[2].rpartition(OPEN)[0]
+        begun = (written.before or "").rpartition(OPEN)[0]
+        between = begun.rpartition(written.prompt)[2] if written.prompt else ""
         self.opening = encoded(tokenizer, f"{'' if between.strip() else between}{OPEN}")
         self.closing = encoded(tokenizer, written.after if shown else f"\n{CLOSE}\n\n")
 
