@@ -2,8 +2,8 @@
 
     python benchmarks/verifiable_reward.py FOLDER [--seeds SEED ...] [--steps N] [--quick] [--json]
 
-FOLDER is SmolLM2-135M-Instruct (``_smollm2.py``). A prompt has two worked sums and an open one, as plain text; an
-answer is rewarded if its first number is the sum. 56 of the 81 problems are trained on and 25 are held out, the same
+FOLDER is SmolLM2-135M-Instruct (``_smollm2.py``). A prompt is a sum such as ``3+4=``, as plain text; an answer is
+rewarded if its first number is right. 56 of the 81 problems are trained on and 25 are held out, the same
 for every seed. The reward before and after is the mean over four answers to each held-out problem, sampled at
 temperature 1. Both sides train LoRA factors of rank 16 in the same number of steps of 32 answers.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from _report import Report, options
 
-RATE, RANK, GROUP, BATCH, ANSWER = 2e-4, 16, 8, 32, 3
+RATE, RANK, GROUP, BATCH, ANSWER = 5e-4, 16, 8, 32, 3
 PATTERN = r"^\s*(\d+)"
 ANSWERS = 4
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("model", metavar="FOLDER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seeds, arguments.steps = [1], 1
@@ -63,7 +63,7 @@ def problems() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Problems to train on, and held-out ones; ``prompt`` and ``answer``."""
     pairs = [(a, b) for a in range(1, 10) for b in range(1, 10)]
     random.Random(0).shuffle(pairs)
-    rows = [{"prompt": f"2+1=3\n6+6=12\n{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
+    rows = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in pairs]
     return rows[:56], rows[56:]
 
 
@@ -141,7 +141,7 @@ def theirs(
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     before = held_out_reward(model, tokenizer, held_out)
 
-    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float]:
+    def reward(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
         return [is_right(text, right) for text, right in zip(completions, answer, strict=True)]
 
     with tempfile.TemporaryDirectory() as out:

@@ -102,6 +102,18 @@ def test_an_answer_without_a_message_is_refused(server: Server, scorer: ApiScore
     assert caught.value.code is ErrorCode.UNAVAILABLE
 
 
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+def test_the_thought_of_a_server_is_kept_apart_and_an_unfinished_one_is_an_empty_answer(
+    server: Server, scorer: ApiScorer, field: str
+) -> None:
+    message = '{"choices": [{"message": {"content": %s, "' + field + '": "2+2"}, "finish_reason": "%s"}]}'
+    for content, reason, text in (('"4"', "stop", "4"), ("null", "length", "")):
+        server.reply = (message % (content, reason)).encode()
+        ((_, found),) = scorer.answers([CONVERSATION])
+        assert (found["m"].text, found["m"].thought) == (text, "2+2")
+        assert found["m"].is_unfinished == (reason == "length")
+
+
 def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
     server: Server, scorer: ApiScorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
