@@ -25,7 +25,7 @@ def is_equal(reference: str, answer: str, seconds: float) -> bool | None:
     Raises:
         LimitExceededError: After ``seconds``.
     """
-    from math_verify import parse, verify  # type: ignore[import-untyped]
+    from math_verify import parse, verify
 
     def parsed(text: str) -> list[Any]:
         found: list[Any] = parse(text, parsing_timeout=None)
