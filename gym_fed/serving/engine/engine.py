@@ -286,6 +286,7 @@ class InputProcessor:
             budget=thinking.budget,
             guide=guide,
             end_ids=end_ids,
+            stop_ids=frozenset(params.stop_token_ids) - self._end_ids,
             vocab_size=self._limits.vocab_size,
         )
 

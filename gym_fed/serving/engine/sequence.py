@@ -122,7 +122,6 @@ class GenerationSequence(ScheduledRequest):
         self.token_ids: list[int] = []
         self.last_token_at, self.submitted = 0.0, time.monotonic()
         self._end_ids = end_ids
-        self._stop_ids = frozenset(request.sampling.stop_token_ids)
         self._text = decoder.stream(request.prompt_ids, request.sampling.shown_token_ids)
         self._stops = StopTexts(request.sampling.stop)
         self._texts: list[str] = []
@@ -203,10 +202,7 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def _ends_at(self, token_id: int) -> bool:
-        if token_id not in self._end_ids:
-            return False
-        # The caller's own stop tokens do not end a thought
-        return self._thought is None or self._thought.answering or token_id not in self._stop_ids
+        return token_id in self._end_ids and (self._thought is None or self._thought.may_end_at(token_id))
 
     def _split(self, token_id: int) -> AnswerSplit:
         """Decode a token, and return its text that may be shown."""

@@ -25,6 +25,7 @@ class Thought:
         budget: Maximum tokens of the thought; None: no limit.
         guide: The guide of the answer's grammar, if it has one.
         end_ids: Tokens that end the answer.
+        stop_ids: Those of them that the caller chose, which do not end the thought.
         vocab_size: Width of the logits.
     """
 
@@ -36,10 +37,12 @@ class Thought:
         budget: int | None,
         guide: Guide | None,
         end_ids: frozenset[int],
+        stop_ids: frozenset[int],
         vocab_size: int,
     ) -> None:
         self._parser, self._splitter, self._budget = parser, splitter, budget
         self._guide, self._end_ids, self._vocab_size = guide, sorted(end_ids), vocab_size
+        self._stop_ids = stop_ids
         self._forced: deque[int] = deque()
         self._opening_token: int | None = None  # opens a thought though the grammar forbids it
         self._guided: list[int] = []  # tokens of the guide while it was open whether they begin a thought
@@ -60,10 +63,9 @@ class Thought:
         """True inside the thought."""
         return self._splitter.thinking
 
-    @property
-    def answering(self) -> bool:
-        """True once the answer itself has begun."""
-        return self._splitter.answering
+    def may_end_at(self, token_id: int) -> bool:
+        """Return whether an end token ends the answer at this point."""
+        return not self._splitter.thinking or token_id not in self._stop_ids
 
     @property
     def complete(self) -> bool:

@@ -51,6 +51,7 @@ def with_marks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     answers = [Learned(name, "sum", raw) for name, raw in SUMS.items()]
     answers += [Learned(name, "rain", raw, (TOOL,)) for name, raw in CALLS.items()]
     answers.append(Learned("qwen3", "plain", DIRECT))
+    answers.append(Learned("qwen3", "open", "<think>\nNever closed."))
     folder = tmp_path_factory.mktemp("with_marks")
     return learn(folder, load_tokenizer("gym-nano"), answers, (*THINK, *HARMONY))
 
@@ -176,6 +177,13 @@ def test_stop_texts_and_stop_tokens_end_the_answer_and_not_the_thought(qwen: Ser
     token = qwen.tokenizer.encode("4", add_special_tokens=False)
     stopped = choice(qwen, stop_token_ids=token)
     assert (stopped["message"]["reasoning_content"], stopped["message"]["content"]) == (THOUGHT, "It is ")
+
+
+def test_the_model_s_end_token_ends_a_thought_also_if_the_caller_names_it(qwen: Serving) -> None:
+    for fields in ({}, {"stop_token_ids": [qwen.tokenizer.eos_token_id]}):
+        whole = choice(qwen, "open", **fields)
+        assert (whole["message"]["content"], whole["finish_reason"]) == (None, "stop")
+        assert whole["message"]["reasoning_content"] == "Never closed."
 
 
 def test_log_probabilities_are_those_of_the_answer(qwen: Serving) -> None:
