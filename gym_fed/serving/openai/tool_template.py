@@ -211,7 +211,12 @@ class ToolTemplate:
 
     def _require_calls_shown(self, rows: list[Row], tools: list[Row] | None) -> None:
         silent = [{key: value for key, value in row.items() if key != "tool_calls"} for row in rows]
-        if self._render(rows, tools) == self._render(silent, tools):
+        shown = self._render(rows, tools)
+        try:
+            without_calls = self._render(silent, tools)
+        except RequestError:  # a template that refuses results without their calls shows calls
+            return
+        if shown == without_calls:
             raise RequestError(
                 "tool_calls in messages are not supported: this model's chat template does not show them",
                 param="messages",
