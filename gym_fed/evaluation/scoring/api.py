@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult, Continuation, Loglikelihood
 from gym_fed.serving.chat.remote_writer import RemoteWriter
+from gym_fed.serving.reasoning.base import joined
+from gym_fed.serving.reasoning.parsers._tags import CLOSE, OPEN, TagSplitter
 
 MAX_LENGTH = 1 << 30
 """Unlimited: the server knows its model's context and refuses longer prompts."""
@@ -160,6 +162,9 @@ class ApiScorer:
                 raise GymError(ErrorCode.UNAVAILABLE, f"{self._url}: the answer has no message")
             text = str(message.get("content") or "")
             thought = str(message.get("reasoning_content") or message.get("reasoning") or "")
+            if not thought:  # a server without a parser returns the tags
+                splitter = TagSplitter({}, (OPEN, CLOSE), opened=False)
+                thought, text = joined([splitter.feed(text), splitter.end()])
         else:
             choice = self._writer.complete({**body, "prompt": prompt})
             text = str(choice.get("text", ""))

@@ -114,6 +114,18 @@ def test_the_thought_of_a_server_is_kept_apart_and_an_unfinished_one_is_an_empty
         assert found["m"].is_unfinished == (reason == "length")
 
 
+def test_the_tags_of_a_server_without_a_parser_are_read(server: Server, scorer: ApiScorer) -> None:
+    message = '{"choices": [{"message": {"content": "%s"}, "finish_reason": "%s"}]}'
+    for content, reason, expected in (
+        ("<think>2+2</think>4", "stop", ("4", "2+2", False)),
+        ("<think>2+", "length", ("", "2+", True)),
+        ("4 <think>", "stop", ("4 <think>", "", False)),
+    ):
+        server.reply = (message % (content, reason)).encode()
+        ((_, found),) = scorer.answers([CONVERSATION])
+        assert (found["m"].text, found["m"].thought, found["m"].is_unfinished) == expected
+
+
 def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
     server: Server, scorer: ApiScorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
