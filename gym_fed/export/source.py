@@ -231,7 +231,7 @@ def open_source(
         _folders(chain, home),
         stored,
         _changes_base(chain),
-        lambda: load_model(home_name).model,
+        lambda: _load(home_name)[0],
         owned=True,
     )
 
@@ -244,11 +244,11 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
     base, chain = chain_on(named_base, adapters)
     home = Path(resolve(base))
     _require_unquantised(base, home, chain, "a delta")
-    loaded = load_model(base)
+    loaded, tokenizer = _load(base)
     with quiet_loading():
-        model = merge_adapters(loaded.model, chain)
+        model = merge_adapters(loaded, chain)
     with DeltaFile.open(delta, BaseSpec.of(model, model_name(base)), added_tokens=True) as opened:
-        tokenizer = tuned_tokenizer(adapter_tokenizer(chain, loaded.tokenizer, model), opened)
+        tokenizer = tuned_tokenizer(adapter_tokenizer(chain, tokenizer, model), opened)
         apply_delta(model, opened)
     return Source(
         name,
@@ -259,7 +259,7 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
         _folders(chain, home),
         stored_dtype(home),
         _changes_base(chain),
-        lambda: load_model(base).model,
+        lambda: _load(base)[0],
         delta,
         owned=True,
     )

@@ -45,11 +45,15 @@ def make_folder(architecture: Architecture, folder: Path) -> tuple[Any, str]:
         for weight in model.parameters():
             if weight.dim() > 1:  # so that tokens differ clearly in the logits
                 weight.add_(torch.randn_like(weight) * _NOISE)
+        for module in model.modules():
+            if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
+                module.weight[module.padding_idx] = 0.0  # some classes do so whenever they are loaded
     model.tie_weights()
     ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
     try:
         with torch.inference_mode():
-            first, second = (model(input_ids=ids, use_cache=False).logits for _ in range(2))
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            first, second = (model(**inputs, use_cache=False).logits for _ in range(2))
     except Exception as error:
         raise NotTriedError(f"its own forward pass on text fails: {first_line(error)}") from error
     if not torch.equal(first, second):

@@ -10,6 +10,12 @@ VOCABULARY = 320
 """Rows of the embeddings: the tokenizer's tokens, and the ids of image, audio and other placeholders."""
 _FIRST_PLACEHOLDER = 270
 PAD, BOS, EOS = 256, 257, 258
+PLACEHOLDERS = {
+    **dict.fromkeys(("image_token_id", "image_token_index"), 262),
+    **dict.fromkeys(("video_token_id", "video_token_index"), 263),
+    **dict.fromkeys(("audio_token_id", "audio_token_index"), 264),
+}
+"""Ids of the first tokens that ``processors.py`` adds to the tokenizer."""
 
 SIZES: dict[str, Any] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "pad_vocab_size"), VOCABULARY),
@@ -140,6 +146,8 @@ def _shrunk(default: Any) -> Any:
     for key, value in own.items():
         if "drop" in key and isinstance(value, float):
             values[key] = 0.0
+        elif key in PLACEHOLDERS and type(value) is int:
+            values[key] = PLACEHOLDERS[key]
         elif key.endswith(("_token_id", "_token_index")) and type(value) is int and value >= VOCABULARY:
             values[key] = _FIRST_PLACEHOLDER + len(
                 [name for name in values if name.endswith(("_id", "_index"))]

@@ -306,9 +306,13 @@ def _own_losses(model: Any, tokenizer: Any) -> tuple[float, float]:
     text = model.config.get_text_config()
     routers = {"output_router_logits": True} if _has_router_loss(text) else {}
     with torch.inference_mode():
-        batch = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, **routers)
-    loss = cross_entropy(batch.logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-    return float(batch.loss), float(loss)
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        loss = float(cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()))
+        try:
+            own = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False, **routers).loss
+        except ValueError:  # GIT counts the tokens of a picture that is not there
+            return loss, loss
+    return float(own), loss
 
 
 def _has_router_loss(text: Any) -> bool:

@@ -30,7 +30,10 @@ _READS = {"text": "Text", "image": "Images and text", "sound": "Sound and text"}
 _MAX_REASON = 110
 _QUOTED = re.compile(r"'[\w./-]+'|\[[\d, ]*\]")
 _STORED = re.compile(r"variants/objects/\S+ ")
-_CLASS = re.compile(r"\b(?:[A-Z][a-z0-9_]+){2,}[A-Za-z0-9]*\b")
+_CLASS = re.compile(
+    r"\b(?!RoPE|LoRA)[A-Z][A-Za-z0-9_]*(?:[a-z][A-Za-z0-9_]*[A-Z]|[A-Z][A-Za-z0-9_]*[a-z])[A-Za-z0-9_]*\b"
+)
+_TYPE = re.compile(r"(is an? |not read )\w+")
 
 
 def results_of(path: Path) -> dict[str, dict[str, str]]:
@@ -111,9 +114,6 @@ def _cell(text: str, reasons: dict[str, int]) -> str:
 
 def _general(reason: str) -> str:
     """Return a reason without the names that differ from class to class."""
-    reason = (
-        _CLASS.sub("CLASS", _QUOTED.sub("NAME", _STORED.sub("", reason).replace("base: ", "")))
-        if ": " in reason
-        else reason
-    )
-    return " ".join(reason.split())[:_MAX_REASON]
+    for pattern, general in ((_STORED, ""), (_QUOTED, "NAME"), (_CLASS, "CLASS"), (_TYPE, r"\1TYPE")):
+        reason = pattern.sub(general, reason)
+    return " ".join(reason.replace("base: ", "").split())[:_MAX_REASON]
