@@ -73,7 +73,8 @@ class Checks:
             if error.code in (ErrorCode.EXPORT_DIFFERS, ErrorCode.INTERNAL):
                 if _NO_PIECES in error.message:
                     return "not tried (llama.cpp's converter needs a SentencePiece tokenizer for it)"
-                return f"FAULT ({error.message[:300]})"
+                if "converter failed" not in error.message:
+                    return f"FAULT ({error.message[:300]})"
             return f"refused ({error.code.value}: {error.message.splitlines()[0][:300]})"
         except Exception as error:  # noqa: BLE001 (a result of the table)
             return f"FAULT ({first_line(error)}; {_place(error)})"
