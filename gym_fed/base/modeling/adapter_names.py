@@ -26,7 +26,7 @@ def own_names_kept() -> Iterator[None]:
         own = get_peft_model_state_dict(model, adapter_name=adapter_name, save_embedding_layers=False)
         if adapter_state_dict.keys() <= own.keys():
             return adapter_state_dict
-        return convert(model, peft_config, adapter_state_dict, adapter_name)  # type: ignore[no-any-return]
+        return convert(model, peft_config, adapter_state_dict, adapter_name)
 
     module.convert_peft_adapter_state_dict_for_transformers = renamed
     try:
