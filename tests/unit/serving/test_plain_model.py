@@ -154,5 +154,6 @@ print([name for name in heavy if name in sys.modules])
 
 @pytest.mark.parametrize("name", HELD)
 def test_the_layout_is_what_running_the_model_shows(tmp_path: Path, name: str) -> None:
-    model, _ = loaded(saved(tmp_path, name), "float32", plain=True)
-    assert plain_layout(model, "exact") == ModelLayout.of(model, "exact")
+    folder = saved(tmp_path, name)
+    (plain, _), (model, _) = (loaded(folder, "float32", plain=plain) for plain in (True, False))
+    assert plain_layout(plain, "exact") == ModelLayout.of(model, "exact")
