@@ -116,7 +116,6 @@ CLASSES: dict[str, dict[str, Any]] = {
     "XGLM": {"d_model": 32, "ffn_dim": 48, "num_layers": 2, "attention_heads": 4},
     "BioGpt": {},
     "Bert": {"is_decoder": True},
-    "Roberta": {"is_decoder": True, "pad_token_id": 1, "bos_token_id": 0},
     "Whisper": {
         "d_model": 32,
         "encoder_layers": 1,

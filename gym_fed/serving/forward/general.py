@@ -20,7 +20,6 @@ from gym_fed.serving.forward.hooked import VariantLayers
 from gym_fed.serving.forward.model_arguments import (
     CacheArgument,
     accepted,
-    first_position,
     longrope_turn,
 )
 from gym_fed.serving.forward.model_states import CarriedState, StateBatch, StateRow, join
@@ -64,7 +63,6 @@ class GeneralForward:
         self._model, self._device = model, torch.device(layout.device)
         self._turn = longrope_turn(model)
         """Tokens of a text after which its frequencies change, so that it is computed again, as by generate."""
-        self._first_position = first_position(model)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._accepted, self._cache = accepted(model), CacheArgument(model, used=cached)
         self._carried = CarriedState(model)
@@ -205,8 +203,7 @@ class GeneralForward:
         arguments: dict[str, Any] = {"input_ids": torch.tensor(inputs.ids, device=self._device)}
         arguments |= self._cache.arguments(None if batch is None else batch.cache)
         if "position_ids" in self._accepted:
-            first = self._first_position + inputs.start
-            places = [[first - pad + at for at in range(count)] for pad in inputs.pads]
+            places = [[inputs.start - pad + at for at in range(count)] for pad in inputs.pads]
             arguments["position_ids"] = torch.tensor(places, device=self._device)
         if batch is not None and batch.attends and any(inputs.pads):
             seen = torch.ones(len(inputs.pads), inputs.start + count, dtype=torch.int64, device=self._device)

@@ -26,15 +26,6 @@ def first_ids(model: Any, tokens: int) -> Tensor:
     return ids
 
 
-def first_position(model: Any) -> int:
-    """Return the position of a text's first token: 0, or the one after the padding's (RoBERTa and its relatives)."""
-    for module in model.modules():
-        padding = vars(module).get("padding_idx")
-        if type(padding) is int and hasattr(module, "position_embeddings"):
-            return padding + 1
-    return 0
-
-
 LONGROPE = "longrope"
 
 
@@ -62,7 +53,7 @@ def _ropes(model: Any) -> list[dict[str, Any]]:
 
 def text_arguments(model: Any, ids: Tensor, start: int = 0) -> dict[str, Any]:
     """Return the arguments of a forward of tokens without a cache, before which a text has ``start`` tokens."""
-    places = torch.arange(len(ids), device=ids.device) + first_position(model) + start
+    places = torch.arange(start, start + len(ids), device=ids.device)
     arguments = {"input_ids": ids[None], "position_ids": places[None], "use_cache": False}
     return {name: value for name, value in arguments.items() if name in accepted(model)}
 

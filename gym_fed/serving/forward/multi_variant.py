@@ -24,7 +24,6 @@ from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, re
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_arguments import first_position
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
@@ -98,7 +97,6 @@ class MultiVariantModel:
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
-        self._first_position = 0 if plain else first_position(model)
         name, unpacked = type(model).__name__, trial.unpacked(model)
         why_not = unpacked or trial.unfit(model)
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
@@ -266,10 +264,7 @@ class MultiVariantModel:
             return self._general.step(chunks, partial(self._variants.rows, merge=merge))
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        starts = [self._first_position + chunk.cache.length for chunk in chunks]
-        positions = [
-            p for at, c in zip(starts, chunks, strict=True) for p in range(at, at + len(c.token_ids))
-        ]
+        positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
         logit_rows = [
             at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)
         ]
@@ -322,8 +317,7 @@ class MultiVariantModel:
         self._variants.keep(variant for variant, _, _ in parts)
         with attention.packed(PackedTokens((), batch=batch)):
             rows = self._variants.rows(parts, merge)
-            places = [self._first_position + position for position in positions]
-            logits, _ = self._hooked.forward(token_ids, places, rows, wanted)
+            logits, _ = self._hooked.forward(token_ids, positions, rows, wanted)
         self.forwards["transformers"] += 1
         return logits
 

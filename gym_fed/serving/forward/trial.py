@@ -23,7 +23,7 @@ from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_arguments import LONGROPE, accepted, rope_types
+from gym_fed.serving.forward.model_arguments import LONGROPE, accepted, rope_types, text_arguments
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
 from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
@@ -240,10 +240,7 @@ def transformers_logits(model: Any) -> Tensor:
     """Return the logits of transformers' own forward for ``tokens``: ``[5, vocabulary]`` float32."""
     embedding = model.get_input_embeddings().weight
     ids = torch.tensor(tokens(embedding.shape[0]), device=embedding.device)
-    arguments = {"input_ids": ids[None], "use_cache": False}
-    if isinstance(model, PlainModel):  # which has no positions of its own
-        arguments["position_ids"] = torch.arange(len(ids), device=ids.device)[None]
-    out = model(**arguments)
+    out = model(**text_arguments(model, ids))
     return torch.as_tensor(out.logits[0]).to(torch.float32)
 
 
