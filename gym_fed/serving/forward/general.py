@@ -33,7 +33,7 @@ RowsOf = Callable[[Sequence[tuple[LoadedVariant | None, int, int]]], StepRows | 
 
 
 @dataclass(frozen=True)
-class _Inputs:
+class _ForwardTokens:
     """The tokens of one forward: ``[requests, tokens]``."""
 
     ids: list[list[int]]
@@ -115,7 +115,7 @@ class GeneralForward:
         lengths = [cache.length for cache in caches]
         batch = join([cache.row for cache in caches if cache.row is not None], lengths)
         pads = [batch.length - length for length in lengths]
-        inputs = _Inputs([chunk.token_ids for chunk in chunks], batch.length, batch, pads)
+        inputs = _ForwardTokens([chunk.token_ids for chunk in chunks], batch.length, batch, pads)
         rows = rows_of([(chunk.variant, 1, 1) for chunk in chunks])
         pooled = any(chunk.hidden is not None for chunk in chunks)
         logits, states, after = self._run(inputs, rows, None, pooled)
@@ -134,10 +134,10 @@ class GeneralForward:
         if again or cache.row is None:
             parts = [*cache.pictures, (len(cache.ids), chunk.pictures)]
             ids = [*cache.ids, *chunk.token_ids]
-            inputs = _Inputs([ids], 0, None, [0], rows_of_step(parts))
+            inputs = _ForwardTokens([ids], 0, None, [0], rows_of_step(parts))
         else:
             batch = cache.row.alone(cache.length)
-            inputs = _Inputs([chunk.token_ids], cache.length, batch, [0], chunk.pictures)
+            inputs = _ForwardTokens([chunk.token_ids], cache.length, batch, [0], chunk.pictures)
         total = len(inputs.ids[0])
         rows = rows_of([(chunk.variant, total, chunk.rows)])
         kept = range(total - chunk.rows, total)
@@ -146,7 +146,7 @@ class GeneralForward:
         return logits[0], None if states is None else states[0, total - count :]
 
     def _run(
-        self, inputs: _Inputs, rows: StepRows | None, kept: range | None, with_states: bool
+        self, inputs: _ForwardTokens, rows: StepRows | None, kept: range | None, with_states: bool
     ) -> tuple[Tensor, Tensor | None, StateBatch | None]:
         """Run one forward.
 
@@ -198,7 +198,7 @@ class GeneralForward:
         after = None if cache is None else StateBatch(cache, carried, len(inputs.ids), length)
         return logits, states[0] if states else None, after
 
-    def _arguments(self, inputs: _Inputs) -> dict[str, Any]:
+    def _arguments(self, inputs: _ForwardTokens) -> dict[str, Any]:
         count, batch = len(inputs.ids[0]), inputs.batch
         arguments: dict[str, Any] = {"input_ids": torch.tensor(inputs.ids, device=self._device)}
         arguments |= self._cache.arguments(None if batch is None else batch.cache)
