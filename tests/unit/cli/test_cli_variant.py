@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.small_variants import small_delta
 
@@ -208,3 +211,15 @@ def test_a_list_gives_each_delta_its_name_its_user_and_a_note(home: Path, tmp_pa
         listed.write_text(f"\n{bad}\n")
         assert "list.jsonl, line 2" in refusal(ErrorCode.USAGE, "add", "--from", "lists/list.jsonl")
     assert len(answer("list")) == 2
+
+
+def test_a_delta_of_a_vision_tower_is_refused_by_its_tensors_before_it_is_listed(
+    home: Path, tmp_path: Path
+) -> None:
+    name = "model.vision_tower.layers.0.fc1.weight"
+    base = BaseSpec("eyes", "sha256:" + "a" * 64, {name: (8, 16)})
+    write_delta(tmp_path / "eyes.gymdelta", [DeltaEntry.of(name, torch.ones(8, 16))], base)
+    message = refusal(ErrorCode.MODEL_INVALID, "add", "eyes.gymdelta", "x.gymdelta")
+    assert "eyes.gymdelta: 1 tensor cannot be served as a variant" in message
+    assert name in message
+    assert answer("list") == []
