@@ -274,7 +274,11 @@ def require_same(served: PackedSteps, stock: Tensor) -> None:
     """
     off = distance(step_logits(served), stock[2:])
     if not off <= tolerance(served):
-        reason = "" if served.forward == "decoder" else ", so it has state outside of its cache"
+        reason = (
+            ""
+            if served.forward == "decoder"
+            else ", so it has state outside of its cache, or tokens see later ones"
+        )
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{type(served.model).__name__} cannot be served: its logits in a step by {served.forward} are off "
