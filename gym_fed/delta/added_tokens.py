@@ -12,15 +12,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gym_fed.base.modeling.vocabulary import FLAGS, ROLES
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
 MAX_ADDED_TOKENS = 65_536
 MAX_TOKEN_CHARS = 256
+MAX_ROW_TENSORS = 4
+"""Embeddings, head, and its bias; one to spare."""
 MAX_VOCABULARY = 1 << 24
-FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
-"""The properties of a ``tokenizers.AddedToken``."""
-ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 _ROWS = re.compile(r"(.+)\[([1-9]\d{0,8}):\]", re.ASCII)
 _SHOWN = 4
@@ -103,7 +103,7 @@ class AddedRows:
         ranges = {(first, first + shapes[name][0]) for name, (_, first) in parts.items() if shapes[name]}
         if len(ranges) != 1 or not all(shapes[name] for name in parts):
             raise _invalid(
-                f"tensors {', '.join(map(repr, parts))}: their rows do not have the same first and last number"
+                f"tensors {shown_tokens(parts)}: their rows do not have the same first and last number"
             )
         ((first, size),) = ranges
         if size > MAX_VOCABULARY:
@@ -177,22 +177,26 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
         changed = [*(token.text for token in tokens.changed), *sorted(tokens.roles)]
         what.append(f"changes {shown_tokens(changed)} of its base's tokenizer")
     if rows is not None:
-        what.append(f"has rows {rows.first} to {rows.size - 1} of the embeddings of its own")
+        what.append(f"replaces embedding rows {rows.first} to {rows.size - 1}")
     named = f" ({shown_tokens(token.text for token in tokens.tokens)})" if tokens.tokens else ""
     raise GymError(
         ErrorCode.BASE_MISMATCH,
         f"{' and '.join(what)}{named}, and only the base's own vocabulary can be used here",
-        "make a model of its own of it: gym delta apply BASE FILE -o FOLDER",
+        "apply it and use the model: gym delta apply BASE FILE -o FOLDER",
     )
 
 
 def _token(row: Any) -> AddedToken:
-    if not isinstance(row, list) or len(row) != 3 or type(row[0]) is not int or not _is_text(row[1]):
+    if not isinstance(row, list) or [type(value) for value in row] != [int, str, list]:
         raise _invalid(f"vocabulary: {plain(row, 80)} is not [id, text, flags]")
     number, text, flags = row
+    if not _is_text(text):
+        raise _invalid(
+            f"vocabulary: token {plain(number, 40)} has {counted(len(text), 'character')}, not 1 to {MAX_TOKEN_CHARS}"
+        )
     if not 0 <= number < MAX_VOCABULARY:
         raise _invalid(f"vocabulary: token {plain(text, 40)!r} has the id {plain(number, 40)}")
-    if not isinstance(flags, list) or any(flag not in FLAGS for flag in flags) or flags != sorted(set(flags)):
+    if any(flag not in FLAGS for flag in flags) or flags != sorted(set(flags)):
         raise _invalid(f"vocabulary: token {plain(text, 40)!r} has flags other than {', '.join(FLAGS)}")
     return AddedToken(number, text, tuple(flags))
 

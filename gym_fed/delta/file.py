@@ -22,6 +22,7 @@ from gym_fed.base.modeling.vocabulary import require_vocabulary, set_last_rows
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.delta.added_tokens import (
+    MAX_ROW_TENSORS,
     AddedRows,
     AddedTokens,
     fits_base,
@@ -89,21 +90,18 @@ class DeltaFile:
         """
         file = Path(path)
         with _named_in_errors(file):
-            delta = cls._open(file, spec, limits or DeltaLimits(), any_version)
-            if not added_tokens:
-                try:
-                    refuse_added(delta.vocabulary, delta.added_rows)
-                except GymError:
-                    delta.close()
-                    raise
-            return delta
+            return cls._open(file, spec, limits or DeltaLimits(), any_version, added_tokens)
 
     @classmethod
-    def _open(cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits, any_version: bool) -> DeltaFile:
+    def _open(
+        cls, path: Path, spec: BaseSpec | None, limits: DeltaLimits, any_version: bool, added_tokens: bool
+    ) -> DeltaFile:
         view, header = map_file(path, limits)
         try:
             text = _metadata(header)
-            cap = limits.max_tensors if spec is None else min(limits.max_tensors, 2 * len(spec.shapes))
+            cap = limits.max_tensors
+            if spec is not None:
+                cap = min(cap, len(spec.shapes) + MAX_ROW_TENSORS)
             manifest = Manifest.parse(text, cap)
             if spec is not None:
                 _check_base(manifest, spec, any_version)
@@ -113,6 +111,8 @@ class DeltaFile:
             _check_sections(header, layout, data_bytes=len(view) - 8 - int.from_bytes(view[:8], "little"))
             delta = cls(path, view, manifest, layout, spec)
             require_rows(delta.vocabulary, delta.added_rows)
+            if not added_tokens:
+                refuse_added(delta.vocabulary, delta.added_rows)
             delta._check_values()
         except BaseException:
             unmap(view)

@@ -1,6 +1,6 @@
 """Encode and apply the vocabulary of a fine-tune that has more tokens, or a larger padded vocabulary, than its base.
 
-The tensors of the base are encoded as ever, without the rows of added tokens. Those are written as values, exactly
+The tensors of the base are encoded without the rows of added tokens. Those are written as values, exactly
 (``gym_fed.delta.added_tokens``), together with the tokens' ids, texts and properties.
 """
 
@@ -9,20 +9,25 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gym_fed.base.modeling.vocabulary import extended_tokenizer, text_tokenizer, vocabulary_difference
+from gym_fed.base.modeling.vocabulary import (
+    TokenChanges,
+    extended_tokenizer,
+    set_special_ids,
+    text_tokenizer,
+    token_changes,
+    vocabulary_difference,
+)
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 from gym_fed.delta.added_tokens import (
-    FLAGS,
     MAX_ADDED_TOKENS,
-    ROLES,
     AddedToken,
     AddedTokens,
     rows_name,
@@ -112,15 +117,15 @@ def split_vocabulary(
         rows[key] = torch.cat([whole[first:], own[max(first, new) :]]).detach().to("cpu", torch.float32)
     if new <= old and first == old:
         rows = {}
+    for key, values in rows.items():
+        _require_finite(values, first, key, tokens)
     return split, VocabularyChange(tokens, first, rows)
 
 
-def attach_vocabulary(path: str | Path, spec: BaseSpec, change: VocabularyChange) -> DeltaInfo:
-    """Rewrite a delta with added tokens and their rows.
-
-    Raises:
-        GymError: ``DELTA_INVALID`` for rows that are not finite.
-    """
+def attach_vocabulary(
+    path: str | Path, spec: BaseSpec, change: VocabularyChange, out: str | Path | None = None
+) -> DeltaInfo:
+    """Write a delta with added tokens and their rows to ``out``, by default to ``path``, and remove ``path``."""
     file = Path(path)
     scratch = file.with_name(f".{file.name}.rows")
     entries = [
@@ -133,9 +138,11 @@ def attach_vocabulary(path: str | Path, spec: BaseSpec, change: VocabularyChange
                 payload = functools.partial(delta.payload, record.name)
                 entries.append(DeltaEntry(record.name, record.shape, record.codec, record.params, payload))
             info = write_delta(scratch, entries, spec, delta.manifest.extra, change.tokens)
-        os.replace(scratch, file)
+        os.replace(scratch, file if out is None else out)
     finally:
         scratch.unlink(missing_ok=True)
+        if out is not None:
+            file.unlink(missing_ok=True)
     return info
 
 
@@ -159,6 +166,7 @@ def apply_with_tokens(
     with DeltaFile.open(path, spec, added_tokens=True) as delta:
         tokenizer = tuned_tokenizer(loaded.tokenizer, delta)
         apply_delta(loaded.model, delta, scale)
+        set_special_ids(loaded.model, tokenizer, delta.vocabulary.roles)
     return replace(loaded, tokenizer=tokenizer)
 
 
@@ -170,9 +178,10 @@ def adds_tokens(path: str | Path) -> bool:
 
 def extended_by(tokenizer: Any, tokens: AddedTokens, name: str) -> Any:
     """Return a copy of a tokenizer (or processor) with added tokens; raises as ``extended_tokenizer``."""
-    every = sorted((*tokens.changed, *tokens.tokens), key=lambda token: token.id)
-    listed = ((t.id, t.text, {flag: flag in t.flags for flag in FLAGS}) for t in every)
-    return extended_tokenizer(tokenizer, listed, tokens.roles, name)
+    added, changed = (
+        tuple((t.id, t.text, t.flags) for t in part) for part in (tokens.tokens, tokens.changed)
+    )
+    return extended_tokenizer(tokenizer, TokenChanges(added, changed, tokens.roles), name)
 
 
 def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
@@ -182,38 +191,35 @@ def _added_tokens(base: Any, tuned: Any, name: str) -> AddedTokens:
     difference = vocabulary_difference(base, tuned)
     if difference.changed or not difference.added:
         return AddedTokens()
-    old, new = text_tokenizer(base), text_tokenizer(tuned)
     if len(difference.added) > MAX_ADDED_TOKENS:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"{name}: adds {counted(len(difference.added), 'token')}, over the limit of {MAX_ADDED_TOKENS}",
             "export the whole model: gym export --format huggingface",
         )
-    known, before = new.added_tokens_decoder, old.added_tokens_decoder
+    changes = token_changes(base, tuned, name)
+    extended_tokenizer(base, changes, name)
+    tokens, changed = (
+        tuple(AddedToken(*token) for token in part) for part in (changes.tokens, changes.changed)
+    )
+    try:
+        return AddedTokens.parse(AddedTokens(tokens, changes.roles, changed).to_value())  # readers' limits
+    except GymError as error:
+        raise GymError(ErrorCode.BASE_MISMATCH, f"{name}: {error.message}", "shorten or remove it") from error
 
-    def listed(numbers: Iterable[int]) -> tuple[AddedToken, ...]:
-        return tuple(
-            AddedToken(n, str(known[n].content), tuple(flag for flag in FLAGS if getattr(known[n], flag)))
-            for n in sorted(numbers)
-        )
 
-    if learned := [text for number, text in difference.added.items() if number not in known]:
-        raise GymError(
-            ErrorCode.BASE_MISMATCH,
-            f"{name}: the model of its tokenizer was trained again: {counted(len(learned), 'new token')} that text is "
-            f"merged into, such as {shown_tokens(learned[:1])}",
-            "add tokens with tokenizer.add_tokens, or export the whole model",
-        )
-    changed = {n for n, token in known.items() if n not in difference.added and token != before.get(n)}
-    roles = {
-        role: str(text)
-        for role in ROLES
-        if (text := getattr(new, role, None)) is not None and str(text) != str(getattr(old, role, None))
-    }
-    found = AddedTokens(listed(difference.added), roles, listed(changed))
-    added = AddedTokens.parse(found.to_value())  # the limits that readers check
-    extended_by(base, added, name)
-    return added
+def _require_finite(values: Tensor, first: int, key: str, tokens: AddedTokens) -> None:
+    """Refuse rows with NaN or infinity before anything is written."""
+    finite = torch.isfinite(values.reshape(len(values), -1)).all(dim=1)
+    if bool(finite.all()):
+        return
+    number = first + int((~finite).nonzero()[0])
+    text = next((f" ({plain(token.text, 40)!r})" for token in tokens.tokens if token.id == number), "")
+    raise GymError(
+        ErrorCode.DELTA_INVALID,
+        f"row {number}{text} of {key} is not finite",
+        "training diverged: lower the learning rate",
+    )
 
 
 def _require_rows(tokens: AddedTokens, rows: int, name: str) -> None:

@@ -19,6 +19,7 @@ from gym_fed.core.files import write_atomically
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.delta.base import model_tensors
 from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.vocabulary import split_vocabulary
 from gym_fed.evaluation.loss import heldout_loss
 from gym_fed.soup.model_merging import combined
 
@@ -227,7 +228,7 @@ def layer_errors(
     *,
     max_length: int = 256,
 ) -> list[LayerError]:
-    """Compare ``delta`` with ``tuned - base``, tensor by tensor in order of name.
+    """Compare ``delta`` with ``tuned - base``, tensor by tensor in order of name; rows of added tokens are exact.
 
     Layer inputs are those of the tuned model on ``rows``. Without rows, one decoded tensor of the delta is in memory at
     a time; with rows, all of them.
@@ -235,7 +236,12 @@ def layer_errors(
     Raises:
         GymError: ``DATA_INVALID`` if the rows have nothing to encode.
     """
-    true = {name: t.to("cpu", torch.float32) - base[name].float() for name, t in model_tensors(tuned).items()}
+    split, _ = split_vocabulary(model_tensors(tuned), base)
+    if delta.added_rows is not None:  # the file has the base's own values there, as no change
+        first = delta.added_rows.first
+        for name in delta.added_rows.names:
+            split[name] = torch.cat([split[name][:first], base[name][first:].to(split[name])])
+    true = {name: t.to("cpu", torch.float32) - base[name].float() for name, t in split.items()}
     wrong = {
         name: (delta.decode(name) if name in delta else torch.zeros_like(t)) - t for name, t in true.items()
     }

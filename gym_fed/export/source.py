@@ -17,6 +17,7 @@ from gym_fed.base.modeling.adapters import Adapter, load_on, merge_adapters, mer
 from gym_fed.base.modeling.rope import BASE_CHANGES
 from gym_fed.base.models import (
     DTYPES,
+    LoadedModel,
     chain_on,
     folder_here,
     is_hub_name,
@@ -238,8 +239,7 @@ def open_source(
 
 def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path) -> Source:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile, apply_delta
-    from gym_fed.delta.vocabulary import tuned_tokenizer
+    from gym_fed.delta.vocabulary import apply_with_tokens
 
     base, chain = chain_on(named_base, adapters)
     home = Path(resolve(base))
@@ -247,13 +247,12 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
     loaded, tokenizer = _load(base)
     with quiet_loading():
         model = merge_adapters(loaded, chain)
-    with DeltaFile.open(delta, BaseSpec.of(model, model_name(base)), added_tokens=True) as opened:
-        tokenizer = tuned_tokenizer(adapter_tokenizer(chain, tokenizer, model), opened)
-        apply_delta(model, opened)
+    below = LoadedModel(model, adapter_tokenizer(chain, tokenizer, model), base)
+    whole = apply_with_tokens(below, delta, BaseSpec.of(model, model_name(base)))
     return Source(
         name,
-        model.eval(),
-        tokenizer,
+        whole.model.eval(),
+        whole.tokenizer,
         base,
         chain,
         _folders(chain, home),

@@ -159,6 +159,7 @@ class Quantizer:
             teacher.name, given.model, whole, tokenizers, allow=allow_differences, added_tokens=True
         )
         split, added = split_vocabulary(model_tensors(whole), old, tokenizers, teacher.name)
+        target = Path(out).with_name(f".{Path(out).name}.part") if added else Path(out)
         new = checked_tensors(split, spec, "tuned")
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}
         for name, delta in deltas.items():
@@ -177,7 +178,7 @@ class Quantizer:
             dense = {
                 name: delta for name, delta in deltas.items() if name not in factors and bool(delta.any())
             }
-            report = lora_delta(factors, out, spec, policy=policy, values=dense)
+            report = lora_delta(factors, target, spec, policy=policy, values=dense)
         else:
             with _bar("distilling scales", policy.distill_steps, progress) as on_step:
                 better = {n: (t.float() + deltas[n].to(t.device)).to(t.dtype) for n, t in old.items()}
@@ -186,7 +187,7 @@ class Quantizer:
                 report = encode_source(
                     deltas.__getitem__,
                     policy,
-                    out,
+                    target,
                     spec,
                     importance=moments,
                     refine=distiller,
@@ -195,7 +196,7 @@ class Quantizer:
                     menu=MENU if policy.menu is None else policy.menu,
                 )
         if added:
-            info = attach_vocabulary(out, spec, added)
+            info = attach_vocabulary(target, spec, added, out)
             bits = 8.0 * info.size_bytes / spec.num_parameters
             report = replace(report, sha256=info.sha256, size_bytes=info.size_bytes, bits_per_weight=bits)
         return QuantReport(

@@ -20,6 +20,7 @@ from gym_fed.base.modeling.adapter_base import BASE_RECORD
 from gym_fed.base.modeling.adapters import BASE_ADAPTERS
 from gym_fed.base.modeling.adapters import CONFIG as ADAPTER_CONFIG
 from gym_fed.base.modeling.rope import BASE_CHANGES
+from gym_fed.base.modeling.vocabulary import set_special_ids
 from gym_fed.base.models import LoadedModel, is_hub_name, load_model, model_name, quiet_loading, resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import file_sha256, lies_in
@@ -280,6 +281,7 @@ def rebuild(base: LoadedModel, file: Path, digest: str | None, folder: Path) -> 
     with DeltaFile.open(file, spec, added_tokens=True) as delta:
         tokenizer = tuned_tokenizer(base.tokenizer, delta)
         actual = added(base, delta)
+        set_special_ids(base.model, tokenizer, delta.vocabulary.roles)
     if digest is not None and actual != digest:
         raise GymError(
             ErrorCode.HASH_MISMATCH,

@@ -1,10 +1,11 @@
 """Merge deltas with different added tokens, by the text of the tokens.
 
-The semantics are those of mergekit's ``tokenizer_source: union``. The merged vocabulary is the base's, then the added
-tokens in order of their first appearance, with new ids. Every update is restated against a base that has all of them:
-the base's row of an added token is the mean of the rows that updates have for it, and an update without the token has
-that row too. So a token of one update keeps its row, and rows of shared tokens are merged by the rule, as any other
-weight. Rows without a token (of a padded vocabulary) are left out.
+The merged vocabulary is the base's, then the added tokens in order of first appearance, with new ids. Every update
+is restated against a base that has all of them: the base's row of an added token is the coordinate-wise median of the
+rows that updates have for it, and an update without the token has that row too. So a token of one update keeps its row,
+and rows of shared tokens are merged by the rule, as any other weight. For one or two updates with a token this is
+mergekit's ``tokenizer_source: union``; for more, mergekit takes the mean, which one hostile update can move anywhere.
+Rows from the first unused id on that have no added token are left out.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gym_fed.base.modeling.vocabulary import (
+    grow,
     require_vocabulary,
-    set_last_rows,
     text_tokenizer,
     vocabulary_parameters,
 )
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.delta.added_tokens import AddedToken, AddedTokens, shown_tokens
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.file import DeltaFile
@@ -69,8 +71,7 @@ class VocabularyUnion:
             return None
         model: Any = base.model
         ids = text_tokenizer(base.tokenizer).get_vocab()
-        first = max(ids.values()) + 1
-        tokens = _union(updates, first)
+        tokens = _union(updates, max(ids.values()) + 1)
         if taken := [token.text for token in tokens.tokens if token.text in ids]:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
@@ -81,10 +82,11 @@ class VocabularyUnion:
             if update.added_rows is not None:
                 require_vocabulary(model, update.added_rows.names, str(update.path))
         old = {name: p.detach().clone() for name, p in vocabulary_parameters(model).items()}
+        num_rows = len(next(iter(old.values())))
+        first = tokens.tokens[0].id if tokens.tokens else num_rows
         size = max(first + len(tokens.tokens), *(len(tensor) for tensor in old.values()))
-        last = {name: _mean_rows(updates, tokens, name, tensor) for name, tensor in old.items()}
-        start = size - len(next(iter(old.values())))
-        set_last_rows(model, size, {name: t.new_zeros(start, *t.shape[1:]) for name, t in old.items()})
+        last = {name: _median_rows(updates, tokens, name, tensor) for name, tensor in old.items()}
+        grow(model, size)
         parameters = vocabulary_parameters(model)
         with torch.no_grad():
             for name, rows in last.items():
@@ -94,6 +96,16 @@ class VocabularyUnion:
         new = {name: p.detach() for name, p in parameters.items()}
         tokenizer = extended_by(base.tokenizer, tokens, "the soup")
         return cls(tokens, spec, wider, old, new, first), replace(base, tokenizer=tokenizer)
+
+    def left_out(self, update: DeltaFile) -> list[str]:
+        """Describe roles and properties of an update's tokens that differ from the union's."""
+        ours = {t.text: t.flags for t in (*self.tokens.tokens, *self.tokens.changed)}
+        own = (*update.vocabulary.tokens, *update.vocabulary.changed)
+        roles = update.vocabulary.roles.items()
+        return [
+            *(f"{role}: {plain(text, 40)!r}" for role, text in roles if self.tokens.roles.get(role) != text),
+            *(f"properties of {plain(t.text, 40)!r}" for t in own if ours.get(t.text) != t.flags),
+        ]
 
     def restate(self, update: DeltaFile, path: Path) -> None:
         """Write an update against the wider base; other tensors are copied.
@@ -130,7 +142,8 @@ class VocabularyUnion:
         for name, whole in self.new.items():
             delta = merged.decode(name) if name in merged else torch.zeros(whole.shape)
             first = min(self.first, len(self.old[name]))
-            rows[name] = whole[first:].float().cpu() + delta[first:]
+            if self.tokens.tokens:
+                rows[name] = whole[first:].float().cpu() + delta[first:]
             kept = delta[: len(self.old[name])].clone()
             kept[first:] = 0.0
             if bool(kept.any()):
@@ -153,13 +166,14 @@ def _union(updates: Sequence[DeltaFile], first: int) -> AddedTokens:
     return AddedTokens(tokens, roles, tuple(changed[number] for number in sorted(changed)))
 
 
-def _mean_rows(updates: Sequence[DeltaFile], tokens: AddedTokens, name: str, base: Tensor) -> Tensor:
-    """Return the mean row of each token over the updates that have it, ``[tokens, ...]`` float32."""
-    means = torch.zeros(len(tokens.tokens), *base.shape[1:])
+def _median_rows(updates: Sequence[DeltaFile], tokens: AddedTokens, name: str, base: Tensor) -> Tensor:
+    """Return the median row of each token over the updates that have it, ``[tokens, ...]`` float32."""
+    medians = torch.zeros(len(tokens.tokens), *base.shape[1:])
     own = [_rows_by_token(update, name) for update in updates]
-    for mean, token in zip(means, tokens.tokens, strict=True):
-        mean.copy_(torch.stack([rows[token.text] for rows in own if token.text in rows]).mean(dim=0))
-    return means
+    for median, token in zip(medians, tokens.tokens, strict=True):
+        stacked = torch.stack([rows[token.text] for rows in own if token.text in rows])
+        median.copy_(stacked.quantile(0.5, dim=0))
+    return medians
 
 
 def _rows_by_token(update: DeltaFile, name: str) -> dict[str, Tensor]:

@@ -327,7 +327,7 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     from gym_fed.base.modeling.rope import apply_base_changes
 
     apply_base_changes(model, adapter.folder)
-    fit_rows(model, adapter.folder / WEIGHTS)
+    fit_rows(model, adapter, adapter.folder / WEIGHTS)
     require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
     try:
         with own_names_kept(), warnings.catch_warnings():

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
+
+FLAGS = ("lstrip", "normalized", "rstrip", "single_word", "special")
+"""The properties of a ``tokenizers.AddedToken``."""
+ROLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True)
@@ -41,15 +46,63 @@ def text_tokenizer(tokenizer: Any) -> Any:
     return getattr(tokenizer, "tokenizer", tokenizer)
 
 
-def extended_tokenizer(
-    base: Any, tokens: Iterable[tuple[int, str, Mapping[str, bool]]], roles: Mapping[str, str], name: str
-) -> Any:
+Token = tuple[int, str, tuple[str, ...]]
+"""Id, text, and the true ones of ``FLAGS``, sorted."""
+
+
+@dataclass(frozen=True)
+class TokenChanges:
+    """What has to be added to a base's tokenizer to make it a fine-tune's.
+
+    Attributes:
+        tokens: Tokens that the base lacks, in order of ids.
+        changed: Tokens of the base with other properties, in order of ids.
+        roles: Text of each special token (of ``ROLES``) that differs.
+    """
+
+    tokens: tuple[Token, ...] = ()
+    changed: tuple[Token, ...] = ()
+    roles: Mapping[str, str] = field(default_factory=dict)
+
+
+def token_changes(base: Any, tuned: Any, name: str) -> TokenChanges:
+    """Compare two tokenizers whose shared tokens have the same ids.
+
+    Raises:
+        GymError: ``BASE_MISMATCH`` for new tokens that text is merged into, which cannot be added.
+    """
+    added = vocabulary_difference(base, tuned).added
+    old, new = text_tokenizer(base), text_tokenizer(tuned)
+    known, before = new.added_tokens_decoder, old.added_tokens_decoder
+    if learned := [text for number, text in added.items() if number not in known]:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"{name}: the model of its tokenizer was trained again: {counted(len(learned), 'new token')} that text is "
+            f"merged into, such as {plain(learned[0], 40)!r}",
+            "add tokens with tokenizer.add_tokens, or export the whole model",
+        )
+
+    def listed(numbers: Iterable[int]) -> tuple[Token, ...]:
+        return tuple(
+            (n, str(known[n].content), tuple(flag for flag in FLAGS if getattr(known[n], flag)))
+            for n in sorted(numbers)
+        )
+
+    changed = {n for n, token in known.items() if n not in added and token != before.get(n)}
+    roles = {
+        role: str(text)
+        for role in ROLES
+        if (text := getattr(new, role, None)) is not None and str(text) != str(getattr(old, role, None))
+    }
+    return TokenChanges(listed(added), listed(changed), roles)
+
+
+def extended_tokenizer(base: Any, changes: TokenChanges, name: str) -> Any:
     """Return a copy of a tokenizer (or processor) with additional tokens.
 
     Args:
         base: The tokenizer to extend.
-        tokens: Id, text and properties (``tokenizers.AddedToken``) of each token, in order of ids.
-        roles: Text of special tokens, such as ``eos_token``.
+        changes: The tokens to add or to change.
         name: Name of the fine-tune in errors.
 
     Raises:
@@ -59,17 +112,30 @@ def extended_tokenizer(
 
     whole = copy.deepcopy(base)
     wider = text_tokenizer(whole)
-    for number, text, flags in tokens:
-        wider.add_tokens([AddedToken(text, **flags)], special_tokens=bool(flags.get("special")))
-        if (actual := wider.convert_tokens_to_ids(text)) != number:
+    ids = wider.get_vocab()
+    for number, text, _ in changes.changed:
+        if ids.get(text) != number:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"{name}: changes the token {plain(text, 40)!r} with the id {number}, and the base has the id "
+                f"{ids.get(text, 'of no such token')}",
+                "use the tokenizer that the base was published with",
+            )
+    every = sorted((*changes.changed, *changes.tokens))
+    for special, run in groupby(every, key=lambda token: "special" in token[2]):  # one call rebuilds a trie
+        tokens = [AddedToken(text, **{flag: flag in flags for flag in FLAGS}) for _, text, flags in run]
+        wider.add_tokens(tokens, special_tokens=special)
+    ids = wider.get_vocab()
+    for number, text, _ in every:
+        if (actual := ids.get(text)) != number:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{name}: its token {plain(text, 40)!r} has the id {number}, and added to the base's tokenizer "
                 f"it gets {actual}",
                 "use the tokenizer that the base was published with, and ids that follow on it without gaps",
             )
-    for role, text in roles.items():
-        if wider.convert_tokens_to_ids(text) is None or text not in wider.get_vocab():
+    for role, text in changes.roles.items():
+        if text not in ids:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
                 f"{name}: its {role} {plain(text, 40)!r} is not a token of the extended tokenizer",
@@ -77,6 +143,19 @@ def extended_tokenizer(
             )
         setattr(wider, role, text)
     return whole
+
+
+def set_special_ids(model: Any, tokenizer: Any, roles: Iterable[str]) -> None:
+    """Set the ids of special tokens in a model's configs, so that generation ends at the tokenizer's end token."""
+    wider = text_tokenizer(tokenizer)
+    for role in roles:
+        for config in (
+            model.config,
+            model.config.get_text_config(),
+            getattr(model, "generation_config", None),
+        ):
+            if config is not None and hasattr(config, f"{role}_id"):
+                setattr(config, f"{role}_id", wider.convert_tokens_to_ids(getattr(wider, role)))
 
 
 def vocabulary_parameters(model: Any) -> dict[str, Any]:
@@ -110,9 +189,20 @@ def set_last_rows(model: Any, size: int, rows: Mapping[str, Any]) -> None:
     """Extend the vocabulary of a transformers model to ``size`` rows, and set the last of them to ``rows``."""
     import torch
 
-    if size != len(model.get_input_embeddings().weight):
-        model.resize_token_embeddings(size, mean_resizing=False)
+    grow(model, size)
     parameters = vocabulary_parameters(model)
     with torch.no_grad():
         for name, values in rows.items():
             parameters[name][size - len(values) :] = values.to(parameters[name].device)
+
+
+def grow(model: Any, size: int) -> None:
+    """Extend the vocabulary of a transformers model to ``size`` rows of zeros."""
+    import torch
+
+    rows = len(model.get_input_embeddings().weight)
+    if size > rows:
+        model.resize_token_embeddings(size, mean_resizing=False)
+        with torch.no_grad():
+            for parameter in vocabulary_parameters(model).values():
+                parameter[rows:] = 0.0

@@ -127,7 +127,9 @@ class Inputs:
             path = self._difference(name)
         return self._stack.enter_context(DeltaFile.open(path, self.spec, added_tokens=True))
 
-    def with_union_vocabulary(self, updates: Mapping[int, DeltaFile]) -> dict[int, DeltaFile]:
+    def with_union_vocabulary(
+        self, updates: Mapping[int, DeltaFile], names: Sequence[str]
+    ) -> dict[int, DeltaFile]:
         """Restate updates against a base with all of their added tokens, if there are any (``VocabularyUnion``).
 
         Raises:
@@ -140,6 +142,9 @@ class Inputs:
             return dict(updates)
         self._union, self.base = found
         self.spec = self._union.wider
+        for index, update in updates.items():
+            if differences := self._union.left_out(update):
+                self.not_merged.setdefault(names[index], []).extend(differences)
         return {index: self.restated(update) for index, update in updates.items()}
 
     def restated(self, delta: DeltaFile) -> DeltaFile:
@@ -169,7 +174,7 @@ class Inputs:
         """Add the rows that ``on_given_base`` left out, and describe them; empty without any."""
         from gym_fed.delta.vocabulary import attach_vocabulary
 
-        if self._union is None or self._change is None:
+        if self._union is None or not self._change:
             return ""
         attach_vocabulary(soup, self._union.spec, self._change)
         return str(self._change)

@@ -179,7 +179,7 @@ def _run(
         updates, refused = open_all(inputs, names, skip_broken)
         given, kept_weights = list(updates.values()), [weights[index] for index in updates]
         root = inputs.open(merger.root) if merger.root is not None else None
-        updates = inputs.with_union_vocabulary(updates)
+        updates = inputs.with_union_vocabulary(updates, names)
         files = list(updates.values())
         evaluator = evaluator_of(inputs.base, files)
         opened = Opened(updates, kept_weights, inputs, evaluator, root and inputs.restated(root))

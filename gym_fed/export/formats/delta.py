@@ -49,16 +49,24 @@ class Delta(ExportFormat):
             return
         from gym_fed.delta.base import BaseSpec, model_tensors
         from gym_fed.delta.encode import encode_delta, lora_delta
-        from gym_fed.delta.factors import is_plain_lora, lora_factors
+        from gym_fed.delta.factors import LoraChange, is_plain_lora, lora_change, lora_factors
         from gym_fed.delta.vocabulary import attach_vocabulary, split_vocabulary
 
         tensors = model_tensors(_base_of(source))
         spec = BaseSpec.of(tensors, model_name(str(source.base)))
         codec = options.codec or CodecPolicy(error_feedback=False)
+        tokenizers = (load_tokenizer(str(source.base)), source.tokenizer)
         if is_plain_lora(source.model) and not source.below:
-            lora_delta(lora_factors(source.model), target, spec, policy=codec)
+            size = len(source.model.get_base_model().get_input_embeddings().weight)
+            change = LoraChange(lora_factors(source.model), {})
+            if size not in {
+                shape[0] for shape in spec.shapes.values() if shape
+            }:  # its embeddings were extended
+                change = lora_change(source.model, tensors, tokenizers=tokenizers)
+            lora_delta(change.factors, target, spec, policy=codec, values=change.values)
+            if change.added:
+                attach_vocabulary(target, spec, change.added)
         else:
-            tokenizers = (load_tokenizer(str(source.base)), source.tokenizer)
             split, added = split_vocabulary(model_tensors(source.whole()), tensors, tokenizers, source.name)
             encode_delta(split, tensors, codec, target, spec)
             if added:
