@@ -52,16 +52,15 @@ class Delta(ExportFormat):
         from gym_fed.delta.factors import LoraChange, is_plain_lora, lora_change, lora_factors
         from gym_fed.delta.vocabulary import attach_vocabulary, split_vocabulary
 
-        tensors = model_tensors(_base_of(source))
+        base = _base_of(source)
+        tensors = model_tensors(base)
         spec = BaseSpec.of(tensors, model_name(str(source.base)))
         codec = options.codec or CodecPolicy(error_feedback=False)
         tokenizers = (load_tokenizer(str(source.base)), source.tokenizer)
         if is_plain_lora(source.model) and not source.below:
-            size = len(source.model.get_base_model().get_input_embeddings().weight)
             change = LoraChange(lora_factors(source.model), {})
-            if size not in {
-                shape[0] for shape in spec.shapes.values() if shape
-            }:  # its embeddings were extended
+            rows = {len(m.get_input_embeddings().weight) for m in (source.model.get_base_model(), base)}
+            if len(rows) > 1:
                 change = lora_change(source.model, tensors, tokenizers=tokenizers)
             lora_delta(change.factors, target, spec, policy=codec, values=change.values)
             if change.added:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.added_tokens import AddedToken as TableToken
+from gym_fed.delta.added_tokens import AddedTokens
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.file import DeltaFile
+from gym_fed.delta.vocabulary import extended_by
 from gym_fed.evaluation.scoring.models import ModelRequest, open_models, resolve_model
 from gym_fed.evaluation.scoring.scorer import Continuation
 from tests.support.added_tokens import save_with_tokens
@@ -108,7 +112,9 @@ def test_an_end_token_that_was_added_ends_the_text_of_the_rebuilt_model(
     tokenizer.eos_token = "<|step|>"
     tokenizer.save_pretrained(tmp_path / "tuned")
     again = rebuilt(tiny_base, tmp_path / "tuned", tmp_path)
-    assert again.tokenizer.eos_token_id == tokenizer.eos_token_id
+    end = tokenizer.convert_tokens_to_ids("<|step|>")
+    assert again.tokenizer.eos_token_id == end
+    assert again.model.config.eos_token_id == again.model.generation_config.eos_token_id == end
 
 
 def test_a_lora_run_with_added_tokens_keeps_its_factors_and_gets_its_rows(
@@ -297,3 +303,71 @@ def test_a_token_of_the_base_that_became_an_added_token_is_one_in_the_rebuilt_to
     assert again.backend_tokenizer.to_str() == expected.backend_tokenizer.to_str()
     ids = again("a word<think>")["input_ids"]
     assert "word" not in again.decode(ids, skip_special_tokens=True)
+
+
+def test_a_changed_token_that_the_base_lacks_is_refused_before_anything_is_written(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    file = tmp_path / "d.gymdelta"
+    save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    assert gym("delta", "encode", tiny_base, tmp_path / "tuned", "-o", file).exit_code == 0
+    file.write_bytes(hostile(file, lambda m: m["vocabulary"].update(changed=[[5, "<zzz>", ["special"]]])))
+    done = gym("delta", "apply", tiny_base, file, "-o", tmp_path / "again")
+    assert isinstance(done.exception, GymError)
+    assert "changes the token '<zzz>'" in done.exception.message
+    assert not (tmp_path / "again").exists()
+
+
+def test_a_row_that_is_not_finite_is_refused_by_its_token_and_an_older_file_stays(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    file = tmp_path / "d.gymdelta"
+    model = save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    assert gym("delta", "encode", tiny_base, tmp_path / "tuned", "-o", file).exit_code == 0
+    before = file.read_bytes()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[-3] = torch.inf
+    model.save_pretrained(tmp_path / "tuned")
+    done = gym("delta", "encode", tiny_base, tmp_path / "tuned", "-o", file, "--overwrite")
+    assert isinstance(done.exception, GymError)
+    assert "('<think>') of model.embed_tokens.weight is not finite" in done.exception.message
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.name]
+    assert file.read_bytes() == before
+
+
+def test_thousands_of_added_tokens_take_seconds(tiny_base: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_base))
+    first = len(tokenizer)
+    tokens = AddedTokens(tuple(TableToken(first + n, f"<extra{n}>") for n in range(20_000)))
+    started = time.process_time()
+    assert len(extended_by(tokenizer, tokens, "many")) == first + 20_000
+    assert time.process_time() - started < 5.0
+
+
+def test_delta_compare_reports_the_errors_of_a_fine_tune_with_added_tokens(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    save_with_tokens(tiny_base, tmp_path / "tuned", TOKENS)
+    rebuilt(tiny_base, tmp_path / "tuned", tmp_path, *EXACT)
+    done = gym("delta", "compare", tiny_base, tmp_path / "tuned", tmp_path / "d.gymdelta", "--json")
+    assert done.exit_code == 0, done.exception
+    (found,) = json.loads(done.stdout).values()
+    assert all(tensor["weight_error"] < 1e-6 for tensor in found["tensors"])
+
+
+def test_an_exported_lora_run_with_resized_embeddings_keeps_its_factors_and_its_rows(
+    tmp_path: Path, untied_base: Path
+) -> None:
+    loaded = load_model(str(untied_base))
+    model: Any = loaded.model
+    loaded.tokenizer.add_tokens(["<think>"])
+    model.resize_token_embeddings(len(loaded.tokenizer), mean_resizing=False)
+    adapted: Any = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False))
+    adapted.save_pretrained(tmp_path / "run", save_embedding_layers=True)
+    loaded.tokenizer.save_pretrained(tmp_path / "run")
+    file = tmp_path / "run.gymdelta"
+    done = gym("export", tmp_path / "run", "--format", "delta", "-o", file)
+    assert done.exit_code == 0, done.exception
+    with DeltaFile.open(file, added_tokens=True) as delta:
+        assert [token.text for token in delta.vocabulary.tokens] == ["<think>"]
+        assert "lora" in {delta.record(name).codec for name in delta.names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from click.testing import Result
 from typer.testing import CliRunner
 
-from gym_fed.base.models import load_model
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.file import DeltaFile
@@ -115,3 +116,48 @@ def test_a_fine_tune_with_other_ids_for_the_base_tokens_is_refused_by_the_first_
     assert done.exception.code is ErrorCode.BASE_MISMATCH
     assert "the first is 'one'" in done.exception.message
     assert not (tmp_path / "soup.gymdelta").exists()
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean"])
+def test_one_hostile_row_of_a_shared_token_leaves_a_robust_soup_within_the_honest_rows(
+    tmp_path: Path, tiny_base: Path, rule: str
+) -> None:
+    updates = [tmp_path / str(seed) for seed in range(5)]
+    for seed, folder in enumerate(updates):
+        model = save_with_tokens(tiny_base, folder, ["<think>"], seed=seed)
+        if seed == 4:
+            with torch.no_grad():
+                model.get_input_embeddings().weight[-1] = 1e12
+            model.save_pretrained(folder)
+    malicious = () if rule == "median" else ("--num-malicious-nodes", 1)
+    merged = soup(tiny_base, updates, tmp_path, "--rule", rule, *malicious)
+    honest = torch.stack([row(load_model(str(folder)), "<think>") for folder in updates[:4]])
+    found = row(merged, "<think>")
+    assert bool((found >= honest.amin(0) - 1e-6).all())
+    assert bool((found <= honest.amax(0) + 1e-6).all())
+    assert bool(found.abs().max() > 0.01)
+
+
+def test_padded_vocabularies_without_tokens_merge_to_the_vocabulary_of_the_base(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    for seed in (1, 2):
+        save_with_tokens(tiny_base, tmp_path / str(seed), [], rows=300, seed=seed)
+    merged = soup(tiny_base, [tmp_path / "1", tmp_path / "2"], tmp_path, "--rule", "linear")
+    base = load_model(str(tiny_base)).model.get_input_embeddings().weight
+    assert merged.model.get_input_embeddings().weight.shape == base.shape
+    with DeltaFile.open(tmp_path / "soup.gymdelta") as opened:
+        assert opened.added_rows is None
+
+
+def test_end_tokens_that_differ_are_reported_and_the_first_is_kept(tmp_path: Path, tiny_base: Path) -> None:
+    for name in ("a", "b"):
+        save_with_tokens(tiny_base, tmp_path / name, [f"<|{name}|>"])
+        tokenizer = load_tokenizer(str(tmp_path / name))
+        tokenizer.eos_token = f"<|{name}|>"
+        tokenizer.save_pretrained(tmp_path / name)
+    out = tmp_path / "soup.gymdelta"
+    words = ("--base", tiny_base, "--rule", "linear", "-o", out, "--json")
+    done = gym("soup", "merge", tmp_path / "a", tmp_path / "b", *words)
+    assert done.exit_code == 0, done.exception
+    assert "eos_token: '<|b|>'" in json.loads(done.stdout)["not_merged"][str(tmp_path / "b")]
