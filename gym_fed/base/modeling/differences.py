@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gym_fed.base.modeling.vocabulary import text_tokenizer, vocabulary_difference
+from gym_fed.base.modeling.vocabulary import (
+    ROLES,
+    TokenChanges,
+    text_tokenizer,
+    token_changes,
+    vocabulary_difference,
+)
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
 
@@ -150,5 +156,15 @@ def _tokenizer_differences(base: Any, tuned: Any, added_tokens: bool) -> Iterato
         )
     if base.chat_template != tuned.chat_template:
         yield Difference("chat template", "", computes=False)
-    if base.eos_token != tuned.eos_token and not (added and added_tokens):
-        yield Difference("end token", f"{base.eos_token} -> {tuned.eos_token}", computes=False)
+    if added and added_tokens and not other:
+        return  # the tokens are encoded with their roles and properties
+    for role in ROLES:
+        old, new = getattr(base, role, None), getattr(tuned, role, None)
+        if new is not None and str(old) != str(new):
+            what = "end token" if role == "eos_token" else role.replace("_", " ")
+            yield Difference(what, f"{old} -> {new}", computes=False)
+    changes = TokenChanges() if added or other else token_changes(base, tuned, "the fine-tune")
+    if changes.changed:
+        first = plain(changes.changed[0][1], 40)
+        what = f"properties of {counted(len(changes.changed), 'token')}"
+        yield Difference(what, f"the first is {first!r}", computes=False)

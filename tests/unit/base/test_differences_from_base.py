@@ -137,3 +137,18 @@ def test_window_settings_that_nothing_reads_are_no_difference() -> None:
 
     assert list(_config_differences(config(max_window_layers=24), config(max_window_layers=21))) == []
     assert list(_config_differences(config(rms_norm_eps=1e-5), config(rms_norm_eps=1e-6)))
+
+
+def test_other_special_tokens_and_properties_without_added_tokens_are_reported(tiny_base: Path) -> None:
+    from tokenizers import AddedToken
+
+    from gym_fed.base.modeling.differences import require_same_settings
+    from gym_fed.base.models import load_tokenizer
+
+    base, tuned = load_tokenizer(str(tiny_base)), load_tokenizer(str(tiny_base))
+    special = str(tuned.eos_token)
+    tuned.add_tokens([AddedToken(special, special=True, lstrip=True)], special_tokens=True)
+    tuned.bos_token = special
+    base.bos_token = str(base.convert_ids_to_tokens(5))
+    found = [d.what for d in require_same_settings("tuned", None, None, (base, tuned))]
+    assert found == ["bos token", "properties of 1 token"]
