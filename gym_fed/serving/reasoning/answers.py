@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
@@ -37,9 +38,13 @@ class AnswerReader:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._parser = reasoning_parser(AUTO, tokenizer)
-        self._decoder = TextDecoder(tokenizer)
         self.thinks = self._parser is not None
         self.name = name_of(self._parser)
+
+    @cached_property
+    def _decoder(self) -> TextDecoder:
+        """The decoder, created on first use: it copies the whole vocabulary."""
+        return TextDecoder(self._tokenizer)
 
     def thinking(self, prompt_ids: Sequence[int]) -> Thinking | None:
         """Return how the answer to a prompt may think; None if it has no thought."""
@@ -57,12 +62,12 @@ class AnswerReader:
 
     def read(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> ReadAnswer:
         """Decode an answer without special tokens; ``answer_ids`` has no end token."""
-        stream = self.stream(prompt_ids)
-        if stream.splitter is None:  # alone, as in the harness: a stream's text continues the prompt
+        if self.thinking(prompt_ids) is None:
+            # Alone, as in the harness: a stream's text continues the prompt
             return ReadAnswer(str(self._tokenizer.decode(list(answer_ids), skip_special_tokens=True)))
-        splits = [*map(stream.push, answer_ids), stream.end()]
-        thought, text = ("".join(part) for part in zip(*splits, strict=True))
-        return ReadAnswer(text, thought, stream.splitter.thinking)
+        stream = self.stream(prompt_ids)
+        split = joined([*map(stream.push, answer_ids), stream.end()])
+        return ReadAnswer(split.text, split.reasoning, stream.is_thinking)
 
 
 class AnswerStream:
@@ -74,17 +79,22 @@ class AnswerStream:
     """
 
     def __init__(self, stream: TextStream, splitter: Splitter | None) -> None:
-        self._stream, self.splitter = stream, splitter
+        self._stream, self._splitter = stream, splitter
+
+    @property
+    def is_thinking(self) -> bool:
+        """True inside the thought."""
+        return self._splitter is not None and self._splitter.thinking
 
     def push(self, token_id: int) -> AnswerSplit:
         """Add a token, and return the text that is now certain."""
-        if self.splitter is None:
+        if self._splitter is None:
             return AnswerSplit(text=self._stream.push(token_id))
-        return self.splitter.push(token_id, self._stream)
+        return self._splitter.push(token_id, self._stream)
 
     def end(self) -> AnswerSplit:
         """Return the held-back text at the end."""
         rest = self._stream.finish()
-        if self.splitter is None:
+        if self._splitter is None:
             return AnswerSplit(text=rest)
-        return joined([self.splitter.feed(rest), self.splitter.end()])
+        return joined([self._splitter.feed(rest), self._splitter.end()])
