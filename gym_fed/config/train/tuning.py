@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, field_validator, model_validator
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.member import MemberOf
@@ -252,26 +252,57 @@ class Ia3Settings(StrictModel):
         return self
 
 
-class QuantizationSettings(StrictModel):
-    """Settings of a base quantised to 4 or 8 bits under an adapter (QLoRA, Dettmers et al. 2023)."""
+_QUANTISERS = {"bitsandbytes": (4, 8), "hqq": (2, 3, 4, 5, 6, 8), "torchao": (2, 3, 4, 5, 6, 8)}
+"""Bits of each method."""
+_STORED = "its models are stored quantised; give the folder or name of one as model"
+_NOT_QUANTISERS = {
+    "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
+    **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
+    "eetq": "no package of it installs beside this torch; use bitsandbytes or torchao with 8 bits",
+}
+"""Methods of other trainers, with the reason why they are no values of ``quantization.method``."""
 
-    method: Literal["bitsandbytes"] = "bitsandbytes"
-    bits: Literal[4, 8] = 4
+
+class QuantizationSettings(StrictModel):
+    """Settings of a base quantised to 2 to 8 bits under an adapter (QLoRA, Dettmers et al. 2023)."""
+
+    method: Literal["bitsandbytes", "hqq", "torchao"] = "bitsandbytes"
+    """``bitsandbytes`` has 4 and 8 bits. ``hqq`` and ``torchao`` have 2, 3, 4, 5, 6 and 8, under ``finetuning: lora``;
+    ``hqq`` stores 5 and 6 bits, and ``torchao`` every number of bits, in 8."""
+
+    bits: Literal[2, 3, 4, 5, 6, 8] = 4
     quant_type: Literal["nf4", "fp4"] = "nf4"
-    """4-bit data type: quantiles of a normal distribution, or a float."""
+    """4-bit data type of bitsandbytes: quantiles of a normal distribution, or a float."""
 
     double_quant: bool = True
-    """Quantise the scales of the 4-bit blocks too."""
+    """Quantise the scales of bitsandbytes' 4-bit blocks too."""
 
     compute_dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type in which 4-bit weights are multiplied; by default ``base_dtype`` or ``dtype``."""
+    """Type in which bitsandbytes multiplies 4-bit weights; by default ``base_dtype`` or ``dtype``."""
+
+    group_size: int = Field(default=64, ge=8, multiple_of=8)
+    """Weights of a row with one scale, for ``hqq`` and ``torchao``."""
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _validate_method(cls, method: Any) -> Any:
+        if (reason := _NOT_QUANTISERS.get(method) if isinstance(method, str) else None) is not None:
+            raise ValueError(f"{method} does not quantise while loading: {reason}")
+        return method
 
     @model_validator(mode="after")
     def _validate_bits(self) -> QuantizationSettings:
-        if self.bits == 8:
+        bits = _QUANTISERS[self.method]
+        if self.bits not in bits:
+            raise ValueError(
+                f"{self.method} has {', '.join(map(str, bits))} bits, not {self.bits}; use hqq or torchao"
+            )
+        if self.method == "bitsandbytes" and self.group_size != 64:
+            raise ValueError("group_size is for hqq and torchao; remove it")
+        if self.bits == 8 or self.method != "bitsandbytes":
             for key, value in (("quant_type", "nf4"), ("double_quant", True), ("compute_dtype", None)):
                 if getattr(self, key) != value:
-                    raise ValueError(f"{key} is for 4 bits; remove it, or set bits to 4")
+                    raise ValueError(f"{key} is for 4 bits of bitsandbytes; remove it, or set bits to 4")
         return self
 
 

@@ -12,7 +12,8 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS, TUNING
 from gym_fed.training.model.adapters import merge_starting_adapters
 from gym_fed.training.model.architecture import model_classes, new_config
-from gym_fed.training.model.quantization import quantization_arguments
+from gym_fed.training.model.packed_layers import pack_layers
+from gym_fed.training.model.quantization import is_quantised, quantization_arguments
 from gym_fed.training.processes.sharding import loading_arguments
 from gym_fed.training.vision.conversations import require_model_of_text
 
@@ -41,22 +42,20 @@ def load_for_training(config: TrainingConfig) -> tuple[Any, Any]:
     arguments = {**loading_arguments(config), **quantization_arguments(config)}
     loaded = load_model(config.model, dtype=config.loaded_dtype, arguments=arguments)
     if not hasattr(loaded.model, "merge_and_unload"):
-        return merge_starting_adapters(loaded.model, config), loaded.tokenizer
+        return pack_layers(merge_starting_adapters(loaded.model, config), config), loaded.tokenizer
     reason = f"model: {config.model} is itself an adapter"
     remedy = f"give model: its base, and adapter: {config.model} to train it on, or finetuning: full"
     refuse_first((TUNING.type_of(config.finetuning).is_adapter, reason, remedy))
-    return merge_starting_adapters(merged(loaded.model, config.model), config), loaded.tokenizer
+    return pack_layers(
+        merge_starting_adapters(merged(loaded.model, config.model), config), config
+    ), loaded.tokenizer
 
 
 def require_dtype(model: Any, config: TrainingConfig) -> None:
     """Refuse a model in memory whose dtype differs from the config's ``dtype``; it would be trained unconverted."""
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
-    if (
-        key in config.model_fields_set
-        and dtype != config.loaded_dtype
-        and not getattr(model, "is_quantized", False)
-    ):
+    if key in config.model_fields_set and dtype != config.loaded_dtype and not is_quantised(model):
         reason = f"{key}: {config.loaded_dtype} is set, and the model in memory is in {dtype}"
         remedy = f"give model.to(torch.{config.loaded_dtype}), or remove the key"
         raise GymError(ErrorCode.USAGE, reason, remedy)

@@ -16,6 +16,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
+from gym_fed.training.model.packed_layers import packed_names
 from gym_fed.training.model.quantization import require_quantised
 from gym_fed.training.vision.parts import frozen_parts, narrow_targets
 
@@ -73,6 +74,8 @@ def wrap(
     own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
     _exclude_unadapted(model, peft_config)
+    if peft_config.target_modules == "all-linear" and (packed := packed_names(model)):
+        peft_config.target_modules = set(packed)
     _require_modules(model, peft_config, section)
     _require_parameters(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
@@ -85,6 +88,8 @@ def wrap(
             # Without patterns in the config, the warning is about PEFT's own patterns for routed experts.
             unmatched = "The following .*_pattern keys did not match"
             warnings.filterwarnings("error" if own_patterns else "ignore", message=unmatched)
+            # Adapters are merged into the base as it was before it was packed.
+            warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")
             warnings.simplefilter("ignore", FutureWarning)  # PEFT calls transformers by an old name
             warnings.filterwarnings(
                 "error", message="Invalid `.*_block_size`"

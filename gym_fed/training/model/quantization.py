@@ -1,4 +1,7 @@
-"""Quantised bases: quantised while they are loaded (QLoRA), or stored quantised by other tools.
+"""Quantised bases: quantised for the run (QLoRA), or stored quantised by other tools.
+
+bitsandbytes quantises while weights are loaded. The layers of other methods (``packed_layers``) are quantised one by
+one after that: transformers 5.23 cannot load for HQQ, and its trainer refuses torchao below 8 bits.
 
 Dettmers et al. 2023, "QLoRA: Efficient Finetuning of Quantized LLMs". bitsandbytes also runs on a CPU.
 """
@@ -15,6 +18,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.requirements import require_cuda, require_package
+from gym_fed.training.model.packed_layers import packed_by
 
 # Methods of stored quantised models: packages that transformers 5.23 needs to load them, and True if it loads
 # them on a CPU. (EETQ's kernels are fetched by the package kernels; AWQ's by gptqmodel, no longer by
@@ -25,7 +29,6 @@ _PREQUANTISED: dict[str, tuple[tuple[str, ...], bool]] = {
     "awq": (("gptqmodel",), True),
     "aqlm": (("aqlm",), False),
     "eetq": (("kernels",), False),
-    "hqq": (("hqq",), False),
     "torchao": (("torchao",), True),
     "quanto": (("optimum.quanto",), True),
 }
@@ -38,7 +41,7 @@ def check_quantization(config: TrainingConfig) -> None:
         key = f"quantization.method: {config.quantization.method}"
         reason = f"quantization: {config.model} is quantised already, by {method}"
         refuse_first((method is not None, reason, "remove the section"))
-        require_package("bitsandbytes", key, "quant")
+        _require_method(config, key)
         on_mps = pick_device(config.device).type == "mps"
         refuse_first((on_mps, f"{key} runs on CUDA and CPU, not on mps", "set device to cpu"))
     if method is None:
@@ -46,7 +49,13 @@ def check_quantization(config: TrainingConfig) -> None:
     subject = f"model: {config.model} is quantised by {method}, which"
     untrained = f"finetuning: {config.finetuning} cannot train {config.model}, whose weights are quantised by {method}"
     unknown = f"{subject} gym train does not know"
+    hqq = f"{subject} transformers 5.23 cannot load"
     refuse_first(
+        (
+            method == "hqq",
+            hqq,
+            "give the model that it was made from, and quantization: {method: hqq, bits: 4}",
+        ),
         (not TUNING.type_of(config.finetuning).on_quantized, untrained, "use finetuning: lora"),
         (method not in _PREQUANTISED, unknown, f"one of {', '.join(_PREQUANTISED)}"),
     )
@@ -59,10 +68,29 @@ def check_quantization(config: TrainingConfig) -> None:
         require_cuda(subject)
 
 
+def _require_method(config: TrainingConfig, key: str) -> None:
+    """Refuse a method whose package is missing, and one of ``packed_layers`` that the run does not support."""
+    assert config.quantization is not None
+    method = config.quantization.method
+    remedy = "pip install hqq" if method == "hqq" else ""
+    require_package(method, key, "quant", remedy=remedy)
+    if method == "bitsandbytes":
+        return
+    settings = config.lora
+    plain_lora = config.finetuning == "lora" and not (settings and settings.use_dora)
+    reason = f"{key} is tried with plain LoRA alone"
+    refuse_first((not plain_lora, reason, "use finetuning: lora without use_dora, or method: bitsandbytes"))
+
+
+def is_quantised(model: Any) -> bool:
+    """Return True if a model's layers are quantised, while it was loaded or afterwards."""
+    return bool(getattr(model, "is_quantized", False)) or packed_by(model) is not None
+
+
 def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
     """Return keyword arguments of ``from_pretrained`` that quantise the base; empty without the section."""
     settings = config.quantization
-    if settings is None:
+    if settings is None or settings.method != "bitsandbytes":
         return {}
     import torch
     from transformers import BitsAndBytesConfig
@@ -81,7 +109,7 @@ def quantization_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 def require_quantised(model: Any, config: TrainingConfig) -> None:
     """Refuse an unquantised model in memory although the config has ``quantization``."""
-    if config.quantization is not None and not getattr(model, "is_quantized", False):
+    if config.quantization is not None and not is_quantised(model):
         reason = "quantization: the model in memory is not quantised, and only a model that is loaded can be"
         remedy = "give model: NAME in the config, or quantise the model first and remove the section"
         raise GymError(ErrorCode.USAGE, reason, remedy)

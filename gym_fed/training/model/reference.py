@@ -13,6 +13,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
+from gym_fed.training.model.packed_layers import pack_layers
 from gym_fed.training.model.quantization import quantization_arguments
 
 
@@ -69,6 +70,7 @@ def named_reference(config: TrainingConfig, policy: Any) -> Any | None:
     sizes = [int(lm.get_input_embeddings().weight.shape[0]) for lm in (model, policy)]
     reason = f"reference_model: {name} has {counted(sizes[0], 'token')}, and the policy has {sizes[1]}"
     refuse_first((sizes[0] != sizes[1], reason, "give a model with the policy's tokenizer"))
+    model = pack_layers(model, config)
     if config.quantization is None:
         model = model.to(next(policy.parameters()).device)
     return model.requires_grad_(False).eval()

@@ -224,12 +224,21 @@ def _weight_bytes(config: TrainingConfig, sizes: Sizes) -> float:
 
 
 def _quantised_bytes(config: TrainingConfig) -> float:
-    """Return bytes per weight: 4 bits and a scale per 64 weights (8 bits with double quantisation), or 8 bits."""
+    """Return bytes per weight.
+
+    bitsandbytes: 8 bits, or 4 and a scale per 64 weights, which takes 8 bits with double quantisation. HQQ: 2, 3 (ten
+    in 32 bits), 4 or 8 bits, and a scale and a zero per group. torchao: 8 bits, and a scale per group.
+    """
     assert config.quantization is not None
-    if config.quantization.bits == 8:
+    settings = config.quantization
+    scale = _BYTES[config.loaded_dtype] / settings.group_size
+    if settings.method == "torchao":
+        return 1 + scale
+    if settings.method == "hqq":
+        return {2: 0.25, 3: 0.4, 4: 0.5}.get(settings.bits, 1.0) + 2 * scale
+    if settings.bits == 8:
         return 1.0
-    scale = 1 / 64 + 4 / (64 * 256) if config.quantization.double_quant else 4 / 64
-    return 0.5 + scale
+    return 0.5 + (1 / 64 + 4 / (64 * 256) if settings.double_quant else 4 / 64)
 
 
 def _shares(config: TrainingConfig, processes: int) -> tuple[float, float]:

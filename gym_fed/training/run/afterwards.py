@@ -20,6 +20,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import is_plain_lora
 from gym_fed.training.model.adapters import merged_first
+from gym_fed.training.model.quantization import is_quantised
 from gym_fed.training.model.saving import portable_name
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _on_full_base(model: Any, config: TrainingConfig) -> Any:
     Raises:
         GymError: ``USAGE`` if the base itself is stored quantised.
     """
-    if not hasattr(model, "peft_config") or not getattr(model.get_base_model(), "is_quantized", False):
+    if not hasattr(model, "peft_config") or not is_quantised(model.get_base_model()):
         return model
     from peft import PeftModel
 

@@ -54,8 +54,9 @@ class LoraTuning(Tuning):
         settings = config.lora
         assert settings is not None  # filled in by the config
         start = settings.init_lora_weights
-        if start == "loftq" and (config.quantization is None or config.quantization.bits != 4):
-            reason = "lora.init_lora_weights: loftq corrects quantization to 4 bits, which is not set"
+        chosen = config.quantization
+        if start == "loftq" and (chosen is None or (chosen.method, chosen.bits) != ("bitsandbytes", 4)):
+            reason = "lora.init_lora_weights: loftq corrects quantization to 4 bits of bitsandbytes, which is not set"
             remedy = "add quantization: {bits: 4}, or choose another start"
             raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
         if start.startswith("pissa") or start == "olora":

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from gym_fed.base.models import load_model
+from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
 from gym_fed.evaluation import heldout_loss
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.model.lora_starts import loftq
+from gym_fed.training.model.packed_layers import packed_by
+from gym_fed.training.planning.memory import _quantised_bytes
 from gym_fed.training.trainer import Trainer
 from tests.support.tuning_cases import ROWS, config, train
 
@@ -124,7 +126,7 @@ def marked(tiny_base: Path, folder: Path, method: str) -> str:
 
 @pytest.mark.parametrize(
     ("method", "package"),
-    [("aqlm", "aqlm"), ("hqq", "hqq"), ("eetq", "kernels")],
+    [("aqlm", "aqlm"), ("eetq", "kernels")],
 )
 def test_a_model_quantised_elsewhere_is_held_against_what_is_installed(
     tiny_base: Path, tmp_path: Path, method: str, package: str, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +159,14 @@ def test_packed_weights_stay_packed_where_gptqmodel_runs_them(
         Trainer(TrainingConfig(model=name, finetuning="lora", quantization={}))
 
 
+def test_a_model_stored_by_hqq_is_refused_since_transformers_cannot_load_it(
+    tiny_base: Path, tmp_path: Path
+) -> None:
+    name = marked(tiny_base, tmp_path / "model", "hqq")
+    with pytest.raises(GymError, match=r"quantised by hqq, which transformers 5\.23 cannot load"):
+        Trainer(TrainingConfig(model=name, finetuning="lora"))
+
+
 def test_an_unknown_method_is_refused_by_name(tiny_base: Path, tmp_path: Path) -> None:
     name = marked(tiny_base, tmp_path / "model", "quip9")
     with pytest.raises(GymError, match="is quantised by quip9, which gym train does not know"):
@@ -166,7 +176,7 @@ def test_an_unknown_method_is_refused_by_name(tiny_base: Path, tmp_path: Path) -
 @pytest.mark.parametrize("key", ["quant_type", "double_quant", "compute_dtype"])
 def test_settings_of_4_bits_are_refused_with_8(key: str) -> None:
     value = {"quant_type": "fp4", "double_quant": False, "compute_dtype": "bfloat16"}[key]
-    with pytest.raises(ValueError, match=f"{key} is for 4 bits"):
+    with pytest.raises(ValueError, match=f"{key} is for 4 bits of bitsandbytes"):
         TrainingConfig(finetuning="lora", quantization={"bits": 8, key: value})
 
 
@@ -189,3 +199,74 @@ def test_loftq_quantises_again_what_the_factors_do_not_hold() -> None:
             assert torch.equal(held, dequantize_4bit(again.data, again.quant_state).float())
     assert left[1] < left[0]
     assert left[2] < 0.98 * left[0]
+
+
+@pytest.fixture(scope="module")
+def wide_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model whose layers have whole groups of weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    tokenizer = load_tokenizer("gym-nano")
+    set_seed(0)
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("method", ["hqq", "torchao"])
+def test_an_adapter_learns_on_layers_that_are_packed_after_loading(
+    wide_base: Path, tmp_path: Path, method: str, bits: int
+) -> None:
+    pytest.importorskip(method)
+    section = {"method": method, "bits": bits, "group_size": 16}
+    result = train(wide_base, tmp_path / "run", finetuning="lora", learning_rate=2e-2, quantization=section)
+    assert packed_by(result.model.get_base_model()) == method
+    plain = load_model(str(wide_base))
+    before = heldout_loss(plain.model, plain.tokenizer, ROWS)
+    assert heldout_loss(result.model, result.tokenizer, ROWS) < before
+    again = load_model(str(tmp_path / "run"))
+    assert packed_by(again.model.get_base_model()) is None
+    assert heldout_loss(again.model, again.tokenizer, ROWS) < before
+
+
+def test_fewer_bits_of_hqq_take_less_room_and_as_much_as_is_planned(tmp_path: Path) -> None:
+    pytest.importorskip("hqq")
+    sizes = {}
+    for bits in (2, 4, 8):
+        section = {"method": "hqq", "bits": bits, "group_size": 16}
+        chosen = TrainingConfig(model="gym-nano", finetuning="lora", quantization=section, device="cpu")
+        model, _ = load_for_training(chosen)
+        layers = [module for module in model.modules() if type(module).__name__ == "HQQLinear"]
+        held = [
+            t for layer in layers for t in (layer.W_q, *layer.meta.values()) if isinstance(t, torch.Tensor)
+        ]
+        weights = sum(layer.in_features * layer.out_features for layer in layers)
+        sizes[bits] = sum(tensor.nbytes for tensor in held) / weights
+        assert sizes[bits] == pytest.approx(_quantised_bytes(chosen), rel=0.05)
+    assert sizes[2] < sizes[4] < sizes[8]
+
+
+def test_methods_and_bits_that_no_library_has_are_refused_with_the_reason() -> None:
+    for method in ("quanto", "aqlm", "eetq", "gptq", "awq"):
+        with pytest.raises(ValueError, match=f"{method} does not quantise while loading"):
+            TrainingConfig(finetuning="lora", quantization={"method": method})
+    with pytest.raises(ValueError, match="bitsandbytes has 4, 8 bits, not 3; use hqq or torchao"):
+        TrainingConfig(finetuning="lora", quantization={"bits": 3})
+    with pytest.raises(ValueError, match="group_size is for hqq and torchao"):
+        TrainingConfig(finetuning="lora", quantization={"group_size": 32})
+
+
+def test_packed_layers_are_refused_with_other_methods_and_groups_that_do_not_fit(
+    tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    section = {"method": "torchao", "bits": 3, "group_size": 56}
+    name = str(tiny_base)
+    with pytest.raises(GymError, match="tried with plain LoRA alone"):
+        Trainer(TrainingConfig(model=name, finetuning="vera", quantization=section))
+    chosen = TrainingConfig(model=name, finetuning="lora", quantization=section, device="cpu")
+    with pytest.raises(GymError, match=r"group_size: 56 does not divide model\.layers\.0"):
+        load_for_training(chosen)

@@ -20,7 +20,10 @@ from gym_fed.training.algorithms.preference._tokenised import build_on_ids, chec
 from gym_fed.training.rows.answers import answer_lengths, encode_answers, require_some
 from gym_fed.training.run.job import Job
 
-_QUANTISED = ("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer")
+_QUANTISED = (
+    *("is_quantized", "is_loaded_in_4bit", "is_loaded_in_8bit", "quantization_method", "hf_quantizer"),
+    "packed_by",
+)
 
 
 class RewardModel(Algorithm):
