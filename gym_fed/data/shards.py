@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import plain
+from gym_fed.core.text import counted, plain
 from gym_fed.data.bounded import MAX_ROW_BYTES, not_utf8, too_long
 
 _MAX_HEADER_BYTES = 1 << 20
@@ -66,7 +66,7 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
         archive = tarfile.open(fileobj=_HeaderReader(name, stream), mode="r:", errorlevel=2)  # noqa: SIM115
         before = -1
         while (member := archive.next()) is not None:
-            archive.members.clear()  # tarfile keeps every member that it has seen
+            vars(archive)["members"].clear()  # tarfile keeps every member that it has seen
             if archive.offset <= before:
                 raise _refused(
                     name, member.name, "lies before the member that precedes it", "write the archive again"
@@ -104,7 +104,9 @@ class _HeaderReader(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _MAX_HEADER_BYTES:
             raise GymError(
-                ErrorCode.DATA_INVALID, f"{self._name}: a header of {size} bytes", "write the archive again"
+                ErrorCode.DATA_INVALID,
+                f"{self._name}: a header of {counted(size, 'byte')}",
+                "write the archive again",
             )
         return self._stream.read(size)
 

@@ -294,9 +294,8 @@ class QuantizationSettings(StrictModel):
     def _validate_bits(self) -> QuantizationSettings:
         bits = _QUANTISERS[self.method]
         if self.bits not in bits:
-            raise ValueError(
-                f"{self.method} has {', '.join(map(str, bits))} bits, not {self.bits}; use hqq or torchao"
-            )
+            has = ", ".join(map(str, bits))
+            raise ValueError(f"bits: {self.bits} is none of {self.method}'s ({has}); use hqq or torchao")
         if self.method == "bitsandbytes" and self.group_size != 64:
             raise ValueError("group_size is for hqq and torchao; remove it")
         if self.bits == 8 or self.method != "bitsandbytes":

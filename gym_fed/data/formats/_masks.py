@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+from gym_fed.core.text import counted
 from gym_fed.data.formats.base import BadRow, Message, Raw, note_unread
 
 _WEIGHTS = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
@@ -157,6 +158,7 @@ def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:
             and 0 <= each[0] < each[1] <= length
         ):
             raise BadRow(
-                f"{key!r} has a range that is not in the text's {length} characters", "correct the offsets"
+                f"{key!r} has a range that is not in the text, of {counted(length, 'character')}",
+                "correct the offsets",
             )
     return list(ranges)

@@ -253,7 +253,7 @@ def test_methods_and_bits_that_no_library_has_are_refused_with_the_reason() -> N
     for method in ("quanto", "aqlm", "eetq", "gptq", "awq"):
         with pytest.raises(ValueError, match=f"{method} does not quantise while loading"):
             TrainingConfig(finetuning="lora", quantization={"method": method})
-    with pytest.raises(ValueError, match="bitsandbytes has 4, 8 bits, not 3; use hqq or torchao"):
+    with pytest.raises(ValueError, match=r"bits: 3 is none of bitsandbytes's \(4, 8\); use hqq or torchao"):
         TrainingConfig(finetuning="lora", quantization={"bits": 3})
     with pytest.raises(ValueError, match="group_size is for hqq and torchao"):
         TrainingConfig(finetuning="lora", quantization={"group_size": 32})
