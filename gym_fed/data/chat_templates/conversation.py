@@ -154,22 +154,32 @@ class ChatRenderer:
             text, spans_of = by_prefix(template, messages, tools, located, self.ends)
         if self.reasoning == "off" and self.assistant_only:
             spans_of = {turn: _after_empty_thoughts(text, spans) for turn, spans in spans_of.items()}
+        spans = [span for turn in sorted(selected) for span in spans_of.get(turn, ())]
         if not self.assistant_only:
-            silenced = [span for turn in sorted(selected) for span in spans_of.get(turn, ())]
-            return RenderedConversation(text, without(_between(silenced, len(text)), masked))
-        spans_of = {turn: spans for turn, spans in spans_of.items() if spans}
-        closed = {turn: ends_of(text, spans, self.ends) for turn, spans in spans_of.items()}
+            spans = _between(spans, len(text))
+        elif others or ends != "turn":
+            for turn in others:
+                content = str(messages[turn].get("content") or "")
+                spans_of[turn] = [text_span(template, messages, tools, turn, content)]
+            selected |= {turn for turn in others if given[turn].get("weight") == 1}
+            spans = self._with_ends(text, spans_of, selected, turns, ends)
+        return RenderedConversation(text, without(spans, masked))
+
+    def _with_ends(
+        self, text: str, spans_of: dict[int, list[Span]], selected: set[int], turns: set[int], ends: str
+    ) -> list[Span]:
+        """Return the spans of the ``selected`` turns with the end tokens that ``train_on_eos`` selects.
+
+        The spans of the assistant's ``turns`` include their end tokens; those of other turns are followed by them.
+        """
+        closed = {turn: ends_of(text, spans, self.ends) for turn, spans in spans_of.items() if turn in turns}
         starts = [start for found in closed.values() for start, _ in found]
         tokens = {token for token in self.ends if token and any(text.startswith(token, at) for at in starts)}
-        for turn in others:
-            span = text_span(template, messages, tools, turn, str(messages[turn].get("content") or ""))
-            spans_of[turn], closed[turn] = [span], end_after(text, span[1], tokens)
-        selected |= {turn for turn in others if given[turn].get("weight") == 1}
-        spans = [span for turn in selected for span in spans_of.get(turn, ())]
-        spans = without(spans, sorted(end for found in closed.values() for end in found))
+        closed |= {turn: end_after(text, spans_of[turn][-1][1], tokens) for turn in spans_of.keys() - turns}
+        every = sorted(end for found in closed.values() for end in found)
         at = {"turn": selected, "all": set(closed), "last": {max(selected, default=-1)}, "none": set()}[ends]
-        spans += [end for turn in at for end in closed.get(turn, ())]
-        return RenderedConversation(text, without(spans, masked))
+        spans = without((span for turn in selected for span in spans_of.get(turn, ())), every)
+        return spans + [end for turn in at for end in closed.get(turn, ())]
 
     def _other_turns(self, given: Sequence[Message], ends: str) -> set[int]:
         """Return the turns of other roles that are learned, or of which the end is."""

@@ -99,7 +99,7 @@ def test_masked_parts_survive_writing_and_reading_again() -> None:
         ),
         (
             {"content": "a", "train_detail": [{"begin_offset": 0, "end_offset": 1, "train": True}]},
-            "1 characters",
+            "1 character",
         ),
         ({"content": "a", "train_detail": [{"begin_offset": 0, "train": True}]}, "not a list of ranges"),
         ({"content": "a", "masked": {"content": [[0, 2]]}}, "'masked' has a range that is not in the text"),
