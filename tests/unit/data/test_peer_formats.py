@@ -358,3 +358,18 @@ def test_preferences_with_their_prompt_under_other_names_are_read(row: Row) -> N
     found = read(row)
     assert found == {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     assert found.unread == ()
+
+
+def test_end_tokens_and_parts_are_selected_under_a_template_of_unknown_origin() -> None:
+    tokenizer = load_tokenizer("gym-nano")
+    end = tokenizer.eos_token
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    parts = [{"type": "text", "text": "no", "train": False}, {"type": "text", "text": "yes"}]
+    found = read(
+        {"messages": [ASK, {"role": "assistant", "content": parts}]}, Learned(["user", "assistant"], "last")
+    )
+    labels = [label for label in encode_one(tokenizer, found)["labels"] if label != IGNORED]
+    assert tokenizer.decode(labels) == f"hiyes{end}"
