@@ -88,7 +88,7 @@ def load_model(
             language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+    from transformers import AutoModelForCausalLM
 
     from gym_fed.base.modeling.checkpoint import class_of
     from gym_fed.base.modeling.config_checks import (
@@ -98,6 +98,7 @@ def load_model(
         require_text,
     )
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
+    from gym_fed.base.modeling.processors import class_for, is_vision_model
 
     if dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
@@ -118,8 +119,8 @@ def load_model(
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
             given = arguments is not None and "state_dict" in arguments  # replaces the folder's files
-            sees = images_type(Path(source)) is not None
-            auto: Any = AutoModelForMultimodalLM if sees else AutoModelForCausalLM
+            sees = images_type(Path(source)) is not None or (images and is_vision_model(name_or_path))
+            auto: Any = class_for(Path(source)) if sees else AutoModelForCausalLM
             kind: Any = class_of(arguments["config"]) if arguments and given else auto
             model = load_weights(
                 kind,

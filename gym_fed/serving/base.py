@@ -28,7 +28,6 @@ from gym_fed.core.text import counted
 from gym_fed.delta.base import BaseSpec, model_tensors
 from gym_fed.delta.kept import MIN_KEPT, kept_text, mapped_base, share_kept
 from gym_fed.serving.forward.plain_config import plain_config, plain_shapes
-from gym_fed.serving.pictures.processor import require_family
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:
@@ -126,12 +125,12 @@ def load_base(
     float32 and converted afterwards, since its float32 weights are not in the files. That needs three times the memory.
 
     Raises:
-        GymError: As ``load_model``, ``require_family`` and ``end_ids``.
+        GymError: As ``load_model`` and ``end_ids``.
     """
     import torch
 
     from gym_fed.base.modeling.checkpoint import Checkpoint, config_of
-    from gym_fed.base.modeling.config_checks import images_type, require_sizes
+    from gym_fed.base.modeling.config_checks import require_sizes
 
     target = getattr(torch, dtype)
     folder = Path(resolve(name))
@@ -140,7 +139,6 @@ def load_base(
         tokenizer = plain_tokenizer(folder, model.config.architecture) or load_tokenizer(name)
         end_ids(model, tokenizer)
         return model, tokenizer, _spec(model, model.digest, name)
-    require_family(name, images_type(folder))
     checkpoint = None if adapters or dtype == "float32" else Checkpoint.find(folder)
     if checkpoint is not None:
         arguments: dict[str, Any] | None = None

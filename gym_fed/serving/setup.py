@@ -106,7 +106,6 @@ def open_serving(config: ServingConfig) -> Serving:
         config.base, config.adapter, config.dtype, plain=device.type == "cpu"
     )
     pictures = PictureReader.open(config.base, model)
-    reads = isinstance(pictures, PictureReader)
     if isinstance(pictures, PictureReader) and own_tokenizer.chat_template is None:
         own_tokenizer.chat_template = pictures.chat_template
     tokenizer = use_chat_template(own_tokenizer, config.chat_template)
@@ -121,13 +120,16 @@ def open_serving(config: ServingConfig) -> Serving:
                 packed_base=_packed_base(config, base),
             )
         )
+        if isinstance(pictures, PictureReader):
+            pictures = pictures.attach(served)
+        reads = pictures.kinds if isinstance(pictures, PictureReader) else frozenset()
         _require_kv_cache(config.engine, served.bytes_per_token)
         store = _open_store(config, base, served, stack)
         engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
             engine,
-            Catalogue(name, store, base.digest, reads_pictures=reads),
+            Catalogue(name, store, base.digest, reads=reads),
             tokenizer,
             vocab_size=model.get_input_embeddings().weight.shape[0],
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",

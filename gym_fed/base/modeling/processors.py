@@ -101,7 +101,7 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     try:
         with quiet_loading():
             model = load_weights(
-                _class_of(Path(source)),
+                class_for(Path(source)),
                 source,
                 {"dtype": getattr(torch, dtype), **arguments},
                 name=name_or_path,
@@ -111,14 +111,16 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     return model.eval(), processor
 
 
-def _class_of(folder: Path) -> Any:
+def class_for(folder: Path) -> Any:
     """Return the class that loads a model: its auto class, or the one that it names, if that has no auto class."""
     import transformers
 
     config = read_object(folder / "config.json")
-    kind = transformers.CONFIG_MAPPING.get(config.get("model_type"))
+    mapping: Any = transformers.CONFIG_MAPPING
+    classes: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    kind = mapping.get(config.get("model_type"))
     named = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
-    is_known = kind in transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    is_known = kind in classes
     return transformers.AutoModelForMultimodalLM if is_known or named is None else named
 
 

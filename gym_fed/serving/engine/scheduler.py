@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
-from gym_fed.serving.forward.chunk import Chunk, rows_between
+from gym_fed.serving.forward.chunk import Chunk, positions_between, rows_between
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
@@ -183,9 +183,9 @@ class Scheduler:
             proposal = []  # not worth a preemption
         count = 1 + len(proposal)
         step.rows.append(row)
-        step.chunks.append(
-            Chunk([row.ids[-1], *proposal], row.cache, row.variant, wants_logits=True, num_logits=count)
-        )
+        ids, at = [row.ids[-1], *proposal], row.cache.length
+        places = positions_between(row.pictures, at, at + count)
+        step.chunks.append(Chunk(ids, row.cache, row.variant, num_logits=count, positions=places))
         step.decode_rows += 1
         step.decode_tokens += count
         return len(proposal)
@@ -201,7 +201,10 @@ class Scheduler:
             last = row.hidden is None and start + len(ids) == len(row.ids)
             step.rows.append(row)
             seen = rows_between(row.pictures, start, start + len(ids))
-            step.chunks.append(Chunk(ids, row.cache, row.variant, last, row.hidden, pictures=seen))
+            places = positions_between(row.pictures, start, start + len(ids))
+            step.chunks.append(
+                Chunk(ids, row.cache, row.variant, last, row.hidden, pictures=seen, positions=places)
+            )
             step.prefill_tokens += len(ids)
 
     def _make_room(self, row: ScheduledRequest) -> None:

@@ -23,6 +23,9 @@ from gym_fed.serving.forward.kv_cache import KVCache
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
+Position = tuple[int, int, int]
+"""Time, height and width (M-RoPE); the same number three times for a token of text."""
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -36,6 +39,7 @@ class Chunk:
         num_logits: The number of last tokens that get logits; scoring a text needs more than one.
         hidden: The mean of the last hidden states, for an embedding; None: not needed.
         pictures: The picture features that replace the embeddings of its tokens.
+        positions: The position of each token, for a model with positions in three dimensions; None: those in the text.
     """
 
     token_ids: list[int]
@@ -45,6 +49,7 @@ class Chunk:
     hidden: HiddenMean | None = None
     num_logits: int = 1
     pictures: EmbeddedRows | None = None
+    positions: list[Position] | None = None
 
     @property
     def rows(self) -> int:
@@ -149,8 +154,11 @@ class PlacedPicture:
         start: The first token of its run.
         length: The number of tokens of its run.
         places: The tokens of the run whose embeddings are replaced, in order; the others separate its parts.
-        features: ``[places, hidden]``.
+        features: ``[places, hidden]``, or ``[places, hidden * (1 + n)]`` with features that are added after each of the
+            first ``n`` layers (Qwen3-VL).
         digest: The digest of the picture and of the way it was read.
+        positions: The positions of its tokens and of the one behind them, relative to its first, if they have three
+            dimensions.
     """
 
     start: int
@@ -158,6 +166,7 @@ class PlacedPicture:
     places: Sequence[int]
     features: Tensor
     digest: bytes
+    positions: Sequence[Position] | None = None
 
     @property
     def whole(self) -> bool:
@@ -172,7 +181,7 @@ class EmbeddedRows:
 
     Attributes:
         rows: The rows of the tokens.
-        features: The feature of each token, ``[rows, hidden]``.
+        features: The features of each token, ``[rows, hidden * (1 + n)]``; see ``PlacedPicture.features``.
     """
 
     rows: list[int]
@@ -180,8 +189,19 @@ class EmbeddedRows:
 
     def put(self, hidden: Tensor) -> None:
         """Write the features over the embeddings ``[tokens, hidden]``."""
-        rows = torch.tensor(self.rows, device=hidden.device)
-        hidden.index_copy_(0, rows, self.features.to(hidden.device, hidden.dtype))
+        rows, width = torch.tensor(self.rows, device=hidden.device), hidden.shape[1]
+        hidden.index_copy_(0, rows, self.features[:, :width].to(hidden.device, hidden.dtype))
+
+    def add(self, hidden: Tensor, layer: int) -> None:
+        """Add the features of a layer to its output ``[tokens, hidden]``, if there are any."""
+        rows, width = torch.tensor(self.rows, device=hidden.device), hidden.shape[1]
+        part = self.features[:, (1 + layer) * width : (2 + layer) * width]
+        if part.shape[1]:
+            hidden.index_add_(0, rows, part.to(hidden.device, hidden.dtype))
+
+    def num_layers(self, width: int) -> int:
+        """Return the number of layers with features of their own, by the width of the hidden states."""
+        return self.features.shape[1] // width - 1
 
 
 def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> EmbeddedRows | None:
@@ -195,6 +215,47 @@ def rows_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> Em
             rows += [picture.start + place - start for place in picture.places[first:last]]
             features.append(picture.features[first:last])
     return EmbeddedRows(rows, torch.cat(features)) if rows else None
+
+
+def positions_between(pictures: Sequence[PlacedPicture], start: int, stop: int) -> list[Position] | None:
+    """Return the positions of the tokens ``[start, stop)`` of a text; None if they are their numbers.
+
+    A picture begins at the position after the text before it.
+    """
+    if all(picture.positions is None for picture in pictures):
+        return None
+    positions: list[Position] = []
+    at, shift = start, 0
+    for picture in pictures:
+        if picture.positions is None:
+            continue
+        end = picture.start + picture.length
+        positions += [(number + shift,) * 3 for number in range(at, min(stop, picture.start))]
+        first = picture.start + shift
+        last = min(picture.length, max(0, stop - picture.start))
+        inside = picture.positions[max(0, at - picture.start) : last]
+        positions += [(first + t, first + h, first + w) for t, h, w in inside]
+        at = max(at, min(stop, end))
+        shift += picture.positions[picture.length][0] - picture.length
+    return positions + [(number + shift,) * 3 for number in range(at, stop)]
+
+
+def positions_of_step(chunks: Sequence[Chunk]) -> list[int] | list[Position]:
+    """Return the position of each token of a step, in three dimensions if any chunk has such positions."""
+    numbers = [range(c.cache.length, c.cache.length + len(c.token_ids)) for c in chunks]
+    if all(chunk.positions is None for chunk in chunks):
+        return [number for each in numbers for number in each]
+    return [
+        position
+        for chunk, each in zip(chunks, numbers, strict=True)
+        for position in chunk.positions or [(number,) * 3 for number in each]
+    ]
+
+
+def position_ids(positions: Sequence[int] | Sequence[Position], device: torch.device) -> Tensor:
+    """Return position ids ``[1, tokens]``, or ``[3, 1, tokens]`` for positions in three dimensions."""
+    ids = torch.tensor(list(positions), device=device)
+    return ids[None] if ids.ndim == 1 else ids.T[:, None]
 
 
 def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRows | None:

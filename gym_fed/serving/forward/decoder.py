@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from gym_fed.serving.forward import segments
 from gym_fed.serving.forward.base_weights import Projection
-from gym_fed.serving.forward.chunk import PackedTokens
+from gym_fed.serving.forward.chunk import PackedTokens, Position, position_ids
 from gym_fed.serving.forward.layer_calls import (
     DecoderLayer,
     DirectCalls,
@@ -124,7 +124,7 @@ class Decoder:
     def forward(
         self,
         token_ids: Sequence[int],
-        positions: Sequence[int],
+        positions: Sequence[int] | Sequence[Position],
         tokens: PackedTokens,
         step: StepRows | None,
         wanted: Sequence[int],
@@ -134,7 +134,7 @@ class Decoder:
 
         Args:
             token_ids: The token ids of all requests, concatenated.
-            positions: The position of each token in its text.
+            positions: The position of each token in its text: a number, or three.
             tokens: The requests, with their caches and picture features.
             step: The variants of the rows; None: all belong to the base.
             wanted: The tokens after which logits are computed.
@@ -150,7 +150,7 @@ class Decoder:
         self._add_embeddings(ids, at.hidden, step)
         if tokens.pictures is not None:
             tokens.pictures.put(at.hidden)
-        cosine, sine = self._rotary(at.hidden, torch.tensor([positions]))
+        cosine, sine = self._rotary(at.hidden, position_ids(positions, ids.device))
         angles = (cosine[0], sine[0])
         recorded = at.recording.find(tokens, step, path, at, self._heads, self._layers)
         if recorded is None:

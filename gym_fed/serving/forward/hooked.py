@@ -12,6 +12,7 @@ forward computes the evaluation steps that multiply base and delta at once (``Me
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from gym_fed.serving.forward import attention, segments
 from gym_fed.serving.forward.active_variants import ModulePlan
-from gym_fed.serving.forward.chunk import EmbeddedRows
+from gym_fed.serving.forward.chunk import EmbeddedRows, Position, position_ids
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
@@ -38,6 +39,7 @@ class HookedForward:
         attention.register()
         self._model, self._device = model, torch.device(layout.device)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._old_attention = model.config.get_text_config()._attn_implementation
         self._attend_by(attention.NAME)
         self._layers = VariantLayers(model, layout)
@@ -57,7 +59,7 @@ class HookedForward:
     def forward(
         self,
         token_ids: Sequence[int],
-        positions: Sequence[int],
+        positions: Sequence[int] | Sequence[Position],
         step: StepRows | None,
         wanted: Sequence[int],
         with_states: bool = False,
@@ -67,7 +69,7 @@ class HookedForward:
 
         Args:
             token_ids: The token ids of all requests, concatenated.
-            positions: The position of each token in its text.
+            positions: The position of each token in its text: a number, or three.
             step: The variants of the rows; None: all belong to the base.
             wanted: The tokens after which logits are computed.
             with_states: Whether to return the last hidden states.
@@ -78,7 +80,7 @@ class HookedForward:
         """
         inputs = {
             "input_ids": torch.tensor([list(token_ids)], device=self._device),
-            "position_ids": torch.tensor([list(positions)], device=self._device),
+            "position_ids": position_ids(positions, self._device),
             "use_cache": False,
         }
         states: list[Tensor] = []
@@ -94,6 +96,7 @@ class HookedForward:
             hooks.append(
                 embedding.register_forward_hook(lambda _module, _args, output: pictures.put(output[0]))
             )
+            hooks += self._layer_hooks(pictures)
         try:
             with self._layers.computing(step):
                 if not len(wanted):
@@ -101,12 +104,27 @@ class HookedForward:
                     logits = torch.empty(0, self._vocabulary, device=self._device)
                 else:
                     keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
-                    all_logits = self._model(**inputs, logits_to_keep=keep).logits
-                    logits = all_logits[0].to(torch.float32)
+                    logits = self._logits(inputs, keep)
         finally:
             for hook in hooks:
                 hook.remove()
         return logits, states[0] if states else None
+
+    def _logits(self, inputs: dict[str, Any], keep: Tensor) -> Tensor:
+        """Return the logits after some tokens; a class without ``logits_to_keep`` computes those after all."""
+        if self._keeps_logits:
+            return self._model(**inputs, logits_to_keep=keep).logits[0].to(torch.float32)  # type: ignore[no-any-return]
+        return self._model(**inputs).logits[0][keep].to(torch.float32)  # type: ignore[no-any-return]
+
+    def _layer_hooks(self, pictures: EmbeddedRows) -> list[Any]:
+        """Return hooks that add the features of layers to their outputs."""
+
+        def hook(layer: int) -> Callable[..., None]:
+            return lambda _module, _args, output: pictures.add(output[0], layer)
+
+        count = pictures.num_layers(self._model.config.get_text_config().hidden_size)
+        layers = self._model.get_decoder().layers if count else ()
+        return [layers[at].register_forward_hook(hook(at)) for at in range(count)]
 
 
 class VariantLayers:

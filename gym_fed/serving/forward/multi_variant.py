@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, trial
-from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, reserve_room
+from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, positions_of_step, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
@@ -34,6 +34,7 @@ from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.general import GeneralForward
+
 
 _log = logging.getLogger(__name__)
 _FORWARDS = {"decoder": 0, "transformers": 0, "general": 0}
@@ -264,7 +265,7 @@ class MultiVariantModel:
             return self._general.step(chunks, partial(self._variants.rows, merge=merge))
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
-        positions = [p for c in chunks for p in range(c.cache.length, c.cache.length + len(c.token_ids))]
+        positions = positions_of_step(chunks)
         logit_rows = [
             at for chunk, end in zip(chunks, ends, strict=True) for at in range(end - chunk.rows, end)
         ]

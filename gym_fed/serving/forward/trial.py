@@ -23,7 +23,7 @@ from gym_fed.serving.forward.base_weights import wide_product
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_arguments import LONGROPE, accepted, rope_types, text_arguments
+from gym_fed.serving.forward.model_arguments import LONGROPE, rope_types, text_arguments
 from gym_fed.serving.forward.packed_base import PackedBase, Packer
 from gym_fed.serving.forward.plain_config import DECODER_CLASSES
 from gym_fed.serving.forward.plain_model import PlainModel, language_part
@@ -93,16 +93,20 @@ def unpacked(model: Any) -> str:
     """Return why packed steps cannot compute a model, as far as is known without running it; empty if they may."""
     if isinstance(model, PlainModel):
         return ""
-    if not model._supports_attention_backend:
+    if not (model._supports_attention_backend or _decoder_supports_it(model)):
         return "its attention cannot be replaced"
-    if "logits_to_keep" not in accepted(model):
-        return "it computes the logits of all tokens"
     kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - set(_WINDOWED)
     if kinds:
         return f"its layers are {', '.join(sorted(kinds))}"
     if LONGROPE in rope_types(model):
         return "rope type longrope depends on the longest request of a step"
     return ""
+
+
+def _decoder_supports_it(model: Any) -> bool:
+    """Return True if the attention of the language model within a model of sound (Qwen2-Audio) can be replaced."""
+    decoder = model.get_decoder()
+    return decoder is not model and bool(getattr(decoder, "_supports_attention_backend", False))
 
 
 def unfit(model: Any) -> str:

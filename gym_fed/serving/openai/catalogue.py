@@ -60,19 +60,20 @@ class Model:
         variant: The variant; None: the base.
         owner: The owner of the variant; ``gym`` for the base.
         created: Unix seconds.
-        reads_pictures: Whether messages may contain pictures.
+        reads: The kinds of media that messages may contain: ``image``, ``audio``, ``video``.
     """
 
     name: str
     variant: str | None
     owner: str
     created: int
-    reads_pictures: bool = False
+    reads: frozenset[str] = frozenset()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return OpenAI's fields, and the input modalities if pictures are read."""
+        """Return OpenAI's fields, and the input modalities if media are read."""
         fields = {"id": self.name, "object": "model", "created": self.created, "owned_by": self.owner}
-        return {**fields, "input_modalities": ["text", "image"]} if self.reads_pictures else fields
+        modalities = ["text", *(kind for kind in ("image", "audio", "video") if kind in self.reads)]
+        return {**fields, "input_modalities": modalities} if self.reads else fields
 
 
 class Catalogue:
@@ -82,7 +83,7 @@ class Catalogue:
         served_name: The base's name in the API; has no colon.
         registry: The variants; None: only the base is served.
         base_digest: The digest of the base; variants of another one are not listed.
-        reads_pictures: Whether the base and its variants read pictures.
+        reads: The kinds of media that the base and its variants read.
     """
 
     def __init__(
@@ -91,13 +92,13 @@ class Catalogue:
         registry: VariantStore | None = None,
         base_digest: str = "",
         *,
-        reads_pictures: bool = False,
+        reads: frozenset[str] = frozenset(),
     ) -> None:
         self.served_name = served_name
         self._base_digest = base_digest
         self._registry = registry
-        self._reads_pictures = reads_pictures
-        self._base = Model(served_name, None, "gym", int(time.time()), reads_pictures)
+        self._reads = reads
+        self._base = Model(served_name, None, "gym", int(time.time()), reads)
 
     def resolve(self, name: str, caller: Caller) -> Model:
         """Return the model of this name.
@@ -161,4 +162,4 @@ class Catalogue:
 
     def _model(self, record: VariantRecord) -> Model:
         name = f"{self.served_name}:{record.name}"
-        return Model(name, record.name, record.owner, int(record.created_at), self._reads_pictures)
+        return Model(name, record.name, record.owner, int(record.created_at), self._reads)

@@ -17,13 +17,7 @@ from gym_fed.data.encoding import without_second_bos
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.content_parts import ContentParts
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import (
-    AssistantMessage,
-    Message,
-    ToolMessage,
-    UserMessage,
-    text_of,
-)
+from gym_fed.serving.openai.schemas import AssistantMessage, Message, ToolMessage, UserMessage, text_of
 from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, MessagePictures, NoPictures, PictureReader

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -40,8 +41,31 @@ class ImagePart(RequestModel):
     image_url: ImageUrl
 
 
+class InputAudio(RequestModel):
+    """A sound in base64."""
+
+    data: str
+    format: str
+
+
+class AudioPart(RequestModel):
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class VideoUrl(RequestModel):
+    """A video as a data URL."""
+
+    url: str
+
+
+class VideoPart(RequestModel):
+    type: Literal["video_url"]
+    video_url: VideoUrl
+
+
 def _parts_only(*kinds: str) -> BeforeValidator:
-    """Refuse parts other than text and pictures, such as audio and files, by name."""
+    """Refuse parts other than text, pictures, sound and video, such as files, by name."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list):
@@ -61,11 +85,11 @@ Parts = Annotated[list[TextPart], Field(min_length=1)]
 Content = Annotated[
     Annotated[Annotated[str, Tag("string")] | Annotated[Parts, Tag("parts")], _FORM], _parts_only("text")
 ]
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+Part = Annotated[TextPart | ImagePart | AudioPart | VideoPart, Field(discriminator="type")]
 UserParts = Annotated[list[Part], Field(min_length=1)]
 UserContent = Annotated[
     Annotated[Annotated[str, Tag("string")] | Annotated[UserParts, Tag("parts")], _FORM],
-    _parts_only("text", "image_url"),
+    _parts_only("text", "image_url", "input_audio", "video_url"),
 ]
 Nothing = Annotated[Any, only([])]
 
@@ -167,13 +191,13 @@ Message = Annotated[
 ]
 
 
-def text_of(content: str | Sequence[TextPart | ImagePart] | None, picture: str = "") -> str:
-    """Join the text parts of a message, with ``picture`` in place of each picture."""
+def text_of(content: str | Sequence[Part] | None, marks: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Join the text parts of a message, with the mark of its type in place of each other part."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    return "".join(part.text if isinstance(part, TextPart) else picture for part in content)
+    return "".join(part.text if isinstance(part, TextPart) else marks.get(part.type, "") for part in content)
 
 
 MAX_MESSAGES = 4096

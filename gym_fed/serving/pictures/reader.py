@@ -1,45 +1,51 @@
-"""Read a request's pictures from its messages' data URLs, expand them to tokens, and compute their features."""
+"""Read a request's pictures, sounds and videos, expand them to tokens, and compute their features."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
+from gym_fed.base.modeling.config_checks import images_type
 from gym_fed.base.modeling.processors import load_processor
 from gym_fed.base.models import resolve
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.json_files import read_object
 from gym_fed.core.text import counted
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import ImagePart, Message, UserMessage
+from gym_fed.serving.openai.schemas import AudioPart, ImagePart, Message, TextPart, UserMessage, VideoPart
+from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_limits
+from gym_fed.serving.pictures.embedding import MediumEmbedder
+from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import (
-    FAMILIES,
+    NOUNS,
+    Medium,
     PictureProcessor,
     ProcessedPicture,
     require_wanted,
-    why_not,
 )
+from gym_fed.serving.pictures.trial import Probe
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from gym_fed.serving.forward.chunk import PlacedPicture
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
 
-
-_KINDS = ("image_url", "input_image")
-
+_log = logging.getLogger(__name__)
+_KINDS = ("image_url", "input_image", "input_audio", "video_url")
+MediumPart = ImagePart | AudioPart | VideoPart
 
 _REFUSAL = (
-    "content parts of type 'image_url' are not supported here, only text. {why}: describe the picture in words, or "
-    "send it to a server of vision models, such as vLLM or llama.cpp with --mmproj"
+    "content parts of type {type!r} are not supported here, only {reads}. {why}: {remedy}, or send it to a server of "
+    "models that read {noun}s, such as vLLM"
 )
+_REMEDIES = {
+    "image": "describe the picture in words",
+    "audio": "write what is said as text",
+    "video": "describe the video in words",
+}
 
 
 class MessagePictures:
@@ -55,21 +61,24 @@ class MessagePictures:
 
     def __init__(self, messages: Sequence[Message], reader: PictureReader | NoPictures) -> None:
         self._reader = reader
-        self._read: dict[int, tuple[Picture, str]] = {}
+        self._read: dict[int, tuple[Medium, str, str]] = {}
         self._processed: dict[bytes, ProcessedPicture] = {}
         pixels = 0
         for place, part in _parts(messages):
-            if isinstance(reader, NoPictures):
-                raise RequestError(
-                    f"field {place!r}: {_REFUSAL.format(why=reader.why)}",
-                    param=place,
-                    name="unsupported_parameter",
+            kind = _kind(part)
+            if (why := reader.why_not(kind)) is not None:
+                problem = _REFUSAL.format(
+                    type=part.type, reads=reader.reads, why=why, remedy=_REMEDIES[kind], noun=NOUNS[kind]
                 )
-            with _refusals(f"{place}.image_url"):
-                picture = read_picture(part.image_url.url, part.image_url.detail or "auto")
-                reader.processor.require_detail(picture)
-            self._read[id(part)] = picture, f"{place}.image_url"
-            pixels += picture.pixels
+                raise RequestError(f"field {place!r}: {problem}", param=place, name="unsupported_parameter")
+            assert isinstance(reader, PictureReader)
+            place = f"{place}.{part.type}"
+            with _refusals(place):
+                medium = _read(part)
+                if isinstance(medium, Picture):
+                    reader.processor.require_detail(medium)
+            self._read[id(part)] = medium, place, kind
+            pixels += medium.pixels
             with _refusals("messages"):  # before the next one is read
                 require_limits(len(self._read), pixels)
 
@@ -86,18 +95,19 @@ class MessagePictures:
             return ExpandedPrompt(ids)
         reader = self._reader
         read = [self._read[id(part)] for _, part in _parts(messages)]
-        places = reader.places(ids)
-        if places != len(read):
-            raise RequestError(
-                f"this model's chat template writes {places} places for {len(read)} pictures",
-                param="messages",
-                hint="start the server with a chat template for pictures (chat_template)",
-            )
-        return reader.expand(
-            ids, [(picture, self._process(reader, picture, place)) for picture, place in read]
-        )
+        processed: dict[str, list[tuple[Medium, ProcessedPicture]]] = {kind: [] for kind in NOUNS}
+        for medium, place, kind in read:
+            processed[kind].append((medium, self._process(reader, medium, place)))
+        for kind, media in processed.items():
+            if (places := reader.places(ids, kind)) != len(media):
+                raise RequestError(
+                    f"this model's chat template writes {places} places for {counted(len(media), NOUNS[kind])}",
+                    param="messages",
+                    hint=f"start the server with a chat template for {NOUNS[kind]}s (chat_template)",
+                )
+        return reader.expand(ids, processed)
 
-    def _process(self, reader: PictureReader, picture: Picture, place: str) -> ProcessedPicture:
+    def _process(self, reader: PictureReader, picture: Medium, place: str) -> ProcessedPicture:
         processed = self._processed.get(picture.digest)
         if processed is None:
             require_wanted()
@@ -120,13 +130,30 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, ImagePart]]:
-    """Yield every picture and its position, in order."""
+def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, MediumPart]]:
+    """Yield every medium and its position, in order."""
     for index, message in enumerate(messages):
         if isinstance(message, UserMessage) and not isinstance(message.content, str):
             for number, part in enumerate(message.content):
-                if isinstance(part, ImagePart):
+                if not isinstance(part, TextPart):
                     yield f"messages[{index}].content[{number}]", part
+
+
+def _kind(part: MediumPart) -> str:
+    return {"image_url": "image", "input_audio": "audio", "video_url": "video"}[part.type]
+
+
+def _read(part: MediumPart) -> Medium:
+    """Read the header of a medium; it is not decoded.
+
+    Raises:
+        GymError: ``USAGE`` for another form, ``TOO_LARGE`` beyond a limit.
+    """
+    if isinstance(part, AudioPart):
+        return read_clip_of_sound(part.input_audio.data, part.input_audio.format)
+    if isinstance(part, VideoPart):
+        return read_clip_of_video(part.video_url.url)
+    return read_picture(part.image_url.url, part.image_url.detail or "auto")
 
 
 @contextmanager
@@ -145,92 +172,6 @@ def _refusals(place: str) -> Iterator[None]:
         ) from error
 
 
-CACHE_BYTES = 256 * 2**20
-OWNER_BYTES = 2 * 2**30
-"""Maximum bytes of features in one owner's requests, including waiting ones: 16 pictures for an 8B model may need 750
-MB."""
-
-
-class PictureEncoder:
-    """Computes picture features, from any thread, one picture at a time, in parallel with the engine's steps.
-
-    Nothing else uses the vision tower. Cached features are only reused for their owner.
-
-    Args:
-        model: The vision model; only read.
-        cache_bytes: Maximum bytes of cached features.
-        owner_bytes: Maximum bytes of features in one owner's requests that are not cached.
-    """
-
-    def __init__(self, model: Any, cache_bytes: int = CACHE_BYTES, owner_bytes: int = OWNER_BYTES) -> None:
-        self._model, self._limit, self._owner_limit = model, cache_bytes, owner_bytes
-        self._used: WeakValueDictionary[tuple[str, bytes], Tensor] = WeakValueDictionary()
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
-        self._bytes = 0
-        self.computed = 0
-
-    def features(self, picture: Picture, processed: ProcessedPicture, owner: str) -> Tensor:
-        """Return the features ``[places, hidden]`` on the model's device.
-
-        Args:
-            picture: The picture.
-            processed: Its tokens and input.
-            owner: The owner of cached features; timing must not show what others sent.
-
-        Raises:
-            GymError: ``BUSY`` if the owner's requests have too many; ``INTERNAL`` if the model's number of features
-                differs from the processor's number of places.
-        """
-        key = owner, picture.digest
-        with self._lock:
-            if (features := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return features
-            if (features := self._used.get(key)) is None:
-                self._require_room(owner)
-                features = self._used[key] = self._compute(processed)
-            self._keep(key, features)
-            return features
-
-    def _require_room(self, owner: str) -> None:
-        used = [(key[0], features.nbytes) for key, features in self._used.items() if key not in self._kept]
-        if sum(size for whose, size in used if whose == owner) >= self._owner_limit:
-            raise GymError(
-                ErrorCode.BUSY,
-                "the requests of this user that wait or run have as many pictures as there is memory for",
-                "try again when some are answered",
-            )
-
-    def _compute(self, processed: ProcessedPicture) -> Tensor:
-        import torch
-
-        weights = next(self._model.parameters())
-        inputs = {
-            key: value.to(weights.device, weights.dtype if value.is_floating_point() else None)
-            for key, value in processed.inputs.items()
-        }
-        with torch.inference_mode():
-            output = self._model.get_image_features(**inputs, return_dict=True).pooler_output
-            parts = output if isinstance(output, list | tuple) else [output]
-            features = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-        if len(features) != len(processed.places):
-            raise GymError(
-                ErrorCode.INTERNAL,
-                f"a picture has {len(features)} features for {counted(len(processed.places), 'token')}",
-                "the model's config.json and processor_config.json do not fit each other: restore them",
-            )
-        self.computed += 1
-        return features
-
-    def _keep(self, key: tuple[str, bytes], features: Tensor) -> None:
-        self._kept[key] = features
-        self._bytes += features.nbytes
-        while self._bytes > self._limit and self._kept:
-            _, dropped = self._kept.popitem(last=False)
-            self._bytes -= dropped.nbytes
-
-
 @dataclass(frozen=True, eq=False)
 class PictureRun:
     """A picture in a prompt, whose features may not be computed yet.
@@ -242,7 +183,7 @@ class PictureRun:
     """
 
     start: int
-    picture: Picture
+    picture: Medium
     processed: ProcessedPicture
 
 
@@ -264,45 +205,104 @@ class ExpandedPrompt:
 
 @dataclass(frozen=True)
 class NoPictures:
-    """The replacement of a ``PictureReader`` if pictures are refused.
+    """The replacement of a ``PictureReader`` if all media are refused.
 
     Attributes:
         why: The reason, for the refusal.
     """
 
     why: str = "This server only computes text models"
+    reads = "text"
+
+    def why_not(self, _kind: str) -> str | None:
+        """Return why a kind of media is refused."""
+        return self.why
 
 
 class PictureReader:
-    """Reads the pictures of one model's prompts. Thread-safe.
+    """Reads the pictures, sounds and videos of one model's prompts. Thread-safe.
 
     Args:
         processor: The processor of the model.
-        encoder: The encoder of the model.
+        probes: A probe for each kind, with the logits of transformers' own forward; a reason if it has none.
+
+    Attributes:
+        encoder: Computes features; set by ``attach``.
     """
 
-    def __init__(self, processor: PictureProcessor, encoder: PictureEncoder) -> None:
-        self.processor, self.encoder = processor, encoder
+    encoder: PictureEncoder
+
+    def __init__(self, processor: PictureProcessor, probes: dict[str, Probe | str]) -> None:
+        self.processor, self._probes = processor, probes
+        self._reasons: dict[str, str] = {}
 
     @classmethod
     def open(cls, name: str, model: Any) -> PictureReader | NoPictures:
-        """Open the reader of a loaded model; ``NoPictures`` for text models, and for families that are not served.
+        """Open the reader of a loaded model; ``NoPictures`` for a model of text.
 
         Args:
             name: The name or folder with its processor.
-            model: The loaded model.
+            model: The loaded model, not yet served.
 
         Raises:
-            GymError: As ``load_processor`` and ``PictureProcessor``.
+            GymError: As ``load_processor``.
         """
-        if getattr(model.config, "vision_config", None) is None:
-            # Only the language model of some vision models was loaded
-            kind = _vision_type(Path(resolve(name)))
-            return NoPictures() if kind is None else _not_read(kind)
-        if (family := FAMILIES.get(model.config.model_type)) is None:
-            return _not_read(model.config.model_type)
-        processor = PictureProcessor(load_processor(name), family, int(model.config.image_token_id))
-        return cls(processor, PictureEncoder(model))
+        if not hasattr(model.config, "get_text_config") or model.config.get_text_config() is model.config:
+            # Only the language model of some models was loaded
+            kind = images_type(Path(resolve(name)))
+            return (
+                NoPictures() if kind is None else NoPictures(f"Only the text of {kind} models is read here")
+            )
+        processor = PictureProcessor(load_processor(name))
+        probes: dict[str, Probe | str] = {}
+        for kind in processor.kinds - {"video"}:
+            try:
+                probes[kind] = Probe.of(model, processor, kind)
+            except (GymError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+                probes[kind] = f"transformers' own forward of a probe fails: {str(error)[:200]}"
+        return cls(processor, probes)
+
+    def attach(self, served: MultiVariantModel) -> PictureReader | NoPictures:
+        """Compare the answers to the probes, and compute features from now on; ``NoPictures`` if none is right.
+
+        A video is read if pictures are, since its frames take the same way.
+        """
+        embedder = MediumEmbedder(served.model)
+        kind = served.model.config.model_type
+        for name, probe in self._probes.items():
+            why = probe if isinstance(probe, str) else probe.why_not(served, embedder)
+            if why:
+                self._reasons[name] = (
+                    f"{NOUNS[name].capitalize()}s of this {kind} model are not read, as {why}"
+                )
+        if "image" in self._reasons and "video" in self.processor.kinds:
+            self._reasons["video"] = self._reasons["image"]
+        for name, reason in self._reasons.items():
+            _log.warning("%s", reason)
+            self.processor.drop(name)
+        if not self.processor.kinds:
+            embedder.close()
+            return NoPictures(
+                next(iter(self._reasons.values()), f"{kind} models have no place for media here")
+            )
+        self.encoder = PictureEncoder(embedder)
+        return self
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of media that are read."""
+        return self.processor.kinds
+
+    @property
+    def reads(self) -> str:
+        """What is read, in words."""
+        return " and ".join(["text", *(f"{NOUNS[kind]}s" for kind in NOUNS if kind in self.kinds)])
+
+    def why_not(self, kind: str) -> str | None:
+        """Return why a kind of media is refused; None if it is read."""
+        if kind in self.kinds:
+            return None
+        return self._reasons.get(kind, f"This model's processor has no place for {NOUNS[kind]}s")
 
     @property
     def chat_template(self) -> str | None:
@@ -310,28 +310,28 @@ class PictureReader:
         template = self.processor.chat_template
         return template if isinstance(template, str) else None
 
-    def places(self, ids: Sequence[int]) -> int:
-        """Count the pictures that a prompt has places for."""
-        return list(ids).count(self.processor.image_token_id)
+    def places(self, ids: Sequence[int], kind: str) -> int:
+        """Count the media of a kind that a prompt has places for."""
+        return sum(self.processor.places.get(token) == kind for token in ids)
 
     def expand(
-        self, ids: Sequence[int], pictures: Sequence[tuple[Picture, ProcessedPicture]]
+        self, ids: Sequence[int], media: Mapping[str, Sequence[tuple[Medium, ProcessedPicture]]]
     ) -> ExpandedPrompt:
-        """Expand a prompt with one token per picture, as the chat template writes it, to all of their tokens."""
+        """Expand a prompt with one token per medium, as the chat template writes it, to all of their tokens."""
         expanded: list[int] = []
         runs: list[PictureRun] = []
-        remaining = iter(pictures)
+        remaining = {kind: iter(each) for kind, each in media.items()}
         for token in ids:
-            if token != self.processor.image_token_id:
+            if (kind := self.processor.places.get(token)) is None:
                 expanded.append(token)
                 continue
-            picture, processed = next(remaining)
-            runs.append(PictureRun(len(expanded), picture, processed))
+            medium, processed = next(remaining[kind])
+            runs.append(PictureRun(len(expanded), medium, processed))
             expanded += processed.run
         return ExpandedPrompt(expanded, tuple(runs))
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
-        """Return the pictures of a prompt for the engine; features are computed unless the owner has cached ones.
+        """Return the media of a prompt for the engine; features are computed unless the owner has cached ones.
 
         Raises:
             GymError: As ``PictureEncoder.features`` and ``require_wanted``.
@@ -341,19 +341,7 @@ class PictureReader:
         placed = []
         for run in prompt.runs:
             require_wanted()
-            features = self.encoder.features(run.picture, run.processed, owner)
-            length, places = len(run.processed.run), run.processed.places
-            placed.append(PlacedPicture(run.start, length, places, features, run.picture.digest))
+            one = self.encoder.features(run.picture, run.processed, owner)
+            length, digest = len(run.processed.run), run.picture.digest
+            placed.append(PlacedPicture(run.start, length, one.places, one.features, digest, one.positions))
         return tuple(placed)
-
-
-def _not_read(kind: str) -> NoPictures:
-    return NoPictures(f"Pictures of {kind} models are not read here, as {why_not(kind)}")
-
-
-def _vision_type(folder: Path) -> str | None:
-    """Return the type of a folder's model; None without a vision config."""
-    with suppress(OSError, ValueError, AttributeError):  # loading has reported it
-        config = read_object(folder / "config.json")
-        return str(config.get("model_type")) if "vision_config" in config else None
-    return None

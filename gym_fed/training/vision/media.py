@@ -7,20 +7,23 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.media_inputs import (
+    DEFAULT_FPS,
+    frames_to_read,
+    sound_part,
+    sound_rate,
+    video_metadata,
+)
 from gym_fed.base.modeling.processors import media_of
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import MAX_SOUND_SECONDS, VideoFacts, read_sound, read_video
 from gym_fed.data.rows import MEDIA, Row
 
-SOUND_RATE = 16_000
-"""Samples per second for processors that do not name a rate."""
-DEFAULT_FPS = 2.0
-"""Frames per second to sample, and of a video given as a list of frames, if the processor does not name a rate."""
 _SHOWN = 60
 
 
@@ -88,11 +91,7 @@ class MediaProcessor:
     @cached_property
     def sound_rate(self) -> int:
         """Samples per second of its sounds."""
-        return int(getattr(self._sound_part, "sampling_rate", None) or SOUND_RATE)
-
-    @property
-    def _sound_part(self) -> Any:
-        return getattr(self.processor, "audio_processor", getattr(self.processor, "feature_extractor", None))
+        return sound_rate(self.processor)
 
     def inputs(self, rows: Sequence[Row], places: Sequence[str] | None = None) -> Any:
         """Return the model's inputs for rows, padded on the right, with the offsets of their tokens.
@@ -172,7 +171,7 @@ class MediaProcessor:
         """The samples after which the processor cuts a sound off; None if it reads all of it."""
         import numpy as np
 
-        most = getattr(self._sound_part, "n_samples", None)  # of Whisper's front end: 30 seconds
+        most = getattr(sound_part(self.processor), "n_samples", None)  # of Whisper's front end: 30 seconds
         token = getattr(self.processor, "audio_token", None)
         if most is None or token is None:
             return None
@@ -190,18 +189,11 @@ class MediaProcessor:
         if isinstance(source, list):
             return self._frame_list(source, place)
         try:
-            frames, facts, indices = read_video(source, self._chosen)
+            frames, facts, indices = read_video(source, partial(frames_to_read, self.processor))
         except GymError as error:
             raise _named(error, place, "videos", str(source)) from error
         self._count_video(facts, len(indices))
-        return frames, {
-            "total_num_frames": facts.frames,
-            "fps": facts.fps,
-            "width": facts.width,
-            "height": facts.height,
-            "duration": facts.seconds,
-            "frames_indices": indices,
-        }
+        return frames, video_metadata(facts, indices)
 
     def _frame_list(self, sources: list[str], place: str) -> tuple[Any, dict[str, Any]]:
         import numpy as np
@@ -214,23 +206,6 @@ class MediaProcessor:
             "fps": fps,
             "frames_indices": list(range(len(frames))),
         }
-
-    def _chosen(self, facts: VideoFacts) -> list[int]:
-        """Return the numbers of the frames that the processor's own rule samples."""
-        from transformers.video_utils import VideoMetadata
-
-        part = self.processor.video_processor
-        metadata = VideoMetadata(
-            total_num_frames=facts.frames,
-            fps=facts.fps,
-            width=facts.width,
-            height=facts.height,
-            duration=facts.seconds,
-        )
-        settings = {key: getattr(part, key, None) for key in part.valid_kwargs.__annotations__}
-        if settings.get("fps") is None and settings.get("num_frames") is None:  # Qwen2-VL's files set neither
-            settings["fps"] = DEFAULT_FPS
-        return [int(index) for index in part.sample_frames(metadata=metadata, **settings)]
 
     def _count_video(self, facts: VideoFacts, read: int) -> None:
         self.counts.videos += 1

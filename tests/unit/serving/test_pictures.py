@@ -6,11 +6,10 @@ import importlib.util
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from gym_fed.config.serving import EngineConfig, ServingConfig
@@ -25,8 +24,10 @@ from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.openai.tokenizing import TOKENIZE
 from gym_fed.serving.pictures.decoding import Picture
+from gym_fed.serving.pictures.embedding import Embedded, MediumEmbedder
+from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import ProcessedPicture
-from gym_fed.serving.pictures.reader import PictureEncoder, PictureReader
+from gym_fed.serving.pictures.reader import PictureReader
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.siblings import make_sibling
 from tests.support.variants import merged, write_random_delta
@@ -138,7 +139,7 @@ def test_a_chunk_may_end_within_a_picture(tmp_path: Path, act: str) -> None:
     with opened(folder, engine=EngineConfig(max_batch_tokens=16)) as serving:
         ids = serving.service.tokenizing.answer(TOKENIZE, {"messages": ASKED}, LOCAL)["tokens"]
         places = reader(serving).places
-        assert any(places(ids[end - 1 : end + 1]) == 2 for end in range(16, len(ids), 16))
+        assert any(places(ids[end - 1 : end + 1], "image") == 2 for end in range(16, len(ids), 16))
         found, _ = answer(serving)
         assert found == expected(folder, ROWS, [FIRST, SECOND], TOKENS)[1]
 
@@ -313,7 +314,7 @@ def test_a_places_text_from_a_user_is_text(serving: Serving, llava: Path) -> Non
     ids = serving.service.tokenizing.answer(
         TOKENIZE, {"messages": [{"role": "user", "content": said}]}, LOCAL
     )["tokens"]
-    assert reader(serving).places(ids) == 0
+    assert reader(serving).places(ids, "image") == 0
 
 
 def test_detail_is_what_the_model_has(serving: Serving, idefics3: Path) -> None:
@@ -373,18 +374,6 @@ def test_a_template_without_places_takes_text_alone(llava: Path, content: str, w
         assert "chat_template" in caught.value.hint
 
 
-def test_a_family_that_is_not_read_is_named_with_what_to_do(tmp_path: Path) -> None:
-    for kind, why in (
-        ("qwen2_vl", "M-RoPE"),
-        ("paligemma", "both directions"),
-        ("aria", "has not been tried"),
-    ):
-        (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}", "vision_config": {{}}}}')
-        with pytest.raises(GymError, match=f"{kind} model.*{why}") as caught:
-            opened(tmp_path)
-        assert (caught.value.code, "vLLM" in caught.value.hint) == (ErrorCode.MODEL_INVALID, True)
-
-
 def test_a_base_of_another_number_format_is_described_as_in_float32(llava: Path) -> None:
     with opened(llava, dtype="bfloat16") as narrow, opened(llava) as wide:
         assert narrow.base == wide.base
@@ -405,7 +394,7 @@ def test_a_sibling_of_llava_with_its_own_words_and_template_answers_alike(tmp_pa
 def test_a_family_that_is_served_for_text_refuses_pictures_by_its_name(tmp_path: Path) -> None:
     with opened(make_sibling("gemma3_vision", tmp_path / "gemma3")) as serving:
         assert answer(serving, [{"role": "user", "content": "x"}])[0]
-        with pytest.raises(RequestError, match=r"gemma3 models are not read here, as .*both directions"):
+        with pytest.raises(RequestError, match=r"Pictures of this gemma3 model are not read, as its logits"):
             answer(serving)
 
 
@@ -433,23 +422,20 @@ def test_an_adapter_of_a_vision_model_is_encoded_and_served_with_pictures(
 BYTES = 4 * 8 * 4
 
 
-class Tower(nn.Linear):
-    """Four features of eight numbers for every picture."""
+class Tower:
+    """Four features of eight numbers for every picture, in place of a model's own forward."""
 
-    def get_image_features(self, **_given: Any) -> Any:
-        class Output:
-            pooler_output = torch.zeros(1, 4, 8)
-
-        return Output()
+    def embed(self, _processed: ProcessedPicture) -> Embedded:
+        return Embedded([0, 1, 2, 3], torch.zeros(4, 8), None)
 
 
 def features(encoder: PictureEncoder, number: int, owner: str = "ann") -> Any:
     picture = Picture(b"", 1, 1, "auto", bytes([number]))
-    return encoder.features(picture, ProcessedPicture([1] * 4, [0, 1, 2, 3], {}), owner)
+    return encoder.features(picture, ProcessedPicture([1] * 4, {}), owner)
 
 
 def test_features_in_the_requests_of_one_owner_are_bounded() -> None:
-    encoder = PictureEncoder(Tower(8, 8), cache_bytes=2 * BYTES, owner_bytes=3 * BYTES)
+    encoder = PictureEncoder(cast(MediumEmbedder, Tower()), cache_bytes=2 * BYTES, owner_bytes=3 * BYTES)
     held = [features(encoder, number) for number in range(5)]
     with pytest.raises(GymError) as caught:
         features(encoder, 5)
@@ -461,7 +447,7 @@ def test_features_in_the_requests_of_one_owner_are_bounded() -> None:
 
 
 def test_features_that_a_request_has_are_found_though_they_are_not_kept() -> None:
-    encoder = PictureEncoder(Tower(8, 8), cache_bytes=BYTES)
+    encoder = PictureEncoder(cast(MediumEmbedder, Tower()), cache_bytes=BYTES)
     first = features(encoder, 0)
     for number in range(1, 4):
         features(encoder, number)

@@ -1,0 +1,108 @@
+"""The sounds and videos of a request: data URLs and base64 within limits; nothing is fetched.
+
+A child process decodes them (``gym_fed.core.media``).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from gym_fed.base.modeling.media_inputs import frames_to_read, sound_rate, video_metadata
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.media.reading import read_sound, read_video
+
+MAX_CLIP_BYTES = 6 * 2**20
+MAX_SOUND_SECONDS = 120.0
+MAX_VIDEO_SECONDS = 120.0
+_FORMATS = ("wav", "mp3", "flac", "ogg")
+_VIDEO_URL = re.compile(r"data:video/[\w.+-]{1,40}(?:;[\w.+=-]{1,60}){0,2};base64,", re.ASCII)
+_SOUND = "send base64 of a WAV, MP3, FLAC or Ogg file as data, and its format"
+_VIDEO = "send a MP4 or WebM file as data:video/mp4;base64,..."
+
+
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """A sound or video that is not decoded yet.
+
+    Attributes:
+        kind: The type of its place.
+        data: The bytes of its file.
+        digest: The digest of the file.
+    """
+
+    kind: Literal["audio", "video"]
+    data: bytes
+    digest: bytes
+
+    @property
+    def pixels(self) -> int:
+        """Zero: the size of its frames is limited when it is decoded."""
+        return 0
+
+    def inputs(self, processor: Any) -> dict[str, Any]:
+        """Decode it, and return the processor's arguments.
+
+        Raises:
+            GymError: ``USAGE`` for a broken file, ``TOO_LARGE`` beyond a limit.
+        """
+        name = "sound" if self.kind == "audio" else "video"
+        try:
+            if self.kind == "audio":
+                rate = sound_rate(processor)
+                samples = read_sound(self.data, rate, MAX_SOUND_SECONDS)
+                return {"audio": [samples], "audio_kwargs": {"sampling_rate": rate}}
+            chosen = partial(frames_to_read, processor)
+            frames, facts, indices = read_video(self.data, chosen, MAX_VIDEO_SECONDS)
+        except GymError as error:
+            if error.code not in (ErrorCode.USAGE, ErrorCode.TOO_LARGE):
+                raise
+            raise GymError(error.code, f"the {name} {error.message}", error.hint) from error
+        metadata = [video_metadata(facts, indices)]
+        return {"videos": [frames], "videos_kwargs": {"do_sample_frames": False, "video_metadata": metadata}}
+
+
+def read_clip_of_sound(data: str, format: str) -> Clip:
+    """Read OpenAI's ``input_audio``: base64 and the name of the format.
+
+    Raises:
+        GymError: ``USAGE`` for another format or broken base64, ``TOO_LARGE`` beyond a limit.
+    """
+    if format not in _FORMATS:
+        raise GymError(ErrorCode.USAGE, f"the sound is of format {format[:40]!r}", _SOUND)
+    return _clip("audio", data, "sound", _SOUND)
+
+
+def read_clip_of_video(url: str) -> Clip:
+    """Read a video in a data URL.
+
+    Raises:
+        GymError: As ``read_clip_of_sound``.
+    """
+    match = _VIDEO_URL.match(url[:300])
+    if match is None:
+        web = url[:8].lower().startswith(("http:", "https:"))
+        why = (
+            "is named by a web address, and this server fetches nothing"
+            if web
+            else "is not a base64 data URL"
+        )
+        raise GymError(ErrorCode.USAGE, f"the video {why}", _VIDEO)
+    return _clip("video", url[match.end() :], "video", _VIDEO)
+
+
+def _clip(kind: Literal["audio", "video"], text: str, name: str, remedy: str) -> Clip:
+    if len(text) > MAX_CLIP_BYTES // 3 * 4 + 4:
+        raise GymError(
+            ErrorCode.TOO_LARGE, f"the {name} has more than {MAX_CLIP_BYTES:,} bytes", "make it shorter"
+        )
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise GymError(ErrorCode.USAGE, f"the {name} has broken base64", remedy) from error
+    return Clip(kind, data, hashlib.sha256(f"{kind}:".encode() + data).digest())
