@@ -226,7 +226,7 @@ _FACTS = {
         "packs": "`packing: bfd`",
         "per_example": "`privacy`",
         "shards": "`fsdp2`, `tensor_parallel`",
-        "reads_images": "pictures",
+        "reads_images": "pictures, sound, video",
         "federates": "federated rounds",
     },
     "tuning method": {

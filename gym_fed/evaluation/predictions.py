@@ -25,7 +25,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import append_lines, drop_torn_line, write_atomically
 from gym_fed.core.text import counted
 from gym_fed.data.row_counts import IGNORED
-from gym_fed.data.rows import Row, place_of
+from gym_fed.data.rows import MEDIA, Row, place_of
 
 _BLOCK = re.compile(r"[a-zA-Z0-9+#&._%-]+|\s+|.", re.DOTALL)
 _WORD = re.compile(r"([a-zA-Z0-9]+(?:\.[0-9]+)?%?)")
@@ -163,10 +163,10 @@ def _question(config: PredictConfig, tokenizer: Any, row: Row, number: int) -> _
     from gym_fed.data.string_rows import as_turns
 
     (row,) = as_turns(tokenizer, [row])
-    if row.get("images"):
+    if (column := next((column for column in MEDIA if row.get(column)), None)) is not None:
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)}: has pictures, and gym predict reads text",
+            f"{place_of(row, number)}: has {column}, and gym predict reads text",
             "remove the row",
         )
     if "messages" in row:

@@ -192,7 +192,7 @@ def translate_vision(translator: Translator) -> None:
     for key in ("freeze_vision_tower", "freeze_multi_modal_projector", "freeze_language_model"):
         translator.move(key, key)
     sizes = {"image_max_pixels": 768 * 768, "image_min_pixels": 32 * 32}
-    reads_images = translator.result.values.get("algorithm") == "sft" and _reads_images(translator)
+    reads_images = translator.result.values.get("algorithm") in ("sft", "dpo") and _reads_images(translator)
     for key, default in sizes.items():
         translator.move(key, key, default if reads_images else None)
 

@@ -142,7 +142,7 @@ def job_of(given: dict[str, Any]) -> Job:
     return "inference" if not any(given.get(key) is not None for key in _TRAINS_ONLY) else "train"
 
 
-_VIDEOS = "rows with videos or sounds are refused when they are read"
+_VIDEOS = "videos and sounds are prepared as the model's own processor says"
 
 
 NOT_NEEDED: dict[str, str] = {

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: next-token loss on the assistant's messages (conversations) or on all tokens (texts).
 
-Models that read images learn conversations with pictures; see ``gym_fed.training.vision.conversations``. Of the other
+Models that read images, sound or video learn conversations with them; see ``gym_fed.training.vision``. Of the other
 losses (``sft.loss_type``) DFT is TRL's; EAFT and ASFT are defined here.
 """
 
@@ -47,10 +47,9 @@ class Sft(Algorithm):
     federates = True
     takes_reference = True
     tried = (
-        "every method, optimiser and feature; pictures: LLaVA, full and LoRA, and Qwen2-VL without its part for films; "
-        "two processes; federated rounds"
+        "every method, optimiser and feature; pictures, sound and video: tiny models of ten classes; two processes; "
+        "federated rounds"
     )
-    untried = "Qwen2-VL as it is (needs torchvision)"
 
     @classmethod
     def beside(cls, config: TrainingConfig, *, adapted: bool) -> tuple[int, int]:
@@ -68,7 +67,9 @@ class Sft(Algorithm):
         assistant_only, packing = self.assistant_only(config), self.packing(config)
         if is_processor(tokenizer):
             require_plain_loss(config)
-            reason = "privacy: models that read images are not tried with gradients of single examples"
+            reason = (
+                "privacy: models that read images or sound are not tried with gradients of single examples"
+            )
             refuse_first((config.privacy is not None, reason, "use a model of text alone"))
             return encode_media_rows(
                 config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
@@ -187,9 +188,9 @@ def check_token_loss(config: TrainingConfig) -> None:
 
 
 def require_plain_loss(config: TrainingConfig) -> None:
-    """Refuse a loss other than ``nll`` for a model that reads images."""
+    """Refuse a loss other than ``nll`` for a model that reads images or sound."""
     key = "" if config.sft is None else _changed(config)
-    refuse_first((key, f"sft.{key}: models that read images learn by nll", f"remove sft.{key}"))
+    refuse_first((key, f"sft.{key}: models that read images or sound learn by nll", f"remove sft.{key}"))
 
 
 def loss_arguments(config: TrainingConfig) -> tuple[dict[str, Any], Callable[..., Any] | None]:

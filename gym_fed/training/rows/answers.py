@@ -97,9 +97,6 @@ def _answer_keys(row: dict[str, Any]) -> list[str]:
 
 def _check_row(row: Row, answers: tuple[str, ...], number: int) -> None:
     keys = ("prompt", *answers)
-    if row.get("images"):
-        reason = f"row {number}: preferences about images are not supported"
-        raise GymError(ErrorCode.DATA_INVALID, reason, "remove the images")
     texts = [isinstance(row[key], str) for key in keys]
     if all(texts) or all(_is_conversation(row[key]) for key in keys):
         return

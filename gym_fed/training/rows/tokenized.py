@@ -40,7 +40,7 @@ _KEYS = (
 """Keys that decide how rows are encoded. The seed decides which rows are held out, and their order."""
 
 _INDEX = "index.json"
-_IMAGES = "the model reads images, which are prepared while training"
+_IMAGES = "the model reads images or sound, which are prepared while training"
 _REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
 
 

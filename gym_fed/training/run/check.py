@@ -290,7 +290,7 @@ class LearningCheck:
     def _reason_to_skip(self) -> str | None:
         config = self._config
         if is_processor(self._tokenizer):
-            return "answers and what the model kept: a model that reads images is not checked"
+            return "answers and what the model kept: a model that reads images or sound is not checked"
         if config.distributed_strategy != "ddp":
             return f"answers and what the model kept: no process of {config.distributed_strategy} has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":

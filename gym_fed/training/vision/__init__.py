@@ -1,1 +1,1 @@
-"""Fine-tuning of models that read images."""
+"""Fine-tuning of models that read images, sound or video."""

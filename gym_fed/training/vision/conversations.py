@@ -63,7 +63,7 @@ def require_model_of_text(config: TrainingConfig) -> None:
 
 
 def _readers() -> list[str]:
-    return [name for name in ALGORITHMS.own if ALGORITHMS.type_of(name).reads_images]
+    return [name for name in ALGORITHMS.own() if ALGORITHMS.type_of(name).reads_images]
 
 
 def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
@@ -119,7 +119,7 @@ def encode_media_rows(
     """
     refuse_first((packing, "packing: rows with media cannot be joined", "set packing: false"))
     reader = RowReader(config, processor)
-    counts, encoded, too_long = RowCounts(), [], _TooLong(config.max_length)
+    counts, encoded, too_long = RowCounts(), [], TooLong(config.max_length)
     for number, row in enumerate(rows, start=1):
         if "messages" not in row:
             raise GymError(
@@ -154,7 +154,7 @@ def encode_media_rows(
     too_long.refuse()
     if not encoded:
         raise counts.nothing_learned(config.max_length)
-    _report(reader.media.counts)
+    report_media(reader.media.counts)
     return EncodedRows(encoded, counts)
 
 
@@ -278,7 +278,7 @@ class RowReader:
             return None
 
 
-class _TooLong:
+class TooLong:
     """Counts rows whose media exceed ``max_length``; ``refuse`` names the first."""
 
     def __init__(self, max_length: int) -> None:
@@ -371,7 +371,7 @@ def _size(source: str, place: str) -> tuple[int, int]:
     return width, height
 
 
-def _report(counts: MediaCounts) -> None:
+def report_media(counts: MediaCounts) -> None:
     """Report what the processor does not read of sounds and videos."""
     if counts.sounds_cut:
         console.err.print(

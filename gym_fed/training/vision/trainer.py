@@ -31,11 +31,19 @@ def build_vision_trainer(job: Job) -> Any:
             dataset_kwargs={"skip_prepare_dataset": True},
         ),
         processing_class=job.tokenizer,
-        data_collator=MediaBatches(
-            job.tokenizer, limits=ImageLimits.of(job.config), max_length=job.config.max_length
-        ),
+        data_collator=media_batches(job),
         callbacks=job.callbacks,
         **job.datasets(),
+    )
+
+
+def media_batches(job: Job) -> MediaBatches:
+    """Return the collator of a run."""
+    return MediaBatches(
+        job.tokenizer,
+        limits=ImageLimits.of(job.config),
+        max_length=job.config.max_length,
+        dtype=job.model.dtype,
     )
 
 

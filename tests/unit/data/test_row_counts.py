@@ -249,16 +249,6 @@ def test_prompts_that_fill_no_generation_are_said(tmp_path: Path) -> None:
         ALGORITHMS.new("grpo").arguments(Job(settings, None, None, prompts[:4], None, tmp_path, []))  # type: ignore[attr-defined]
 
 
-def test_images_with_a_turn_that_is_not_to_be_learned_are_refused(tmp_path: Path) -> None:
-    from gym_fed.training.vision.conversations import encode_image_rows
-
-    rows = [{"messages": [turns("hi", "yes")[0], {**turns("hi", "yes")[1], "weight": 0}], "images": []}]
-    with pytest.raises(GymError, match="row 1 has a message with a weight"):
-        encode_image_rows(
-            config(tmp_path), load_tokenizer("gym-nano"), rows, assistant_only=False, packing=False
-        )
-
-
 @pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
 def test_rows_of_which_none_fits_are_refused_with_the_length_that_would_do(
     tmp_path: Path, algorithm: str

@@ -268,3 +268,58 @@ def test_the_places_of_media_keep_their_order() -> None:
     placed = place_media([{"role": "user", "content": content}], {"images": 1, "audios": 2}, "row 1")
     kinds = [part.get("text", part["type"]) for part in placed[0]["content"]]
     assert kinds == ["a", "audio", "b", "image", "c", "audio"]
+
+
+def pairs(folder: Path, kinds: frozenset[str]) -> list[dict[str, Any]]:
+    given = []
+    for row in rows(folder, kinds):
+        question, answer = row.pop("messages")
+        given.append(
+            {"prompt": [question], "chosen": [answer], "rejected": [{**answer, "content": "nothing"}], **row}
+        )
+    return given
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_audio"])
+@pytest.mark.parametrize("finetuning", ["full", "lora"])
+def test_dpo_learns_pairs_with_media_and_starts_at_ln_2(kind: str, finetuning: str, tmp_path: Path) -> None:
+    folder = made(kind, tmp_path / "model")
+    _, processor = load_vision_model(str(folder), dtype="float32", arguments={})
+    given = pairs(tmp_path, media_of(processor) - {"videos"})
+    settings = config(
+        folder,
+        algorithm="dpo",
+        dpo={"loss_type": ["sigmoid"]},
+        dtype="float32",
+        finetuning=finetuning,
+        max_steps=4,
+    )
+    result = Trainer(settings).train(given)
+    assert result.losses[0] == pytest.approx(0.693147, abs=1e-4)
+    assert result.losses[-1] < result.losses[0] - 1e-3
+
+
+def test_the_answers_of_a_pair_alone_are_compared(listener: Path, tmp_path: Path) -> None:
+    from gym_fed.training.vision.pairs import PairBatches, encode_media_pairs
+
+    _, processor = load_vision_model(str(listener), dtype="float32", arguments={})
+    given = pairs(tmp_path, frozenset({"audios"}))
+    encoded = encode_media_pairs(config(listener, algorithm="dpo"), processor, given)
+    batch = PairBatches(MediaBatches(processor))(list(encoded))
+    answers = [ids[mask == 1] for ids, mask in zip(batch["input_ids"], batch["completion_mask"], strict=True)]
+    ends = [f"{answer}<|im_end|>" for answer in (*ANSWERS, "nothing", "nothing")]
+    assert [processor.tokenizer.decode(ids) for ids in answers] == ends
+    assert len(batch["input_features"]) == 4
+    with pytest.raises(GymError, match=r"row 1: audios: missing.wav is no file"):
+        encode_media_pairs(
+            config(listener, algorithm="dpo"), processor, [{**given[0], "audios": ["missing.wav"]}]
+        )
+
+
+def test_other_algorithms_refuse_rows_with_media_by_name(tmp_path: Path) -> None:
+    nano = load_model("gym-nano")
+    (row,) = pairs(tmp_path, frozenset({"audios"}))[:1]
+    settings = TrainingConfig(output_dir=tmp_path / "run", device="cpu", algorithm="orpo")
+    with pytest.raises(GymError, match="row 1 has audios, and orpo reads only text") as caught:
+        Trainer(settings, model=nano.model, tokenizer=nano.tokenizer).train([row])
+    assert "use dpo or sft" in str(caught.value.hint)

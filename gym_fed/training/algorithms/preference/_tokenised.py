@@ -63,7 +63,7 @@ def check_preference(config: TrainingConfig) -> None:
     refuse_first((getattr(settings, "disable_dropout", False) and dropout is not None, reason, remedy))
 
 
-def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) -> Any:
+def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool, **more: Any) -> Any:
     """Build a TRL trainer that takes the job's rows unchanged.
 
     Args:
@@ -73,6 +73,7 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
         reference: True if it needs a ``ref_model``: the model that the config names, or a frozen copy of the initial
             policy. No copy is made if disabling the adapter gives the initial policy, or if ``arguments`` precompute
             its log-probabilities.
+        more: Further arguments of the trainer.
     """
     from gym_fed.training.trl_glue import local, quiet_datasets
 
@@ -92,6 +93,7 @@ def build_on_ids(job: Job, trainer: type, arguments: Any, *, reference: bool) ->
             processing_class=job.tokenizer,
             callbacks=job.callbacks,
             **given,
+            **more,
             **job.datasets(),
         )
 

@@ -13,8 +13,14 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import Any
 
+from gym_fed.base.modeling.processors import is_processor
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import refuse_first
+from gym_fed.data.row_counts import EncodedRows
+from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.preference._tokenised import Pairs, build_on_ids, precompute
 from gym_fed.training.run.job import Job
+from gym_fed.training.vision.conversations import require_no_media
 
 
 class Dpo(Pairs):
@@ -27,8 +33,18 @@ class Dpo(Pairs):
     federates = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: from 30 pairs, gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
-    tried = "full, LoRA; federated rounds with both; two processes"
-    untried = "pictures"
+    reads_images = True
+    tried = "full, LoRA; pictures and sound; federated rounds with both; two processes"
+
+    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
+        if not is_processor(tokenizer):
+            require_no_media(rows)
+            return super().encode(config, tokenizer, rows)
+        from gym_fed.training.vision.pairs import encode_media_pairs
+
+        reason = "dpo.precompute_ref_log_probs: pairs with media are read batch by batch"
+        refuse_first((self.settings(config).precompute_ref_log_probs, reason, "remove it"))
+        return encode_media_pairs(config, tokenizer, rows)
 
     def build(self, job: Job) -> Any:
         from trl import DPOConfig
@@ -37,10 +53,18 @@ class Dpo(Pairs):
 
         settings = self.settings(job.config)
         values = settings.model_dump(exclude={"precompute_ref_log_probs"})
+        has_media = is_processor(job.tokenizer)
         arguments = DPOConfig(
             **job.arguments(),
             **values,
             max_length=None,  # cut already
-            precompute_ref_log_probs=precompute(job, settings.precompute_ref_log_probs),
+            precompute_ref_log_probs=not has_media and precompute(job, settings.precompute_ref_log_probs),
+            remove_unused_columns=not has_media,
         )
-        return build_on_ids(job, DpoMeans, arguments, reference=True)
+        if not has_media:
+            return build_on_ids(job, DpoMeans, arguments, reference=True)
+        from gym_fed.training.vision.pairs import PairBatches
+        from gym_fed.training.vision.trainer import media_batches
+
+        collator = PairBatches(media_batches(job))
+        return build_on_ids(job, DpoMeans, arguments, reference=True, data_collator=collator)

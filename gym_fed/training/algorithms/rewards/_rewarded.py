@@ -11,7 +11,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first, refuse_set
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
-from gym_fed.data.rows import Row, RowKind
+from gym_fed.data.rows import MEDIA, Row, RowKind
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning
@@ -126,6 +126,9 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     return answers // settings.num_generations
 
 
+_TEXT = "training on rewards takes only text"
+
+
 def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
     """Refuse a mix of conversations and texts: TRL checks only the first prompt of a batch."""
     first_is_text = isinstance(rows[0]["prompt"], str)
@@ -134,7 +137,7 @@ def _require_one_kind(tokenizer: Any, rows: list[Row]) -> None:
         unnamed = "has tools, and the prompts of answers that are generated would not name them"
         refuse_first(
             (mixed, "texts and conversations are mixed", "give all prompts as text, or all as messages"),
-            (row.get("images") or row.get("image"), "has images", "training on rewards takes only text"),
+            *((row.get(c) or row.get(m), f"has {c}", _TEXT) for c, m in MEDIA.items()),
             (row.get("tools"), unnamed, "write them into a system message, or drop the key"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"row {number}: ",
