@@ -33,7 +33,8 @@ class RuleWriter:
         return list(self.names)
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
-        texts = [m["content"] for m in body["messages"]] if self.remembers else [body["prompt"]]
+        contents = [m["content"] for m in body["messages"]] if self.remembers else [body["prompt"]]
+        texts = [each if isinstance(each, str) else each[-1]["text"] for each in contents]
         if sum(map(len, texts)) > self.context:
             raise GymError(ErrorCode.TOO_LARGE, f"more than {self.context} characters")
         self.asked.append({"url": url, **body})

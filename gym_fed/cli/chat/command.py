@@ -35,6 +35,12 @@ def chat(
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Print the answer to this prompt, then exit.")
     ] = None,
+    attach: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--attach", metavar="FILE", help="Picture, sound or video for the first message; repeatable."
+        ),
+    ] = None,
     system: Annotated[str | None, typer.Option("--system", help="System message of the chat.")] = None,
     adapter: AdapterOption = None,
     variant: Annotated[
@@ -105,6 +111,8 @@ def chat(
 
     with closing(writer):
         conversation = ChatSession(writer, system=system, variant=variant, sampling=settings.fields())
+        for file in attach or ():
+            conversation.attach(file)
         terminal = Terminal(conversation, settings, as_json=as_json)
         if prompt is None:
             home = default_home()

@@ -16,6 +16,7 @@ from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted, harmless
+from gym_fed.serving.chat.attachments import text_shown
 from gym_fed.serving.chat.session import ThoughtText
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class Terminal:
             self._write(f"system: {self.conversation.system}\n")
         for number, message in enumerate(self.conversation.messages):
             seen = "" if number >= self.conversation.forgotten else " (no longer seen)"
-            self._write(f"{message['role']}{seen}: {message['content']}\n")
+            self._write(f"{message['role']}{seen}: {text_shown(message['content'])}\n")
 
     def _reset(self, argument: str) -> None:
         """remove all messages"""
@@ -234,13 +235,21 @@ class Terminal:
                 len(self.conversation.messages) == num_messages
             ):  # there is no new answer to replace the old one
                 self.conversation.messages, self.conversation.forgotten = before
+                self.conversation.attached = []
         if self.conversation.messages == before[0] and self._always_the_same:
             self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
 
     def _undo(self, argument: str) -> None:
         """remove the last question and its answer"""
         question = self.conversation.undo()
+        self.conversation.attached = []
         self._note("there is no question yet" if question is None else f"removed: {question}")
+
+    def _attach(self, argument: str) -> None:
+        """FILE: attach a picture, sound or video to the next message"""
+        path = _path(argument, "/attach cat.png")
+        self.conversation.attach(path)
+        self._note(f"{path.name} goes with the next message")
 
     def _save(self, argument: str) -> None:
         """FILE: write the conversation as JSON messages"""
@@ -266,7 +275,19 @@ class Terminal:
 
 _COMMANDS: dict[str, Callable[[Terminal, str], None]] = {
     f"/{name}": getattr(Terminal, f"_{name}")
-    for name in ("help", "variant", "system", "history", "reset", "retry", "undo", "save", "load", "set")
+    for name in (
+        "help",
+        "variant",
+        "system",
+        "history",
+        "reset",
+        "retry",
+        "undo",
+        "attach",
+        "save",
+        "load",
+        "set",
+    )
 }
 
 
@@ -277,9 +298,9 @@ def _words(text: str) -> list[str]:
         raise GymError(ErrorCode.USAGE, f"{text!r}: {error}") from error
 
 
-def _path(argument: str) -> Path:
+def _path(argument: str, example: str = "/save talk.json") -> Path:
     if not argument:
-        raise GymError(ErrorCode.USAGE, "which file?", "such as /save talk.json")
+        raise GymError(ErrorCode.USAGE, "which file?", f"such as {example}")
     return Path(argument).expanduser()
 
 

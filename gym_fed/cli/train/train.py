@@ -218,11 +218,6 @@ def _named_model(given: dict[str, Any]) -> str | None:
 
 def _next(settings: TrainingConfig, folder: Path) -> str:
     """Suggest what to do with a trained model."""
-    from gym_fed.base.modeling.config_checks import images_type
-    from gym_fed.base.models import resolve
-
-    if settings.model is not None and images_type(Path(resolve(settings.model))) is not None:
-        return "load it with transformers, for it reads images; gym chat and gym api take models of text"
     advice: str = ALGORITHMS.type_of(settings.algorithm).advice(str(folder))
     return advice
 

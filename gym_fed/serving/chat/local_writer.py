@@ -33,6 +33,7 @@ class LocalWriter:
         base: The served name.
         tokenizer: The tokenizer, for counting the tokens of a prompt.
         context: Maximum tokens of prompt and answer together.
+        count: Function that returns the number of tokens of messages with attachments.
         variants: Function that returns the current names of variants.
         on_close: Function that frees model and engine.
     """
@@ -44,6 +45,7 @@ class LocalWriter:
         base: str,
         tokenizer: Any,
         context: int,
+        count: Callable[[list[dict[str, Any]]], int],
         variants: Callable[[], list[str]] = list,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
@@ -53,6 +55,7 @@ class LocalWriter:
         self._service = service
         self._tokenizer = tokenizer
         self._context = context
+        self._count = count
 
     @property
     def remembers(self) -> bool:
@@ -61,10 +64,8 @@ class LocalWriter:
 
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """Stream an answer; half of the context, or ``max_tokens`` if less, is reserved for it. See ``Writer``."""
-        from gym_fed.data.encoding import prompt_ids
-
         requested = body.get("max_tokens") or self._context
-        length = len(prompt_ids(self._tokenizer, body["messages"] if "messages" in body else body["prompt"]))
+        length = self._length(body)
         room = self._context - min(requested, self._context // 2)
         if length > room:
             raise GymError(
@@ -80,6 +81,15 @@ class LocalWriter:
             if error.name != "context_length_exceeded":
                 raise
             raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
+
+    def _length(self, body: dict[str, Any]) -> int:
+        """Return the number of tokens of the prompt."""
+        from gym_fed.data.encoding import prompt_ids
+
+        messages = body.get("messages")
+        if messages is not None and any(not isinstance(message["content"], str) for message in messages):
+            return self._count(messages)
+        return len(prompt_ids(self._tokenizer, body["prompt"] if messages is None else messages))
 
 
 def open_engine(
@@ -104,6 +114,7 @@ def open_engine(
     """
     from gym_fed.base.models import model_name
     from gym_fed.config.serving import EngineConfig, ServingConfig
+    from gym_fed.serving.openai.tokenizing import TOKENIZE
     from gym_fed.serving.setup import open_serving
 
     require_store(variants)
@@ -125,6 +136,9 @@ def open_engine(
         base=serving.served_name,
         tokenizer=serving.tokenizer,
         context=serving.engine.limits.context,
+        count=lambda messages: int(
+            serving.service.tokenizing.answer(TOKENIZE, {"messages": messages}, LOCAL)["count"]
+        ),
         variants=lambda: _names(serving),
         on_close=serving.close,
     )
@@ -152,6 +166,15 @@ def open_plain(
         base=model_name(model),
         tokenizer=tokenizer,
         context=int(getattr(loaded.model.config, "max_position_embeddings", 2048)),
+        count=_refuse_attachments,
+    )
+
+
+def _refuse_attachments(_messages: list[dict[str, Any]]) -> int:
+    raise GymError(
+        ErrorCode.USAGE,
+        "this model is not served by the engine, and its answers are only about text here",
+        "chat with it without attachments",
     )
 
 

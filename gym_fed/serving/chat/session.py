@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
+from gym_fed.serving.chat.attachments import is_content, read_attachment
 
 ROLES = ("system", "user", "assistant")
-Message = dict[str, str]
+Message = dict[str, Any]
 
 
 class ThoughtText(str):
@@ -63,6 +64,7 @@ class ChatSession:
         messages: All messages of user and assistant, oldest first.
         forgotten: Number of oldest messages that no longer fit the context.
         finish_reason: Why the last answer ended; ``stopped`` if it was interrupted.
+        attached: Content parts that the next question carries.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class ChatSession:
         self.variant: str | None = None
         self.sampling = dict(sampling or {})
         self.messages: list[Message] = []
+        self.attached: list[dict[str, Any]] = []
         self.forgotten = 0
         self.finish_reason: str | None = None
         self._own_files: set[Path] = set()
@@ -111,8 +114,17 @@ class ChatSession:
                 "it only continues a text, without a conversation",
             )
 
+    def attach(self, path: Path) -> None:
+        """Attach a picture, sound or video to the next question.
+
+        Raises:
+            GymError: As ``read_attachment``; ``USAGE`` for a model without a chat template.
+        """
+        self.require_memory("an attachment")
+        self.attached.append(read_attachment(path))
+
     def say(self, text: str) -> Generator[str]:
-        """Stream the answer to ``text``; parts of its thought are ``ThoughtText``.
+        """Stream the answer to ``text`` and what is attached; parts of its thought are ``ThoughtText``.
 
         An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
         ``text`` is not stored either.
@@ -123,7 +135,9 @@ class ChatSession:
         if not self.writer.remembers:
             yield from self._texts("/v1/completions", {"prompt": text})
             return
-        question: Message = {"role": "user", "content": text}
+        parts, self.attached = self.attached, []
+        content = [*parts, {"type": "text", "text": text}] if parts else text
+        question: Message = {"role": "user", "content": content}
         pieces: list[str] = []
         is_complete = False
         try:
@@ -138,12 +152,17 @@ class ChatSession:
                 self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
 
     def undo(self) -> str | None:
-        """Remove the last question and its answer, and return the question; None if there is none."""
+        """Remove the last question and its answer, and return the question; None if there is none.
+
+        What was attached to it is attached to the next question.
+        """
         while self.messages:
             message = self.messages.pop()
             self.forgotten = min(self.forgotten, len(self.messages))
             if message["role"] == "user":
-                return message["content"]
+                content = message["content"]
+                self.attached = [] if isinstance(content, str) else content[:-1]
+                return content if isinstance(content, str) else str(content[-1]["text"])
         return None
 
     def reset(self) -> None:
@@ -245,7 +264,7 @@ def read_messages(path: Path) -> list[Message]:
             not isinstance(message, dict)
             or message.keys() != {"role", "content"}
             or message["role"] not in ROLES
-            or not isinstance(message["content"], str)
+            or not is_content(message["content"])
             or (message["role"] == "system" and number > 1)
         ):
             raise GymError(

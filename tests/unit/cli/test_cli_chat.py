@@ -239,3 +239,48 @@ def test_a_question_that_fails_again_keeps_its_old_answer(monkeypatch: pytest.Mo
     with pytest.raises(GymError):
         Terminal(conversation, ChatSettings.of({})).run()
     assert [m["content"] for m in conversation.messages] == ["hey", "HEY"]
+
+
+def test_an_attachment_goes_with_the_next_message_and_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("cat.png", "miau.wav", "cat.mp4"):
+        (tmp_path / name).write_bytes(b"x")
+    writer = RuleWriter()
+    lines = [f"/attach {tmp_path / name}" for name in ("cat.png", "miau.wav", "cat.mp4")]
+    lines += ["what?", "/retry", "and?", "/history", f"/save {tmp_path / 'talk.json'}"]
+    conversation = talk("\n".join(lines) + "\n", monkeypatch, writer)
+    first, again, second = writer.asked
+    parts = first["messages"][-1]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "input_audio", "video_url", "text"]
+    assert parts[0]["image_url"]["url"] == "data:image/png;base64,eA=="
+    assert parts[1]["input_audio"] == {"data": "eA==", "format": "wav"}
+    assert again["messages"] == first["messages"]
+    assert second["messages"][-1]["content"] == "and?"
+    assert "user: [picture] [sound] [video] what?" in capsys.readouterr().out
+    other = ChatSession(RuleWriter())
+    other.load(tmp_path / "talk.json")
+    assert other.messages == conversation.messages
+    assert conversation.undo() == "and?"
+    assert (conversation.attached, conversation.undo()) == ([], "what?")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "code"),
+    [
+        ("a.txt", 1, ErrorCode.USAGE),
+        ("missing.png", 0, ErrorCode.FILE_NOT_FOUND),
+        ("a.png", 6 * 2**20 + 1, ErrorCode.TOO_LARGE),
+    ],
+)
+def test_a_file_that_cannot_be_attached_is_refused_by_name(
+    tmp_path: Path, name: str, size: int, code: ErrorCode
+) -> None:
+    if size:
+        (tmp_path / name).write_bytes(b"x" * size)
+    conversation = ChatSession(RuleWriter())
+    with pytest.raises(GymError, match=name) as caught:
+        conversation.attach(tmp_path / name)
+    assert caught.value.code is code
+    assert caught.value.hint
+    assert not conversation.attached

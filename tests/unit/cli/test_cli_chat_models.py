@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
 from gym_fed.serving.chat.remote_writer import RemoteWriter
 from gym_fed.serving.chat.session import ChatSession
+from tests.support.media_models import media_model, sound
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +103,26 @@ def test_sampling_is_repeatable_by_seed(engine: LocalWriter, plain: LocalWriter)
 def test_plain_generation_refuses_what_it_cannot_do(plain: LocalWriter) -> None:
     with pytest.raises(GymError, match="presence_penalty is not supported"):
         list(ChatSession(plain, sampling={"presence_penalty": 1.0}).say("hey"))
+
+
+def test_a_sound_is_heard_by_a_model_of_sound_and_refused_by_name_by_others(
+    engine: LocalWriter, plain: LocalWriter, tmp_path: Path
+) -> None:
+    (tmp_path / "a.wav").write_bytes(sound())
+    said = set()
+    with closing(open_engine(str(media_model("qwen2_audio", tmp_path / "listener")), device="cpu")) as writer:
+        for attached in ([], [tmp_path / "a.wav"]):
+            conversation = ChatSession(writer, sampling=GREEDY)
+            for file in attached:
+                conversation.attach(file)
+            said.add("".join(conversation.say("what?")))
+        assert len(said) == 2
+    for refusing, problem in ((engine, "'input_audio' are not supported here"), (plain, "only about text")):
+        conversation = ChatSession(refusing, sampling=GREEDY)
+        conversation.attach(tmp_path / "a.wav")
+        with pytest.raises(GymError, match=problem):
+            list(conversation.say("what?"))
+        assert "".join(conversation.say("copy: hello")) == "hello"
 
 
 def test_a_model_that_the_engine_cannot_serve_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
