@@ -48,7 +48,10 @@ class PictureProcessor:
 
     Attributes:
         places: The kind of each token that a chat template writes in the place of a medium.
+        is_numbered: Whether a picture's tokens depend on the pictures before it.
     """
+
+    is_numbered = False
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -83,23 +86,33 @@ class PictureProcessor:
             GymError: ``USAGE`` for a broken one, and for a ``detail`` that the model does not have.
         """
         kind = "image" if isinstance(medium, Picture) else medium.kind
+        processed = self._processed(medium, self._tokens[kind])
+        run = [int(token) for token in processed["input_ids"][0]]
+        inputs = {key: processed[key] for key in processed if key != "input_ids"}
+        return ProcessedPicture(run, inputs, *self._frames[kind])
+
+    def check_numbers(self, picture: Picture) -> None:
+        """Set ``is_numbered``: whether a picture's tokens depend on those before it (MiniCPM-V writes its number)."""
+        token = self._tokens["image"]
+        one, two = (
+            self._processed(picture, token * count, count)["input_ids"][0].tolist() for count in (1, 2)
+        )
+        self.is_numbered = two != one * 2
+
+    def _processed(self, medium: Medium, text: str, count: int = 1) -> Any:
+        """Run the processor on one medium, or on so many copies of a picture."""
         with self._lock:
             if isinstance(medium, Picture):
-                arguments: dict[str, Any] = {
-                    "images": [medium.decoded()],
-                    "images_kwargs": self._settings(medium),
-                }
+                pictures = [medium.decoded()] * count
+                arguments: dict[str, Any] = {"images": pictures, "images_kwargs": self._settings(medium)}
             else:
                 arguments = medium.inputs(self._processor)
-            processed = self._processor(
-                text=[self._tokens[kind]],
+            return self._processor(
+                text=[text],
                 text_kwargs={"add_special_tokens": False},
                 return_tensors="pt",
                 **arguments,
             )
-        run = [int(token) for token in processed["input_ids"][0]]
-        inputs = {key: processed[key] for key in processed if key != "input_ids"}
-        return ProcessedPicture(run, inputs, *self._frames[kind])
 
     def _frame(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the special tokens that the chat template writes directly before and behind a place."""

@@ -98,6 +98,12 @@ class MessagePictures:
         processed: dict[str, list[tuple[Medium, ProcessedPicture]]] = {kind: [] for kind in NOUNS}
         for medium, place, kind in read:
             processed[kind].append((medium, self._process(reader, medium, place)))
+        if reader.processor.is_numbered and len(processed["image"]) > 1:
+            raise RequestError(
+                "this model numbers its pictures, and only one at a time is read here",
+                param="messages",
+                hint="send one picture in a request, or use transformers or vLLM",
+            )
         for kind, media in processed.items():
             if (places := reader.places(ids, kind)) != len(media):
                 raise RequestError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.clips import Clip
-from gym_fed.serving.pictures.decoding import read_picture
+from gym_fed.serving.pictures.decoding import Picture, read_picture
 from gym_fed.serving.pictures.embedding import MediumEmbedder, whole_inputs
 from gym_fed.serving.pictures.processor import Medium, PictureProcessor, ProcessedPicture
 
@@ -43,7 +43,10 @@ class Probe:
 
         from gym_fed.serving.forward.trial import tokens
 
-        processed = processor.process(_medium(kind))
+        medium = _medium(kind)
+        processed = processor.process(medium)
+        if isinstance(medium, Picture):
+            processor.check_numbers(medium)
         words = tokens(len(model.get_input_embeddings().weight))
         before, behind = [*words[:2], *processed.before], [*processed.behind, *words[2:]]
         with torch.inference_mode():
