@@ -163,7 +163,12 @@ def load_base(
     base = BaseSpec.of(model, model_name(name))
     if dtype != "float32":
         _warn_of_rounding(model, name, adapters, dtype)
-    return model.to(dtype=target), loaded.tokenizer, base
+    return _converted(model, target), loaded.tokenizer, base
+
+
+def _converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a model's weights in place, but not complex buffers, which ``Module.to`` makes real (Llama 4's tower)."""
+    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
 def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:
