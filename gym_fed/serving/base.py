@@ -168,7 +168,9 @@ def load_base(
 
 def _converted(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """Convert a model's weights in place, but not complex buffers, which ``Module.to`` makes real (Llama 4's tower)."""
-    return model._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    untyped: Any = model
+    untyped._apply(lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
+    return model
 
 
 def _warn_of_rounding(model: nn.Module, name: str, adapters: Sequence[str], dtype: str) -> None:

@@ -106,7 +106,8 @@ def chat(
         with spinner(f"loading {model}"):
             writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
 
-    from gym_fed.cli.chat.terminal import Terminal, line_editing
+    from gym_fed.cli.chat.line_history import line_editing
+    from gym_fed.cli.chat.terminal import Terminal
     from gym_fed.serving.chat.session import ChatSession, ThoughtText
 
     with closing(writer):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from importlib.util import find_spec
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gym_fed.core.console import err
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted, harmless
 from gym_fed.serving.chat.attachments import text_shown
 from gym_fed.serving.chat.session import ThoughtText
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
 
 SHOWN_VARIANTS = 50
 BLOCK = '"""'
-HISTORY_LINES = 1000
 
 
 class Terminal:
@@ -350,57 +346,3 @@ def _line(prompt: str) -> str | None:
             return None
     line = sys.stdin.readline()
     return line.rstrip("\r\n") if line else None
-
-
-@contextmanager
-def line_editing(folder: Path) -> Iterator[None]:
-    """Enable line editing and a history in ``folder`` (mode 0600), if Python has readline and the input is a terminal.
-
-    If the folder cannot be written, a note is printed and there is no history.
-    """
-    if not (sys.stdin.isatty() and sys.stdout.isatty() and find_spec("readline")):
-        yield
-        return
-    import readline
-
-    history = folder / "chat_history"
-    readline.clear_history()
-    readline.set_history_length(HISTORY_LINES)
-    readline.set_auto_history(True)
-    # A pasted text of several lines is one message.
-    readline.parse_and_bind("set enable-bracketed-paste on")
-    saved = _read_history(history)
-    try:
-        yield
-    finally:
-        if saved:
-            _write_history(history)
-
-
-def _read_history(history: Path) -> bool:
-    """Create and read the history file; return True if it can be used."""
-    import readline
-
-    try:
-        make_folder(history.parent)
-        os.close(os.open(history, os.O_RDWR | os.O_CREAT, 0o600))
-        history.chmod(0o600)
-        readline.read_history_file(history)
-    except OSError as error:
-        _note_lost(history, error)
-        return False
-    return True
-
-
-def _write_history(history: Path) -> None:
-    import readline
-
-    try:
-        readline.write_history_file(history)
-        history.chmod(0o600)  # readline replaces the file
-    except OSError as error:
-        _note_lost(history, error)
-
-
-def _note_lost(history: Path, error: OSError) -> None:
-    err.print(f"note: the history of messages is not saved: {history}: {error.strerror}", style="dim")

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from pydantic_core import PydanticCustomError
 
 from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.openai.content_types import AudioPart, ImagePart, TextPart, VideoPart
 from gym_fed.serving.openai.fields import (
     NEUTRAL,
     Neutral,
@@ -22,46 +23,6 @@ from gym_fed.serving.openai.fields import (
     only,
 )
 from gym_fed.serving.openai.guided_fields import GuidedFields, ResponseFormat, SchemaFormat
-
-
-class TextPart(RequestModel):
-    type: Literal["text"]
-    text: str
-
-
-class ImageUrl(RequestModel):
-    """A picture as a data URL."""
-
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
-
-
-class ImagePart(RequestModel):
-    type: Literal["image_url"]
-    image_url: ImageUrl
-
-
-class InputAudio(RequestModel):
-    """A sound in base64."""
-
-    data: str
-    format: str
-
-
-class AudioPart(RequestModel):
-    type: Literal["input_audio"]
-    input_audio: InputAudio
-
-
-class VideoUrl(RequestModel):
-    """A video as a data URL."""
-
-    url: str
-
-
-class VideoPart(RequestModel):
-    type: Literal["video_url"]
-    video_url: VideoUrl
 
 
 def _parts_only(*kinds: str) -> BeforeValidator:

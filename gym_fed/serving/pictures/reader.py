@@ -14,8 +14,9 @@ from gym_fed.base.modeling.processors import load_processor
 from gym_fed.base.models import resolve
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.serving.openai.content_types import AudioPart, ImagePart, TextPart, VideoPart
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.openai.schemas import AudioPart, ImagePart, Message, TextPart, UserMessage, VideoPart
+from gym_fed.serving.openai.schemas import Message, UserMessage
 from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video
 from gym_fed.serving.pictures.decoding import Picture, read_picture, require_limits
 from gym_fed.serving.pictures.embedding import MediumEmbedder
