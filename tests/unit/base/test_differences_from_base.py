@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
+from gym_fed.base.modeling.differences import require_same_settings
 from gym_fed.cli.main import app
 from gym_fed.config.hub.soup import DeltaSoupConfig
 from gym_fed.core.errors import ErrorCode, GymError
@@ -142,7 +143,6 @@ def test_window_settings_that_nothing_reads_are_no_difference() -> None:
 def test_other_special_tokens_and_properties_without_added_tokens_are_reported(tiny_base: Path) -> None:
     from tokenizers import AddedToken
 
-    from gym_fed.base.modeling.differences import require_same_settings
     from gym_fed.base.models import load_tokenizer
 
     base, tuned = load_tokenizer(str(tiny_base)), load_tokenizer(str(tiny_base))
@@ -152,3 +152,21 @@ def test_other_special_tokens_and_properties_without_added_tokens_are_reported(t
     base.bos_token = str(base.convert_ids_to_tokens(5))
     found = [d.what for d in require_same_settings("tuned", None, None, (base, tuned))]
     assert found == ["bos token", "properties of 1 token"]
+
+
+@pytest.mark.parametrize("queries", [128, 64])
+def test_a_config_whose_keys_are_numbers_is_compared(queries: int) -> None:
+    from types import SimpleNamespace
+
+    from transformers import AriaConfig
+
+    def model(config: AriaConfig) -> Any:
+        return SimpleNamespace(config=config)
+
+    base = model(AriaConfig(projector_patch_to_query_dict={1225: 128}))
+    tuned = model(AriaConfig(projector_patch_to_query_dict={1225: queries}))
+    if queries == 128:
+        assert require_same_settings("tuned", base, tuned) == []
+    else:
+        with pytest.raises(GymError, match=r"1225: 128 -> 64"):
+            require_same_settings("tuned", base, tuned)
