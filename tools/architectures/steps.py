@@ -23,7 +23,7 @@ ROWS: list[dict[str, Any]] = [
 PROMPT = list(range(97, 109))
 NEW_TOKENS = 6
 _KV_BYTES = 64 << 20
-_NO_PIECES = "no tokenizer of pieces"
+_NO_PIECES = ("no tokenizer of pieces", "tokenizer.model")
 _LOST = {"full": 0.9, "lora": 1e-3}
 """Largest part of a run's squared change that its delta may lose: one bit per weight, and factors in 16 bits."""
 COLUMNS = (
@@ -71,7 +71,7 @@ class Checks:
             return f"not tried ({error})"
         except GymError as error:
             if error.code in (ErrorCode.EXPORT_DIFFERS, ErrorCode.INTERNAL):
-                if _NO_PIECES in error.message:
+                if any(missing in error.message for missing in _NO_PIECES):
                     return "not tried (llama.cpp's converter needs a SentencePiece tokenizer for it)"
                 if "converter failed" not in error.message:
                     return f"FAULT ({error.message[:300]})"
