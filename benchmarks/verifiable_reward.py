@@ -30,7 +30,7 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("model", metavar="FOLDER")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=20)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.seeds, arguments.steps = [1], 1
