@@ -1,6 +1,7 @@
 """Adapters on bases in 2 to 8 bits: memory of the weights, and held-out loss before and after the same LoRA steps.
 
     python benchmarks/base_bits.py [--quick] [--json] [--plot FILE] [--model FOLDER] [--steps N] [--only METHOD ...]
+                                   [--bits N ...]
 
 The model is SmolLM2-135M-Instruct (benchmarks/_smollm2.py), the rows are GSM8K's: the first rows of the training file
 are learned, 16 others of it are held out. Every base gets the same rows in the same order, 2 a step, cut at 128
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--bits", nargs="+", type=int, default=[2, 3, 4, 5, 6, 8])
     given = parser.parse_args()
     model = "gym-nano" if given.quick else given.model or sys.exit("give --model, see benchmarks/_smollm2.py")
     steps = 4 if given.quick else given.steps
@@ -48,14 +50,20 @@ def main() -> None:
     learned, held = (encode_rows(tokenizer, part, max_length=LENGTH) for part in rows(given.quick, steps))
     report = Report("base_bits", peer=PLAIN)
     plain: dict[str, float] = {}
-    cases = [(method, count) for method in given.only for count in METHODS[method]]
+    cases = [(method, count) for method in given.only for count in METHODS[method] if count in given.bits]
     for method, bits in [("", 32), *cases]:
         if method and importlib.util.find_spec(method) is None:
             print(f"{method} is not installed, and left out", file=sys.stderr)
             continue
         name = f"{method} {bits} bits" if method else PLAIN
-        print(f"{name} ...", file=sys.stderr)
         figures = measured(model, method, bits, learned, held, steps, given.seed)
+        print(
+            name,
+            *(f"{what} {value:.3f}" for what, value in figures.items()),
+            file=sys.stderr,
+            sep="; ",
+            flush=True,
+        )
         plain = plain or figures
         for what, value in figures.items():
             unit = "MiB" if what == "weights" else ""
