@@ -104,6 +104,8 @@ class DeltaFile:
                 cap = min(cap, len(spec.shapes) + MAX_ROW_TENSORS)
             manifest = Manifest.parse(text, cap)
             if spec is not None:
+                if sum(split_rows(record.name) is None for record in manifest.tensors) > len(spec.shapes):
+                    raise _invalid("the file lists more tensors than are allowed here")
                 _check_base(manifest, spec, any_version)
             _check_codecs(manifest, limits)
             manifest.require_canonical(text)
