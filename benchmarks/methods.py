@@ -34,7 +34,7 @@ LENGTH, BATCH, STEPS = 256, 2, 8
 TRAINED: dict[str, dict[str, Any]] = {
     "LoRA": {"finetuning": "lora", "lora": {"r": 16}, "learning_rate": 2e-4},
     "QLoRA": {"finetuning": "lora", "lora": {"r": 16}, "learning_rate": 2e-4, "quantization": {}},
-    "full": {"learning_rate": 2e-5},
+    "full": {"finetuning": "full", "learning_rate": 2e-5},
 }
 CODECS: dict[str, dict[str, Any]] = {
     "BitDelta": {"codec": "bitdelta"},
@@ -95,8 +95,10 @@ def train(model: str, method: str, folder: str, shared: str, seed: int) -> dict[
         texts(Path(shared), "train")[:400]
     )
     seconds = statistics.median(after - before for before, after in pairwise(moments))
-    weights = [*Path(folder).glob("adapter_model.safetensors"), *Path(folder).glob("model*.safetensors")]
-    return {"peak": peak_bytes(), "seconds": seconds, "file": sum(file.stat().st_size for file in weights)}
+    adapter = Path(folder, "adapter_model.safetensors")
+    return {"peak": peak_bytes(), "seconds": seconds} | (
+        {"file": adapter.stat().st_size} if adapter.exists() else {}
+    )
 
 
 def encode(model: str, run: str, method: str, out: str) -> dict[str, float]:
@@ -250,12 +252,13 @@ def show(
     base = [run["base"]["loss"] for run in runs]
     print(f"| base | | | | {spread(base, '.4f')} | | | |")
     for method in (*TRAINED, *CODECS):
-        own = {key: [run[method][key] for run in runs] for key in ("peak", "seconds", "file", "loss")}
+        own = {key: [run[method][key] for run in runs] for key in ("peak", "seconds", "loss")}
         far = computed[method]
         size = f"{far['file'] / 1e6:,.0f}" if "file" in far else ""
+        near = "" if method == "full" else f"{middle(method, 'file') / 1e6:,.1f}"
         print(
             f"| {method} | {spread([v / (1 << 30) for v in own['peak']], '.2f')} | {spread(own['seconds'], '.2f')} | "
-            f"{statistics.median(own['file']) / 1e6:,.1f} | {spread(own['loss'], '.4f')} | "
+            f"{near} | {spread(own['loss'], '.4f')} | "
             f"{far['peak'] / (1 << 30):.1f} | {far['seconds']:,.0f} | {size} |"
         )
         report.figure(f"{method}: loss", round(middle(method, "loss"), 4))
