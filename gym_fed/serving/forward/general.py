@@ -89,6 +89,8 @@ class GeneralForward:
             Logits ``[rows, vocabulary]`` float32, and the last hidden states ``[tokens, hidden]`` of every chunk that
             needs them.
         """
+        for chunk in chunks:
+            _state(chunk).drop_unfinished()
         decode = [at for at, chunk in enumerate(chunks) if self.batches and _decodes(chunk)]
         results: dict[int, tuple[Tensor, Tensor | None]] = {}
         try:

@@ -101,6 +101,13 @@ class StateCache(KVCache):
         self.ids: list[int] = []
         self.pictures: list[tuple[int, EmbeddedRows]] = []
 
+    def drop_unfinished(self) -> None:
+        """Drop the tokens of a step whose later forward failed, so that they are not computed twice."""
+        if len(self.ids) != self.length:
+            del self.ids[self.length :]
+            self.pictures = [(start, rows) for start, rows in self.pictures if start < self.length]
+            self.row = None
+
     def reserve(self, tokens: int) -> bool:
         if tokens <= 0:
             return True

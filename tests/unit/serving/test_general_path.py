@@ -199,6 +199,44 @@ def test_a_request_whose_step_failed_is_computed_from_its_tokens() -> None:
         assert [cache.length for cache in caches] == [12, 12]
 
 
+def test_a_step_whose_second_group_failed_computes_no_token_of_the_first_twice(tmp_path: Path) -> None:
+    model = build("Lfm2")
+    path = write_random_delta(model, tmp_path / "all.gymdelta", dense, seed=1)
+    with MultiVariantModel(model) as served:
+        variant, caches = load(path, served.layout), [served.new_cache(), served.new_cache()]
+        served.step([Chunk(PROMPT, caches[0]), Chunk(PROMPT[:5], caches[1], variant)])
+        calls: list[int] = []
+
+        def fail(*_: Any) -> None:
+            calls.append(1)
+            if len(calls) == 2:
+                raise RuntimeError("a broken variant")
+
+        hook = model.model.layers[1].register_forward_pre_hook(fail)
+        with pytest.raises(RuntimeError, match="broken variant"):
+            served.step([Chunk([7], caches[0]), Chunk([8], caches[1], variant)])
+        hook.remove()
+        found = served.step([Chunk([7], caches[0])])
+        with torch.inference_mode():
+            wanted = model(torch.tensor([[*PROMPT, 7]]), use_cache=False).logits[0, -1:]
+        assert off(found, wanted) < 1e-5
+        assert isinstance(caches[0], StateCache)
+        assert caches[0].ids == [*PROMPT, 7]
+
+
+def test_a_model_that_gives_nan_for_a_chunk_does_not_continue_its_states() -> None:
+    model = build("Lfm2")
+
+    def break_chunks(_module: Any, _args: Any, arguments: Any, output: Any) -> None:
+        if arguments.get("past_key_values") is not None and arguments["input_ids"].shape[1] > 1:
+            output.logits = output.logits * torch.nan
+
+    model.register_forward_hook(break_chunks, with_kwargs=True)
+    with MultiVariantModel(model) as served:
+        assert served._general is not None
+        assert (served._general.batches, served._general.continues) == (True, False)
+
+
 @pytest.mark.parametrize("kind", ["Lfm2", "Mamba"])
 def test_a_branch_has_its_own_state(kind: str) -> None:
     model = build(kind)
