@@ -35,7 +35,7 @@ class Limits:
     Attributes:
         context: Maximum tokens of prompt and answer together.
         vocab_size: Width of the logits.
-        kv_bytes_per_token: Bytes of one token in the KV cache.
+        kv_bytes_per_token: Bytes of one token in the KV cache; 0 for a model whose state has a fixed size.
         kv_bytes: Bytes of all blocks of the KV cache.
     """
 
@@ -81,7 +81,9 @@ class Limits:
         room = self.context - len(request.prompt_ids)
         answer = request.sampling.max_tokens
         if answer is None:
-            answer = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
+            answer = room
+            if self.kv_bytes_per_token:  # 0 for a state of fixed size
+                answer = max(1, self.kv_bytes // self.kv_bytes_per_token - len(request.prompt_ids))
         tokens = min(answer, room)
         self.check_kv_cache(len(request.prompt_ids), tokens)
         return tokens

@@ -18,8 +18,7 @@ from gym_quant.kernels import dispatch
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
-from gym_fed.serving.forward.kv_cache import KVCache
+from gym_fed.serving.forward.kv_cache import KVCache, no_room
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
@@ -109,11 +108,7 @@ def reserve_room(chunks: Sequence[Chunk]) -> None:
         raise GymError(ErrorCode.USAGE, "the chunks of one step have caches of different pools")
     for chunk in chunks:
         if not chunk.cache.reserve(len(chunk.token_ids)):
-            raise GymError(
-                ErrorCode.BUSY,
-                f"the KV cache has no room for {counted(len(chunk.token_ids), 'more token')} of a request",
-                "raise engine.kv_cache_size, or send fewer requests at once",
-            )
+            raise no_room(len(chunk.token_ids))
 
 
 def packed_tokens(chunks: Sequence[Chunk]) -> tuple[list[int], PackedTokens]:

@@ -92,11 +92,13 @@ class GeneralForward:
         for chunk in chunks:
             _state(chunk).drop_unfinished()
         decode = [at for at, chunk in enumerate(chunks) if self.batches and _decodes(chunk)]
+        groups = _similar_lengths([_state(chunk) for chunk in chunks], decode)
         results: dict[int, tuple[Tensor, Tensor | None]] = {}
         try:
-            if len(decode) > 1:
-                together = self._decode([chunks[at] for at in decode], rows_of)
-                results.update(zip(decode, together, strict=True))
+            for group in groups:
+                if len(group) > 1:
+                    together = self._decode([chunks[at] for at in group], rows_of)
+                    results.update(zip(group, together, strict=True))
             for at, chunk in enumerate(chunks):
                 if at not in results:
                     results[at] = self._alone(chunk, rows_of)
@@ -213,6 +215,34 @@ class GeneralForward:
                 seen[row, :pad] = 0
             arguments["attention_mask"] = seen
         return arguments
+
+
+_SHORT_TOKENS = 64
+"""Length below which padding is too small to be worth another forward."""
+
+
+def _similar_lengths(caches: Sequence[StateCache], decode: Sequence[int]) -> list[list[int]]:
+    """Group requests in decode so that padding at most doubles a forward's keys, which the pool counts unpadded.
+
+    A state without keys has no padding, so its requests are one group.
+
+    Args:
+        caches: The state of every chunk of the step.
+        decode: The numbers of those in decode, which have a state.
+    """
+    if not any(row.batch.attends for at in decode if (row := caches[at].row) is not None):
+        return [list(decode)]
+    groups: list[list[int]] = []
+    total = 0
+    for at in sorted(decode, key=lambda at: caches[at].length):
+        tokens = max(_SHORT_TOKENS, caches[at].length)
+        total += tokens
+        if groups and (len(groups[-1]) + 1) * tokens <= 2 * total:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+            total = tokens
+    return groups
 
 
 def _state(chunk: Chunk) -> StateCache:

@@ -125,6 +125,11 @@ class KVPool:
         return sum(layer.block_bytes for layer in self.layers.values())
 
     @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all layers."""
+        return self.block_bytes // BLOCK_TOKENS
+
+    @property
     def bytes_used(self) -> int:
         """Bytes of the blocks that requests use."""
         return (self.num_blocks - self.free_blocks) * self.block_bytes
@@ -218,6 +223,15 @@ class KVPool:
         for number, layer in self.layers.items():
             self.layers[number] = layer.grown(num_blocks)
         self._num_blocks = num_blocks
+
+
+def no_room(tokens: int) -> GymError:
+    """Return the error for a pool without room for more tokens of a request."""
+    return GymError(
+        ErrorCode.BUSY,
+        f"the KV cache has no room for {counted(tokens, 'more token')} of a request",
+        "raise engine.kv_cache_size, or send fewer requests at once",
+    )
 
 
 class KVCache:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from gym_quant.kernels import dispatch
-from gym_quant.kernels.attention import BLOCK_TOKENS
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -166,7 +165,7 @@ class MultiVariantModel:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a token in the KV cache."""
-        return self.pool.block_bytes // BLOCK_TOKENS
+        return self.pool.bytes_per_token
 
     def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
         """Try packed steps with transformers' forward; returns why they fail, or an empty string."""

@@ -1,7 +1,8 @@
 """The memory of requests on the general path, counted in blocks as for the paged KV cache.
 
 The tensors are transformers' own and are not in the blocks. The pool only limits how many requests run, with the same
-interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens.
+interface as ``KVPool``: a request takes blocks for its fixed state, and one for every 16 tokens. Padding of requests
+that share a forward is not counted: it is at most as much again (``GeneralForward``).
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from gym_quant.kernels.attention import BLOCK_TOKENS
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.serving.forward.kv_cache import KVCache, KVPool
+from gym_fed.serving.forward.kv_cache import KVCache, KVPool, no_room
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import EmbeddedRows
     from gym_fed.serving.forward.model_states import StateRow
-
-_MAX_FIXED_BLOCKS = 256
 
 
 class StatePool(KVPool):
@@ -49,21 +48,25 @@ class StatePool(KVPool):
         dtype: str = "float32",
         device: torch.device | str = "cpu",
     ) -> None:
-        self._state_block = max(BLOCK_TOKENS * token_bytes, -(-fixed_bytes // _MAX_FIXED_BLOCKS), 1)
+        self._state_block = BLOCK_TOKENS * token_bytes or max(fixed_bytes, 1)
         self._token_bytes, self._fixed_bytes = token_bytes, fixed_bytes
         self.fixed_blocks = -(-fixed_bytes // self._state_block)
-        super().__init__(bytes_limit, dtype=dtype, device=device)
-        if bytes_limit is not None and self.num_blocks < self.blocks_for(1):
+        if bytes_limit is not None and bytes_limit < self.blocks_for(1) * self._state_block:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
                 f"{counted(bytes_limit, 'byte')} are less than the state of one request, "
                 f"{counted(self.blocks_for(1) * self._state_block, 'byte')}",
                 "raise engine.kv_cache_size",
             )
+        super().__init__(bytes_limit, dtype=dtype, device=device)
 
     @property
     def block_bytes(self) -> int:
         return self._state_block
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self._token_bytes
 
     def like(self, bytes_limit: int | None) -> StatePool:
         return StatePool(
@@ -75,7 +78,7 @@ class StatePool(KVPool):
         )
 
     def blocks_for(self, tokens: int) -> int:
-        """Return the number of blocks of a request with so many tokens."""
+        """Return the number of blocks of a request with this number of tokens."""
         return max(1, self.fixed_blocks + (-(-tokens // BLOCK_TOKENS) if self._token_bytes else 0))
 
     def new_cache(self, prefix: Sequence[int] = ()) -> StateCache:
@@ -125,7 +128,8 @@ class StateCache(KVCache):
         from gym_fed.serving.forward.model_states import copied
 
         branch = self.pool.new_cache()
-        branch.reserve(self.length)
+        if not branch.reserve(self.length):
+            raise no_room(self.length)
         branch.length, branch.ids, branch.pictures = self.length, [*self.ids], [*self.pictures]
         branch.row = None if self.row is None else copied(self.row, self.length)
         return branch

@@ -16,7 +16,7 @@ from gym_fed.serving.engine.limits import DEFAULT_CONTEXT
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from gym_fed.serving.forward.state_pool import StateCache
+from gym_fed.serving.forward.state_pool import StateCache, StatePool
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.service import COMPLETIONS, EMBEDDINGS
 from gym_fed.serving.setup import open_serving
@@ -294,10 +294,63 @@ def test_the_state_of_a_request_counts_towards_the_memory() -> None:
         assert cache.row is not None
         growing, fixed = cache.row.batch.bytes()
         assert growing == 0
-        assert fixed <= cache.bytes <= 1.1 * fixed
+        assert cache.bytes == fixed
         with pytest.raises(GymError, match="less than the state of one request") as error:
             served.new_pool(fixed // 2)
     assert error.value.code is ErrorCode.CONFIG_INVALID
+
+
+def test_a_cache_of_one_state_serves_texts_of_any_length_one_after_another(tokenizer: Any) -> None:
+    model = build("Mamba", vocab_size=262, state_size=16)
+    with MultiVariantModel(model) as served:
+        pool = served.new_pool()
+        config = EngineConfig(kv_cache_size=pool.fixed_blocks * pool.block_bytes)
+        with Engine(served, tokenizer, config=config) as engine:
+            sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+            answers = engine.submit_all([GenerationRequest(PROMPT * 3, sampling) for _ in range(2)])
+            assert [len(answer.result().token_ids) for answer in answers] == [40, 40]
+
+
+def test_a_model_without_cache_answers_a_request_that_names_no_length(tokenizer: Any) -> None:
+    with (
+        MultiVariantModel(build("OpenAIGPT", vocab_size=262, n_positions=24)) as served,
+        Engine(served, tokenizer, config=EngineConfig(max_context=24)) as engine,
+    ):
+        sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+        answer = engine.submit(GenerationRequest(PROMPT, sampling)).result()
+    assert len(answer.token_ids) == 24 - len(PROMPT)
+
+
+def test_a_branch_without_room_is_refused() -> None:
+    with MultiVariantModel(build("Lfm2")) as served:
+        unlimited = served.new_pool()
+        assert isinstance(unlimited, StatePool)
+        cache = served.new_pool(unlimited.blocks_for(11) * unlimited.block_bytes).new_cache()
+        served.step([Chunk(PROMPT, cache)])
+        with pytest.raises(GymError, match="no room for 11 more tokens") as error:
+            cache.branch()
+    assert error.value.code is ErrorCode.BUSY
+
+
+def test_padding_to_a_long_text_at_most_doubles_the_keys_in_memory() -> None:
+    model = build("Falcon", max_position_embeddings=1024)
+    lengths = [700, *[2] * 8, 500]
+    with MultiVariantModel(model) as served:
+        pool = served.new_pool(64 << 20)
+        caches = [pool.new_cache() for _ in lengths]
+        texts = [[1 + at % 90 for at in range(length)] for length in lengths]
+        served.step([Chunk(ids, cache) for ids, cache in zip(texts, caches, strict=True)])
+        found = served.step([Chunk([7], cache) for cache in caches])
+        batches = {}
+        for cache in caches:
+            assert isinstance(cache, StateCache)
+            assert cache.row is not None
+            batches[id(cache.row.batch)] = cache.row.batch
+        assert sum(batch.bytes()[0] for batch in batches.values()) <= 2 * pool.bytes_used
+        assert [batch.size for batch in batches.values()] == [2, 8]
+    with torch.inference_mode():
+        wanted = [model(torch.tensor([[*ids, 7]]), use_cache=False).logits[0, -1] for ids in texts]
+    assert off(found, torch.stack(wanted)) < 1e-4
 
 
 @pytest.mark.parametrize(
