@@ -140,7 +140,7 @@ def open_serving(config: ServingConfig) -> Serving:
             tool_format=config.tool_format,
             reasoning_parser=config.reasoning_parser,
             stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
-            embedding_size=int(model.config.get_text_config().hidden_size),
+            embedding_size=_embedding_size(model),
             pictures=pictures,
             sampling_defaults=defaults,
         )
@@ -158,6 +158,12 @@ def open_serving(config: ServingConfig) -> Serving:
             stack.pop_all(),
         )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
+
+
+def _embedding_size(model: Any) -> int:
+    """Return the size of the last hidden states; a config may not name it (Blt)."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return int(size or model.get_input_embeddings().weight.shape[1])
 
 
 def _served_name(config: ServingConfig) -> str:

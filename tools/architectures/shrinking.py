@@ -89,6 +89,11 @@ SIZES: dict[str, Any] = {
 
 _PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 OVERRIDES: dict[str, dict[str, Any]] = {
+    "BambaConfig": {"attn_layer_indices": [1]},
+    "JambaConfig": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"], "num_hidden_layers": 2},
+    "RecurrentGemmaConfig": {"num_hidden_layers": 3},
+    "RwkvConfig": {"attention_hidden_size": 64},
     "BltConfig": {"encoder_hash_byte_group_vocab": 64},
     "CohereCompassTextConfig": {"rope_parameters": {"full_attention": _PLAIN_ROPE, "sliding_attention": _PLAIN_ROPE}},
     "DbrxConfig": {

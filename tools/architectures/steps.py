@@ -264,6 +264,9 @@ def _generated(model: Any) -> list[int]:
     import torch
 
     ids = torch.tensor([PROMPT])
+    model.generation_config.forced_eos_token_id = (
+        None  # BART's last token is always the end, whatever the logits
+    )
     with torch.inference_mode():
         found = model.generate(
             input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS, do_sample=False
