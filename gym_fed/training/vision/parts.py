@@ -49,8 +49,9 @@ _WORDS = {
 
 def reads_images(model: Any) -> bool:
     """Return True if the model has a part for images or sound."""
-    names = ("vision_config", "audio_config", "encoder_config")
-    return any(getattr(model.config, name, None) is not None for name in names)
+    parts = {name for name, value in vars(model.config).items() if value is not None}
+    # Granite Speech's sound part is called the encoder, as parts of text models are (Blt).
+    return bool(parts & {"vision_config", "audio_config"}) or {"encoder_config", "projector_config"} <= parts
 
 
 def part_of(name: str) -> str | None:

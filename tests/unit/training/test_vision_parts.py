@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import TUNING
-from gym_fed.training.vision.parts import freeze_parts, frozen_parts
+from gym_fed.training.vision.parts import freeze_parts, frozen_parts, reads_images
 
 TEXT = {
     "vocab_size": 64,
@@ -272,3 +273,10 @@ def test_of_a_model_of_text_alone_nothing_is_frozen() -> None:
     assert not frozen_parts(model, TrainingConfig(model="gym-nano"))
     with pytest.raises(GymError, match="freeze_language_model: Qwen3ForCausalLM reads only text"):
         frozen_parts(model, TrainingConfig(model="gym-nano", freeze_language_model=True))
+
+
+def test_an_encoder_of_bytes_is_no_part_for_sound() -> None:
+    from transformers import BltConfig, GraniteSpeechConfig
+
+    assert not reads_images(SimpleNamespace(config=BltConfig()))
+    assert reads_images(SimpleNamespace(config=GraniteSpeechConfig()))
