@@ -254,6 +254,7 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
         "base_digest": serving.base.digest,
         "forward": serving.served.forward,
         "base_format": serving.served.base_format,
+        "prefix_cache": serving.served.pool.paged and serving.config.engine.prefix_cache,
         "sampling": serving.service.sampling_defaults,
         "reasoning_parser": serving.service.reasoning_parser,
         "variants": None if serving.store is None else serving.store.count(),

@@ -46,7 +46,8 @@ class EngineStats:
         embeddings: Finished embeddings.
         steps: Forwards of the model.
         failed_steps: Forwards that raised.
-        forwards: Forwards by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``.
+        forwards: Forwards by implementation (``MultiVariantModel.forwards``): ``decoder``, ``transformers``,
+            ``general``.
         rows: Chunks of all steps together; a step has one for each of its requests.
         rows_with_variants: Chunks for a variant.
         sign_products: Multiplications of a layer's sign deltas, by kernel (``MultiVariantModel.sign_products``).

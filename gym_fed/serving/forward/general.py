@@ -20,6 +20,7 @@ from gym_fed.serving.forward.hooked import VariantLayers
 from gym_fed.serving.forward.model_arguments import (
     CacheArgument,
     accepted,
+    body_of,
     longrope_turn,
 )
 from gym_fed.serving.forward.model_states import CarriedState, StateBatch, StateRow, join
@@ -29,7 +30,7 @@ from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.variant_weights import LoadedVariant
 
 RowsOf = Callable[[Sequence[tuple[LoadedVariant | None, int, int]]], StepRows | None]
-"""Takes variant, tokens and rows of logits of each chunk."""
+"""Builds the rows of a forward from each chunk's variant, token count and logit count."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,13 @@ class GeneralForward:
         batches: Whether requests in decode share a forward.
         continues: Whether a state can be continued by several tokens in one forward; otherwise such a chunk is computed
             from the beginning of its text.
+        forwards: Number of forwards so far; a step has one or more.
     """
 
     def __init__(self, model: Any, layout: ModelLayout, *, cached: bool) -> None:
         self.batches = self.continues = False
-        self._model, self._device = model, torch.device(layout.device)
+        self.forwards = 0
+        self._model, self._body, self._device = model, body_of(model), torch.device(layout.device)
         self._turn = longrope_turn(model)
         """Tokens of a text after which its frequencies change, so that it is computed again, as by generate."""
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
@@ -101,7 +104,7 @@ class GeneralForward:
                     results.update(zip(group, together, strict=True))
             for at, chunk in enumerate(chunks):
                 if at not in results:
-                    results[at] = self._alone(chunk, rows_of)
+                    results[at] = self._single(chunk, rows_of)
         except BaseException:
             for chunk in chunks:
                 _state(chunk).row = None  # perhaps half written; the next step computes it from the tokens
@@ -130,12 +133,12 @@ class GeneralForward:
             for at, chunk in enumerate(chunks)
         ]
 
-    def _alone(self, chunk: Chunk, rows_of: RowsOf) -> tuple[Tensor, Tensor | None]:
+    def _single(self, chunk: Chunk, rows_of: RowsOf) -> tuple[Tensor, Tensor | None]:
         cache, count = _state(chunk), len(chunk.token_ids)
-        again = cache.row is None or (count > 1 and not self.continues)
+        recompute = cache.row is None or (count > 1 and not self.continues)
         if self._turn is not None:
-            again = again or cache.length <= self._turn < cache.length + count
-        if again or cache.row is None:
+            recompute = recompute or cache.length <= self._turn < cache.length + count
+        if recompute or cache.row is None:
             parts = [*cache.pictures, (len(cache.ids), chunk.pictures)]
             ids = [*cache.ids, *chunk.token_ids]
             inputs = _ForwardTokens([ids], 0, None, [0], rows_of_step(parts))
@@ -164,12 +167,13 @@ class GeneralForward:
             Logits ``[requests, kept, vocabulary]``, hidden states ``[requests, tokens, hidden]``, and the state after
             the tokens; None without a cache.
         """
+        self.forwards += 1
         arguments = self._arguments(inputs)
         states: list[Tensor] = []
         hooks = []
         if with_states:
             hooks.append(
-                self._model.base_model.register_forward_hook(
+                self._body.register_forward_hook(
                     lambda _module, _args, output: states.append(output.last_hidden_state)
                 )
             )
@@ -182,7 +186,7 @@ class GeneralForward:
         try:
             with self._layers.computing(rows):
                 if kept is not None and not len(kept):
-                    output = self._model.base_model(**arguments)
+                    output = self._body(**arguments)
                     logits = torch.empty(1, 0, self._vocabulary, device=self._device)
                 else:
                     leaves_out = kept is not None and "logits_to_keep" in self._accepted
@@ -207,8 +211,8 @@ class GeneralForward:
         arguments: dict[str, Any] = {"input_ids": torch.tensor(inputs.ids, device=self._device)}
         arguments |= self._cache.arguments(None if batch is None else batch.cache)
         if "position_ids" in self._accepted:
-            places = [[inputs.start - pad + at for at in range(count)] for pad in inputs.pads]
-            arguments["position_ids"] = torch.tensor(places, device=self._device)
+            positions = [[inputs.start - pad + at for at in range(count)] for pad in inputs.pads]
+            arguments["position_ids"] = torch.tensor(positions, device=self._device)
         if batch is not None and batch.attends and any(inputs.pads):
             seen = torch.ones(len(inputs.pads), inputs.start + count, dtype=torch.int64, device=self._device)
             for row, pad in enumerate(inputs.pads):

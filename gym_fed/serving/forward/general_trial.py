@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gym_fed.serving.forward import trial
-from gym_fed.serving.forward.chunk import Chunk
+from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.general import GeneralForward
 from gym_fed.serving.forward.model_arguments import LONGROPE, rope_types
 from gym_fed.serving.forward.model_states import first_states
@@ -20,7 +20,7 @@ from gym_fed.serving.forward.state_pool import StateCache, StatePool
 from gym_fed.serving.forward.trial import PackedSteps
 
 
-def opened(served: PackedSteps, general: GeneralForward, stock: Tensor) -> StatePool:
+def open_state_pool(served: PackedSteps, general: GeneralForward, stock: Tensor) -> StatePool:
     """Try the general path, set what it may share, and return the pool of its requests.
 
     Args:
@@ -41,14 +41,15 @@ def opened(served: PackedSteps, general: GeneralForward, stock: Tensor) -> State
         texts = [ids, ids[:4]]
         general.batches = _agrees(served, lambda: _together(served, ids), stock[[3, 2, 4, 3]], texts)
     cache = _new(served)
-    served.step([Chunk(ids, cache)])
+    served.step([Chunk(ids, cache, wants_logits=False, hidden=HiddenMean())])
+    state = cache.branch().row  # raises for a cache that cannot be copied
     growing, fixed = 0, 0
-    if cache.row is not None:
-        growing, fixed = cache.row.batch.bytes()
+    if state is not None:
+        growing, fixed = state.batch.bytes()
         if served.pool.dtype != "float32":
             # Rounding hides what some classes lose (Jamba in chunks, MiniMax next to longer texts).
-            general.continues = general.continues and not cache.row.batch.recurrent
-            general.batches = general.batches and cache.row.batch.known
+            general.continues = general.continues and not state.batch.recurrent
+            general.batches = general.batches and state.batch.known
     return StatePool(
         token_bytes=growing // len(ids),
         fixed_bytes=fixed,

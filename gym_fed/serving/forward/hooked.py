@@ -20,9 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, segments
 from gym_fed.serving.forward.active_variants import ModulePlan
 from gym_fed.serving.forward.chunk import EmbeddedRows, Position, position_ids
+from gym_fed.serving.forward.model_arguments import body_of
 from gym_fed.serving.forward.segments import StepRows
 from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
@@ -37,11 +39,15 @@ class HookedForward:
 
     def __init__(self, model: Any, layout: ModelLayout) -> None:
         attention.register()
-        self._model, self._device = model, torch.device(layout.device)
+        self._model, self._body, self._device = model, body_of(model), torch.device(layout.device)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._old_attention = model.config.get_text_config()._attn_implementation
-        self._attend_by(attention.NAME)
+        try:
+            self._attend_by(attention.NAME)
+        except BaseException:
+            self._attend_by(self._old_attention)
+            raise
         self._layers = VariantLayers(model, layout)
 
     def close(self) -> None:
@@ -87,7 +93,7 @@ class HookedForward:
         hooks = []
         if with_states:
             hooks.append(
-                self._model.base_model.register_forward_hook(
+                self._body.register_forward_hook(
                     lambda _module, _args, output: states.append(output.last_hidden_state[0])
                 )
             )
@@ -100,7 +106,7 @@ class HookedForward:
         try:
             with self._layers.computing(step):
                 if not len(wanted):
-                    self._model.base_model(**inputs)
+                    self._body(**inputs)
                     logits = torch.empty(0, self._vocabulary, device=self._device)
                 else:
                     keep = torch.tensor(list(wanted), dtype=torch.int64, device=self._device)
@@ -148,11 +154,23 @@ class VariantLayers:
 
     @contextmanager
     def computing(self, rows: StepRows | None) -> Iterator[None]:
-        """Make forwards within the block those of these rows, of which a variant that replaces parameters has all."""
+        """Compute these rows within the block. A variant with replaced parameters must own all of them.
+
+        Raises:
+            GymError: ``USAGE`` if such a variant is one of several.
+        """
         old: list[tuple[nn.Module, str, Any]] = []
+        variants = () if rows is None else rows.active.variants
+        replaced = next((variant for variant in variants if variant.replaced), None)
+        if replaced is not None and len(variants) > 1:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"variant {replaced.name!r} replaces parameters, so it cannot share a forward",
+                "compute its rows in a step of their own",
+            )
         self.rows = rows
         try:
-            for name, tensor in ({} if rows is None else rows.active.variants[0].replaced).items():
+            for name, tensor in ({} if replaced is None else replaced.replaced).items():
                 for module, own in self._places[name]:
                     old.append((module, own, module._parameters[own]))
                     module._parameters[own] = tensor  # type: ignore[assignment]

@@ -26,6 +26,12 @@ def first_ids(model: Any, tokens: int) -> Tensor:
     return ids
 
 
+def body_of(model: Any) -> Any:
+    """Return the part of a causal LM below its head, also where its prefix does not name it (Llama 4)."""
+    body = model.base_model
+    return getattr(model, "model", body) if body is model else body
+
+
 LONGROPE = "longrope"
 
 
@@ -69,6 +75,7 @@ class CacheArgument:
         name: The name of the argument; None: the model has no cache.
     """
 
+    @torch.inference_mode()
     def __init__(self, model: Any, *, used: bool = True) -> None:
         self._model, self._makes_none = model, False
         self.name = next((name for name in _CACHES if used and name in accepted(model)), None)

@@ -63,7 +63,10 @@ class StateBatch:
         return mixed or type(self.cache) is not DynamicCache or bool(self.carried)
 
     def bytes(self) -> tuple[int, int]:
-        """Return the bytes of keys and values, which grow with the tokens, and those of all other state."""
+        """Return the bytes of keys and values, which grow with the tokens, and those of all other state.
+
+        Keys of a sliding window count as growing, although they stop at the window.
+        """
         growing = fixed = 0
         for name, tensor in _tensors("", [self.cache, self.carried]):
             if name in _SEQUENCES:
@@ -146,6 +149,8 @@ def _joined(name: str, values: list[Any], rows: Sequence[StateRow], lengths: Seq
         for key in vars(first):
             setattr(joined, key, _joined(key, [getattr(value, key) for value in values], rows, lengths))
         return joined
+    if any(True for _ in _tensors("", list(getattr(first, "__dict__", {}).values()))):
+        raise TypeError(f"a cache with a {type(first).__name__} cannot be copied")
     return first
 
 

@@ -58,7 +58,7 @@ class MultiVariantModel:
     Attributes:
         base_format: The format of the linear layers in memory.
         packed: Whether the layers are packed, so that the model's own weights are gone.
-        forwards: Number of steps by implementation.
+        forwards: Number of forwards by implementation; a step on the general path has one or more.
         products: Multiplications of a layer's packed deltas by form (``gym_quant.resident.Resident.form``) and kernel.
             ``decoded`` counts forms that the kernel does not multiply, and long prompts under ``exact``, for which
             deltas are decoded for a dense product.
@@ -81,58 +81,74 @@ class MultiVariantModel:
         packed_base: PackedBase | None = None,
     ) -> None:
         trial.require_servable(model, chosen := kernel_for(kernel, base_format, model))
-        _keep_weights(model)
         self.model = model.eval()
+        self._decoder: Decoder | None = None
+        self._hooked: HookedForward | None = None
+        self._general: GeneralForward | None = None
+        self._rescale_every = _keep_weights(model)
+        setattr(model, trial.MARK, True)
+        try:
+            self._open(chosen, base_format, kv_dtype, packed_base)
+        except BaseException:
+            self._restore()
+            raise
+        _log.info("%s; linear layers in %s", self.described, self.base_format)
+
+    def _open(
+        self, kernel: str, base_format: str | None, kv_dtype: str, packed_base: PackedBase | None
+    ) -> None:
+        model = self.model
         plain = isinstance(model, PlainModel)
         try:
-            self.layout = (plain_layout if plain else ModelLayout.of)(model, chosen)
+            self.layout = (plain_layout if plain else ModelLayout.of)(model, kernel)
         except Exception as error:
             raise trial.unservable(model, error) from error
         self.forwards = Counter(_FORWARDS)
         self._variants = StepVariants(self.layout)
         self.products = self._variants.products
-        self._decoder: Decoder | None = None
-        self._hooked: HookedForward | None = None
-        self._general: GeneralForward | None = None
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
         self._device = torch.device(self.layout.device)
         name, unpacked = type(model).__name__, trial.unpacked(model)
-        why_not = unpacked or trial.unfit(model)
+        own = "it has parameters that a variant can only replace" if self.layout.replaceable else ""
+        why_not = unpacked or trial.unfit(model) or own
         self.pool = KVPool(dtype=self.layout.dtype if why_not else "float32", device=self._device)
         self._windows: dict[int, int | None] = {}
         with nullcontext() if why_not else trial.in_float32(model):
             stock = None if plain else trial.transformers_logits(model)
-        setattr(model, trial.MARK, True)
-        try:
-            if stock is not None and not unpacked:
-                unpacked = self._try_packed(stock, in_float32=not why_not)
-                why_not = why_not or unpacked
-            if stock is not None and unpacked:
-                self._open_general(stock)
-            packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
-            if not why_not:
-                self._decoder = Decoder(model, self.layout, self._windows)
-                prepare(self, self._decoder, stock, packed or None, packed_base)
-                self.packed, self.base_format = bool(packed), packed or self.base_format
-            self.pool = self._pool_of(kv_dtype)
-        except BaseException:
-            self.close()
-            raise
+        if stock is not None and not unpacked:
+            unpacked = self._try_packed(stock, in_float32=not why_not)
+            if unpacked and not why_not and self.layout.dtype != "float32":
+                stock = trial.transformers_logits(model)  # the general path computes in the model's dtype
+                self.pool = KVPool(dtype=self.layout.dtype, device=self._device)
+            why_not = why_not or unpacked
+        if stock is not None and unpacked:
+            self._open_general(stock)
+        packed = base_format and base_format_for(base_format, self.layout.dtype, why_not, name)
+        if not why_not:
+            self._decoder = Decoder(model, self.layout, self._windows)
+            prepare(self, self._decoder, stock, packed or None, packed_base)
+            self.packed, self.base_format = bool(packed), packed or self.base_format
+        self.pool = self._pool_of(kv_dtype)
         self.forwards = Counter(_FORWARDS)  # without those of the trial
         self.described = f"{name}: steps by {self.forward}" + (why_not and f", as {why_not}")
         if self._general is not None:
             self.described += f"; {self._general.described}"
-        _log.info("%s; linear layers in %s", self.described, self.base_format)
 
     def close(self) -> None:
         """Restore the model."""
         if getattr(self.model, trial.MARK, False):
-            delattr(self.model, trial.MARK)
-            for forward in (self._hooked, self._general):
-                if forward is not None:
-                    forward.close()
+            self._restore()
             self._variants.release()
+
+    def _restore(self) -> None:
+        delattr(self.model, trial.MARK)
+        for forward in (self._hooked, self._general):
+            if forward is not None:
+                forward.close()
+        if self._rescale_every:
+            self.model.config.rescale_every = self._rescale_every
+            self.model.base_model.layers_are_rescaled = False  # set by its forward, which divided nothing
 
     def __enter__(self) -> MultiVariantModel:
         return self
@@ -169,21 +185,24 @@ class MultiVariantModel:
 
     def _try_packed(self, stock: Tensor, in_float32: bool) -> str:
         """Try packed steps with transformers' forward; returns why they fail, or an empty string."""
-        self._hooked = HookedForward(self.model, self.layout)
         try:
+            self._hooked = HookedForward(self.model, self.layout)
             with trial.in_float32(self.model) if in_float32 else nullcontext():
                 trial.require_same(self, stock)
             trial.require_windows(self.model, self._windows)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
         except Exception as error:  # noqa: BLE001 - whatever fails, the general path is tried, and reports its own errors
-            self._hooked.close()
-            self._hooked = None
+            if self._hooked is not None:
+                self._hooked.close()
+                self._hooked = None
             return error.message if isinstance(error, GymError) else repr(error)
         return ""
 
     def _open_general(self, stock: Tensor) -> None:
         """Open the general path; without the model's cache, if that fails or gives other logits."""
         from gym_fed.serving.forward.general import GeneralForward  # imports transformers
-        from gym_fed.serving.forward.general_trial import opened
+        from gym_fed.serving.forward.general_trial import open_state_pool
 
         for cached in (True, False):
             try:
@@ -191,7 +210,9 @@ class MultiVariantModel:
                 self._general = GeneralForward(self.model, layout, cached=cached)
                 self.layout, self._variants = layout, StepVariants(layout)
                 self.products = self._variants.products
-                self.pool = opened(self, self._general, stock)
+                self.pool = open_state_pool(self, self._general, stock)
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
             except Exception as error:  # the second time, it is reported
                 if self._general is not None:
                     self._general.close()
@@ -260,8 +281,10 @@ class MultiVariantModel:
     def _compute(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
         """Return the logits of chunks, and the hidden states of each that needs them, in one forward if possible."""
         if self._general is not None:
-            self.forwards["general"] += 1
-            return self._general.step(chunks, partial(self._variants.rows, merge=merge))
+            before = self._general.forwards
+            computed = self._general.step(chunks, partial(self._variants.rows, merge=merge))
+            self.forwards["general"] += self._general.forwards - before
+            return computed
         ends, tokens = packed_tokens(chunks)
         ids = [token for chunk in chunks for token in chunk.token_ids]
         positions = positions_of_step(chunks)
@@ -357,10 +380,18 @@ def _groups(chunks: Sequence[Chunk]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _keep_weights(model: Any) -> None:
-    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it has done so."""
-    if getattr(model.config, "rescale_every", 0):
+def _keep_weights(model: Any) -> int:
+    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it has done so.
+
+    Returns:
+        The setting to restore; 0: none.
+    """
+    every = (
+        getattr(model.config, "rescale_every", 0) if getattr(model.config, "model_type", "") == "rwkv" else 0
+    )
+    if every:
         body = model.base_model.train()
         body._rescale_layers()
         body.eval()
         model.config.rescale_every = 0
+    return int(every)

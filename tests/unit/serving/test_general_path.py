@@ -14,6 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.limits import DEFAULT_CONTEXT
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
+from gym_fed.serving.forward import attention
 from gym_fed.serving.forward.chunk import Chunk, HiddenMean
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.forward.state_pool import StateCache, StatePool
@@ -414,3 +415,127 @@ def test_a_server_answers_for_base_and_variant_as_generate_does(tmp_path: Path, 
                 states = tuned.base_model(torch.tensor([PROMPT]), use_cache=False).last_hidden_state[0]
             mean = states.mean(dim=0)
             assert off(vector, mean / mean.norm()) < 1e-5
+
+
+def test_a_class_whose_prefix_names_no_part_gives_embeddings_and_skips_its_head() -> None:
+    model, shapes = build("Llama4Text"), []
+    model.lm_head.register_forward_hook(lambda _module, _args, output: shapes.append(output.shape))
+    with MultiVariantModel(model) as served:
+        shapes.clear()
+        mean = HiddenMean()
+        served.step([Chunk(PROMPT, served.new_cache(), wants_logits=False, hidden=mean)])
+        assert not shapes
+        with torch.inference_mode():
+            states = model.model(torch.tensor([PROMPT]), use_cache=False).last_hidden_state[0]
+    wanted = states.mean(dim=0)
+    assert off(mean.unit(), wanted / wanted.norm()) < 1e-5
+
+
+def test_a_setting_of_rwkv_in_the_config_of_another_class_is_ignored() -> None:
+    with MultiVariantModel(build("Llama", rescale_every=6)) as served:
+        assert served.forward == "decoder"
+
+
+def test_closing_restores_the_rescaling_of_rwkv() -> None:
+    model = build("Rwkv")
+    with MultiVariantModel(model):
+        assert model.config.rescale_every == 0
+    assert model.config.rescale_every == 1
+
+
+def test_a_refused_model_can_be_opened_again() -> None:
+    model = build("Rwkv")
+    for _ in range(2):
+        with pytest.raises(GymError, match="int8") as error:
+            MultiVariantModel(model, kv_dtype="int8")
+        assert error.value.code is ErrorCode.CONFIG_INVALID
+    assert model.config.rescale_every == 1
+
+
+def without_packed_attention(kind: str) -> Any:
+    """A model whose attention cannot be replaced, which transformers says only when it is tried."""
+    model = build(kind)
+    replace = model.set_attn_implementation
+
+    def refuse(name: str) -> None:
+        if name == attention.NAME:
+            raise ValueError(f"no attention {name}")
+        replace(name)
+
+    model.set_attn_implementation = refuse
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_that_packed_steps_cannot_compute_is_served_by_the_general_path(dtype: torch.dtype) -> None:
+    model = without_packed_attention("Llama").to(dtype)
+    old = model.config._attn_implementation
+    with MultiVariantModel(model) as served:
+        assert served.forward == "general"
+        assert "no attention" in served.described
+        logits = served.step([Chunk(PROMPT, served.new_cache())])
+    assert model.config._attn_implementation == old
+    with torch.inference_mode():
+        wanted = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -1:].float()
+    assert off(logits, wanted) <= (1e-5 if dtype == torch.float32 else 0.05)
+
+
+def test_a_lack_of_memory_while_opening_is_not_taken_for_a_missing_feature() -> None:
+    model = build("Lfm2")
+
+    def fail(_module: Any, _args: Any, arguments: Any) -> None:
+        if arguments.get("use_cache"):
+            raise torch.OutOfMemoryError("no memory")
+
+    model.register_forward_pre_hook(fail, with_kwargs=True)
+    with pytest.raises(torch.OutOfMemoryError):
+        MultiVariantModel(model)
+
+
+def test_opening_a_model_keeps_no_activations_for_gradients() -> None:
+    model, recorded = build("Lfm2"), []
+    model.register_forward_hook(lambda _module, _args, output: recorded.append(output.logits.requires_grad))
+    with MultiVariantModel(model):
+        pass
+    assert recorded
+    assert not any(recorded)
+
+
+def test_forwards_of_the_general_path_are_counted_one_by_one() -> None:
+    with MultiVariantModel(build("Lfm2")) as served:
+        caches = [served.new_cache() for _ in range(3)]
+        served.step([Chunk(PROMPT, cache) for cache in caches])
+        assert served.forwards["general"] == 3
+        served.step([Chunk([7], cache) for cache in caches])
+        assert served.forwards["general"] == 4
+
+
+def test_a_cache_that_cannot_be_copied_is_not_used() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.tensor = torch.zeros(1)
+
+    model = build("Lfm2")
+
+    def hide(_module: Any, _args: Any, output: Any) -> None:
+        if output.past_key_values is not None:
+            output.past_key_values.holder = Holder()
+
+    model.model.register_forward_hook(hide)
+    with MultiVariantModel(model) as served:
+        assert "without a cache" in served.described
+
+
+def test_a_variant_that_replaces_parameters_is_refused_in_a_forward_with_others(tmp_path: Path) -> None:
+    model = build("Mixtral")
+    paths = [
+        write_random_delta(model, tmp_path / f"{n}.gymdelta", rule, seed=n)
+        for n, rule in enumerate((factors, dense))
+    ]
+    with MultiVariantModel(model) as served:
+        adapter, every = (load(path, served.layout) for path in paths)
+        rows = served._variants.rows([(adapter, 1, 1), (every, 1, 1)], False)
+        assert served._hooked is not None
+        with pytest.raises(GymError, match="'1' replaces parameters") as error:
+            served._hooked.forward([5, 6], [0, 0], rows, [0, 1])
+    assert error.value.code is ErrorCode.USAGE
