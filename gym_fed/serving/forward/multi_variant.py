@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward import attention, trial
+from gym_fed.serving.forward.causality import require_causal
 from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, positions_of_step, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
@@ -116,6 +117,8 @@ class MultiVariantModel:
         self._windows: dict[int, int | None] = {}
         with nullcontext() if why_not else trial.in_float32(model):
             stock = None if plain else trial.transformers_logits(model)
+        if stock is not None and why_not:
+            require_causal(model)
         if stock is not None and not unpacked:
             unpacked = self._try_packed(stock, in_float32=not why_not)
             if unpacked and not why_not and self.layout.dtype != "float32":

@@ -539,3 +539,17 @@ def test_a_variant_that_replaces_parameters_is_refused_in_a_forward_with_others(
         with pytest.raises(GymError, match="'1' replaces parameters") as error:
             served._hooked.forward([5, 6], [0, 0], rows, [0, 1])
     assert error.value.code is ErrorCode.USAGE
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["BigBird", "XLMRoberta", "CpmAnt"])
+def test_a_model_whose_tokens_see_later_ones_is_refused_in_any_dtype(kind: str, dtype: torch.dtype) -> None:
+    model = build(kind).to(dtype)
+    with pytest.raises(GymError, match="its tokens see later ones") as error:
+        MultiVariantModel(model)
+    assert error.value.code is ErrorCode.MODEL_INVALID
+
+
+def test_an_encoder_that_is_made_a_decoder_is_served() -> None:
+    with MultiVariantModel(build("XLMRoberta", is_decoder=True).to(torch.bfloat16)) as served:
+        assert served.forward == "transformers"

@@ -1,0 +1,45 @@
+"""Check that no token of a model sees later ones, which bfloat16's rounding hides from a comparison of logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.forward.model_arguments import text_arguments
+from gym_fed.serving.forward.trial import tokens
+
+_SEEN = 3
+
+
+def require_causal(model: Any) -> None:
+    """Refuse a model whose logits depend on later tokens: their gradient there is exactly 0 in a causal model.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    embedded: list[Tensor] = []
+
+    def watch(_module: Any, _args: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[0].clone()  # CTRL multiplies its embedding's output in place
+
+    embedding = model.get_input_embeddings()
+    ids = torch.tensor(tokens(embedding.weight.shape[0]), device=embedding.weight.device)
+    hook = embedding.register_forward_hook(watch)
+    try:
+        with torch.enable_grad():
+            logits = model(**text_arguments(model, ids)).logits
+            (gradient,) = torch.autograd.grad(logits[0, :_SEEN].float().sum(), embedded[:1])
+    except Exception:  # noqa: BLE001 - without gradients (a kernel of its own), only logits are compared
+        return
+    finally:
+        hook.remove()
+    if bool((gradient[0, _SEEN:].abs() > 0).any()):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{type(model).__name__} cannot be served: its tokens see later ones",
+            "if it was trained as a decoder, set is_decoder: true in its config.json",
+        )
