@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gym_fed.base.media_parts import PROJECTOR, TOWER, part_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.serving.store.objects import DeltaObjects, Staged
@@ -75,39 +76,12 @@ def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[s
         raise GymError(error.code, message, error.hint) from error
 
 
-_MEDIA_PARTS = frozenset(
-    (
-        "aligner",
-        "audio_tower",
-        "connector",
-        "image_newline",
-        "image_tower",
-        "language_projection",
-        "merger",
-        "mm_projector",
-        "multi_modal_projector",
-        "projector",
-        "qformer",
-        "query_tokens",
-        "video_tower",
-        "vision_adapter",
-        "vision_embed_tokens",
-        "vision_encoder",
-        "vision_model",
-        "vision_projection",
-        "vision_tower",
-        "visual",
-    )
-)
-"""The names that transformers' models give to parts that read pictures, films and sound."""
-
-
 def _require_language_model(path: Path, names: Sequence[str]) -> None:
     """Refuse a delta of parts that read pictures or sound, whose features all requests share.
 
     The parts are known by name, since the base may not be on this machine. The server, which has it, checks again.
     """
-    others = [name for name in names if _MEDIA_PARTS.intersection(name.removeprefix("model.").split(".")[:1])]
+    others = [name for name in names if part_of(name) in (TOWER, PROJECTOR)]
     if others:
         raise GymError(
             ErrorCode.MODEL_INVALID,

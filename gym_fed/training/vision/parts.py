@@ -1,13 +1,11 @@
-"""The parts of a model that reads images or sound (tower, projector, language model), and freezing them.
-
-Parts are found by transformers' module names. In some models (Qwen, GLM) the projector is inside the tower.
-"""
+"""Freezing the parts of a model that reads images or sound: tower, projector, language model (``base.media_parts``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.base.media_parts import LANGUAGE_MODEL, PART_NAMES, PROJECTOR, TOWER, part_of
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
 
@@ -15,35 +13,10 @@ if TYPE_CHECKING:
     from gym_fed.config.train.training import TrainingConfig
 
 
-_NAMES = {
-    "freeze_vision_tower": (
-        *("visual", "vision_tower", "vision_model", "vision_encoder", "vision_embed_tokens"),
-        *("image_tower", "video_tower", "audio_tower"),
-    ),
-    "freeze_multi_modal_projector": (
-        *(
-            "multi_modal_projector",
-            "projector",
-            "merger",
-            "connector",
-            "aligner",
-            "mlp_AR",
-            "embed_vision",
-            "embed_audio",
-        ),
-        *("qformer", "query_tokens", "language_projection", "image_to_text_projection", "image_newline"),
-        *("vision_projection", "visual_projection", "visual_embeddings_table"),
-    ),
-    "freeze_language_model": ("language_model", "text_model", "lm_head"),
-}
-"""Names of modules and of weights without a module, by the key of the part."""
-_IN_TOWER = ("merger", "patch_merger", "connector")
-"""Names of projectors inside the tower."""
-_ROOTS = ("base_model", "model")
 _WORDS = {
-    "freeze_vision_tower": "vision tower",
-    "freeze_multi_modal_projector": "projector",
-    "freeze_language_model": "language model",
+    TOWER: "vision tower",
+    PROJECTOR: "projector",
+    LANGUAGE_MODEL: "language model",
 }
 
 
@@ -54,42 +27,24 @@ def reads_images(model: Any) -> bool:
     return bool(parts & {"vision_config", "audio_config"}) or {"encoder_config", "projector_config"} <= parts
 
 
-def part_of(name: str) -> str | None:
-    """Return the key of the part that a module or weight belongs to, by its name from the root; None for none.
-
-    PEFT's prefixes and infixes (``base_model.model``, ``base_layer``) are ignored.
-    """
-    words = name.split(".")
-    if next((word for word in words if word not in _ROOTS), "") == "encoder":  # Granite Speech's
-        return "freeze_vision_tower"
-    for index, word in enumerate(words):
-        for key, names in _NAMES.items():
-            if word in names:
-                in_tower = key == "freeze_vision_tower" and any(part in words[index:] for part in _IN_TOWER)
-                return "freeze_multi_modal_projector" if in_tower else key
-    return None
-
-
 def frozen_parts(model: Any, config: TrainingConfig) -> frozenset[str]:
     """Return the keys of the frozen parts; none for a model that reads only text.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for a part that is not found, or if nothing would be trained.
     """
-    frozen = frozenset(key for key in _NAMES if getattr(config, key))
+    frozen = frozenset(key for key in PART_NAMES if getattr(config, key))
     if not reads_images(model):
         reason = f"freeze_language_model: {type(model).__name__} reads only text, and nothing else would be trained"
         refuse_first((config.freeze_language_model, reason, "remove it"))
         return frozenset()
     present = {part_of(name) for name, _ in model.named_parameters()}
-    optional = {
-        "freeze_multi_modal_projector"
-    } - config.model_fields_set  # not every model has one of its own
+    optional = {PROJECTOR} - config.model_fields_set  # not every model has one of its own
     for key in sorted(frozen - present - optional):
         raise GymError(
             ErrorCode.CONFIG_INVALID,
             f"{key}: no {_WORDS[key]} is found in {type(model).__name__}: looked for modules called "
-            f"{', '.join((*_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
+            f"{', '.join((*PART_NAMES[key], *(['visual.merger'] if 'projector' in key else [])))}",
             f"set {key}: false, and name the layers to train in the section of finetuning",
         )
     reason = f"{', '.join(sorted(frozen))}: all of {type(model).__name__} would stay as it is"
@@ -140,7 +95,7 @@ def freeze_parts(model: Any, config: TrainingConfig, frozen: frozenset[str]) -> 
 def outside_tower(model: Any) -> Iterator[tuple[str, Any]]:
     """Yield ``named_modules`` outside the part that reads images."""
     for name, module in model.named_modules():
-        if part_of(name) not in ("freeze_vision_tower", "freeze_multi_modal_projector"):
+        if part_of(name) not in (TOWER, PROJECTOR):
             yield name, module
 
 

@@ -213,10 +213,18 @@ def test_a_list_gives_each_delta_its_name_its_user_and_a_note(home: Path, tmp_pa
     assert len(answer("list")) == 2
 
 
-def test_a_delta_of_a_vision_tower_is_refused_by_its_tensors_before_it_is_listed(
-    home: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.vision_tower.layers.0.fc1.weight",
+        "model.embed_audio.embedding_projection.weight",  # Gemma 3n
+        "thinker.visual.blocks.0.mlp.fc1.weight",  # Qwen Omni
+        "model.embed_tokens_extend.image_embed.img_processor.embeddings.weight",  # Phi-4-multimodal
+    ],
+)
+def test_a_delta_of_a_part_for_pictures_or_sound_is_refused_by_its_tensors_before_it_is_listed(
+    name: str, home: Path, tmp_path: Path
 ) -> None:
-    name = "model.vision_tower.layers.0.fc1.weight"
     base = BaseSpec("eyes", "sha256:" + "a" * 64, {name: (8, 16)})
     write_delta(tmp_path / "eyes.gymdelta", [DeltaEntry.of(name, torch.ones(8, 16))], base)
     message = refusal(ErrorCode.MODEL_INVALID, "add", "eyes.gymdelta", "x.gymdelta")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from gym_fed.training.vision.parts import part_of
+from gym_fed.base.media_parts import part_of
 from tools.architectures.shrinking import tiny_config
 
 PROJECTORS = {
