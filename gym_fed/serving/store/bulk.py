@@ -23,6 +23,7 @@ from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.forward.target_modules import ModelLayout
 
 
 MAX_FAULTS_SHOWN = 20
@@ -66,6 +67,7 @@ class BulkAddition:
         objects: The store's files.
         registry: The store's rows.
         base: The base that every delta must belong to; None: any.
+        layout: The layout of the served model; None: not known here.
         key: The key that signs each variant; None: they stay unsigned.
         replaces: Whether each may replace the owner's variant of the same name.
         progress: Called with each step and its progress.
@@ -76,6 +78,7 @@ class BulkAddition:
         objects: DeltaObjects,
         registry: VariantRegistry,
         base: BaseSpec | None,
+        layout: ModelLayout | None,
         key: SigningKey | None,
         *,
         replaces: bool,
@@ -83,7 +86,7 @@ class BulkAddition:
     ) -> None:
         self._objects = objects
         self._registry = registry
-        self._base = base
+        self._base, self._layout = base, layout
         self._key = key
         self._replaces = replaces
         self._progress: Progress = progress or (lambda what, done, total: None)
@@ -130,7 +133,7 @@ class BulkAddition:
         staged = self._objects.stage(new.delta)
         try:
             if staged.sha256 not in self._bases:
-                self._bases[staged.sha256] = checked_base(staged, new.delta, self._base)
+                self._bases[staged.sha256] = checked_base(staged, new.delta, self._base, self._layout)
         except BaseException:
             staged.path.unlink()
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
 from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, ignoring_damage
+from gym_fed.serving.store.loading import Loader, least_bytes, load_variant
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import VariantRegistry
@@ -22,12 +23,8 @@ from gym_fed.trust.identity.variant import SignedVariant
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.target_modules import ModelLayout
     from gym_fed.serving.forward.variant_weights import LoadedVariant
-
-Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], "LoadedVariant"]
-"""Takes name, open delta, layout of the model and SHA-256, like ``variant_weights.loaded_variant``."""
 
 DEFAULT_CACHE_BYTES = 10 * 10**9
 
@@ -55,12 +52,15 @@ class VariantStore:
         self.require_signature = require_signature
         self._base = base
         self._layout = layout
-        self._loader = loader or _load
+        self._loader = loader or load_variant
         self._objects = DeltaObjects(folder)
         self._registry = VariantRegistry(folder / "variants.db")
         self.history = VariantHistory(self._registry, self._objects)
         self._cache = VariantCache(
-            self._page_in, cache_bytes, fingerprint=lambda record: self._objects.identity(record.sha256)
+            self._page_in,
+            cache_bytes,
+            fingerprint=lambda record: self._objects.identity(record.sha256),
+            least_bytes=lambda record: least_bytes(self._objects.path(record.sha256), base, layout),
         )
 
     @classmethod
@@ -159,7 +159,9 @@ class VariantStore:
                 ErrorCode.USAGE, "a signed variant's note is in its manifest", "sign it with the note"
             )
         with self._objects.staged(Path(delta)) as staged:
-            record = describe(staged, Path(delta), signed, self._base, name=name, owner=owner, note=note)
+            record = describe(
+                staged, Path(delta), signed, self._base, self._layout, name=name, owner=owner, note=note
+            )
             failpoint("variant-staged")
             with self._registry.writing() as transaction:
                 before = transaction.get(name)
@@ -202,7 +204,13 @@ class VariantStore:
                 "give a key, or open the store for unsigned variants too",
             )
         addition = BulkAddition(
-            self._objects, self._registry, self._base, key, replaces=replace, progress=progress
+            self._objects,
+            self._registry,
+            self._base,
+            self._layout,
+            key,
+            replaces=replace,
+            progress=progress,
         )
         records, gone = addition.add(variants)
         self._forget(gone)
@@ -380,14 +388,6 @@ class VariantStore:
         )
         with delta:
             return shared or self._loader(record.name, delta, self._layout, record.sha256)
-
-
-def _load(name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str) -> LoadedVariant:
-    from gym_fed.serving.forward.variant_weights import loaded_variant
-
-    if layout is None:
-        raise GymError(ErrorCode.USAGE, "the variant store was opened without a model's layout")
-    return loaded_variant(name, delta, layout, sha256)
 
 
 def _unknown(name: str) -> GymError:

@@ -5,7 +5,8 @@ Variants with the same file share its weights, which are loaded once; every row 
 Resident variants never exceed ``cache_bytes``, including those in use. If these leave no room, ``poll`` keeps
 returning None and ``acquire`` keeps waiting until enough is released. A load first reserves room: the size of the file,
 or the variant's previous size in memory. A variant that turns out larger than its file exceeds the limit only while it
-loads; it is dropped, and loaded again when there is room for its real size.
+loads; it is dropped, and loaded again when there is room for its real size. For parameters that it replaces as a whole
+(experts), the size is known from its manifest before they are decoded.
 
 A variant that a request waits for is not evicted before its first use, for at most 30 seconds. So three variants that
 alternate in a cache with room for two are all served. A prefetched variant is protected only from other prefetches.
@@ -76,6 +77,8 @@ class VariantCache:
         cache_bytes: The memory limit.
         threads: The number of loading threads.
         fingerprint: Function whose result changes when a file changes, so that a failed load is retried immediately.
+        least_bytes: Function that returns a lower limit of a row's size in memory before it is loaded; called from the
+            loading threads.
     """
 
     def __init__(
@@ -85,8 +88,9 @@ class VariantCache:
         *,
         threads: int = 2,
         fingerprint: Callable[[VariantRecord], Hashable] = lambda record: None,
+        least_bytes: Callable[[VariantRecord], int] = lambda record: 0,
     ) -> None:
-        self._load = load
+        self._load, self._least_bytes = load, least_bytes
         self._changed = threading.Condition()
         self._resident = ResidentFiles(cache_bytes)
         self._loads = LoadQueue()
@@ -224,10 +228,19 @@ class VariantCache:
                 load = self._next()
                 if load is None:
                     return
-                if not self._guarded(load, partial(self._reserve, load)):
+            least = self._least(load.record)
+            with self._changed:
+                if not self._guarded(load, partial(self._reserve, load, least)):
                     continue
             self._run(load)
             del load  # hold no reference while this thread waits for the next one
+
+    def _least(self, record: VariantRecord) -> int:
+        try:
+            return self._least_bytes(record)
+        except Exception:  # noqa: BLE001 - if the thread died, other loads would wait forever
+            _log.exception("the size of variant %s is not known before its load", record.name)
+            return 0
 
     def _run(self, load: Load) -> None:
         began = time.monotonic()
@@ -262,13 +275,17 @@ class VariantCache:
             self._changed.wait()
         return None
 
-    def _reserve(self, load: Load) -> bool:
-        """Wait for room; False if the load is no longer needed, or if there is no room for a prefetch."""
+    def _reserve(self, load: Load, least: int) -> bool:
+        """Wait for room; False if the load is no longer needed or too large, or if there is no room for a prefetch."""
         load.shared = self._resident.pin(load.record.sha256)
         if load.shared is not None:
             return True
+        if least > self._resident.limit_bytes:
+            self._fail(load, _too_large(load.record, least, self._resident.limit_bytes))
+            self._end(load)
+            return False
         while not self._closed and not load.done:
-            size = self._sizes.get(load.record.sha256, load.record.size_bytes)
+            size = self._sizes.get(load.record.sha256, max(least, load.record.size_bytes))
             size = min(size, self._resident.limit_bytes)
             load.lacks_room = not self._resident.make_room(self._reserved + size, load.urgent)
             if not load.lacks_room:

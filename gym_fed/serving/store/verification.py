@@ -23,6 +23,7 @@ from gym_fed.trust.identity.variant import SignedVariant
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
+    from gym_fed.serving.forward.target_modules import ModelLayout
 
 
 def describe(
@@ -30,6 +31,7 @@ def describe(
     source: Path,
     signed: SignedVariant | None,
     base: BaseSpec | None,
+    layout: ModelLayout | None,
     *,
     name: str,
     owner: str,
@@ -42,6 +44,7 @@ def describe(
         source: The original file, for messages.
         signed: Its manifest; None: unsigned.
         base: The base that it must belong to; None: any.
+        layout: The layout of the served model; None: not known here.
         name: The name to serve it as.
         owner: The owner's id.
         note: The note, for an unsigned variant.
@@ -55,21 +58,28 @@ def describe(
             f"{source} hashes to {staged.sha256}, but the manifest of {name!r} names {signed.manifest.delta_sha256}",
             "give the file that was signed",
         )
-    return row_of(staged, checked_base(staged, source, base), signed, name=name, owner=owner, note=note)
+    checked = checked_base(staged, source, base, layout)
+    return row_of(staged, checked, signed, name=name, owner=owner, note=note)
 
 
-def checked_base(staged: Staged, source: Path, base: BaseSpec | None) -> tuple[str, str]:
+def checked_base(
+    staged: Staged, source: Path, base: BaseSpec | None, layout: ModelLayout | None
+) -> tuple[str, str]:
     """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model; as ``DeltaFile.open``. Both name
-            ``source``.
+        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model, or that the served model cannot
+            add; as ``DeltaFile.open``. All name ``source``.
     """
     from gym_fed.delta.file import DeltaFile
 
     try:
         with DeltaFile.open(staged.path, base) as opened:
             _require_language_model(staged.path, [record.name for record in opened.manifest.tensors])
+            if layout is not None:
+                from gym_fed.serving.forward.variant_weights import require_servable_delta
+
+                require_servable_delta(opened, layout)
             return opened.manifest.base_model, opened.manifest.base_digest
     except GymError as error:
         message = error.message.replace(str(staged.path), str(source))

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.forward.chunk import Chunk
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
+from gym_fed.serving.store.store import VariantStore
 from tests.support.small_classes import build
 from tests.support.variants import Coding, load, merged, off, write_random_delta
 
@@ -18,6 +24,11 @@ IDS = [5, 9, 2, 44, 17, 3, 8, 7, 60, 61, 62]
 def of_experts(name: str, shape: tuple[int, ...]) -> Coding:
     del shape
     return ("dense", {"dtype": "float32"}) if "experts" in name else None
+
+
+def one_bit(name: str, shape: tuple[int, ...]) -> Coding:
+    del shape
+    return ("bitdelta", {}) if "experts" in name else None
 
 
 def of_attention(name: str, shape: tuple[int, ...]) -> Coding:
@@ -85,3 +96,54 @@ def test_a_variant_counts_the_memory_of_the_parameters_that_it_replaces(tmp_path
         variant = load(path, served.layout)
     experts = sum(p.nbytes for name, p in model.named_parameters() if "experts" in name)
     assert variant.resident_bytes == experts
+
+
+def test_a_variant_whose_experts_exceed_the_memory_is_refused_before_any_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = build("Mixtral").to(torch.bfloat16)
+    path = write_random_delta(model, tmp_path / "a.gymdelta", one_bit, seed=0)
+    experts = sum(p.nbytes for name, p in model.named_parameters() if "experts" in name)
+    assert experts > 5 * path.stat().st_size
+    decoded: list[str] = []
+    decode = DeltaFile.decode
+    monkeypatch.setattr(DeltaFile, "decode", lambda self, name: (decoded.append(name), decode(self, name))[1])
+    base = BaseSpec.of(model, "base")
+    with MultiVariantModel(model) as served:
+
+        def use(limit: int) -> None:
+            with VariantStore.open(
+                tmp_path / str(limit),
+                base=base,
+                layout=served.layout,
+                cache_bytes=limit,
+                require_signature=False,
+            ) as store:
+                store.add(path, None, name="a", owner="ann")
+                store.release(store.acquire("a"))
+
+        with pytest.raises(GymError, match="bytes of memory") as error:
+            use(experts - 1)
+        assert error.value.code is ErrorCode.TOO_LARGE
+        assert not decoded
+        use(experts)
+        assert decoded
+
+
+def test_a_delta_that_the_served_model_cannot_add_is_refused_when_it_is_added(tmp_path: Path) -> None:
+    model = build("Whisper")
+    path = write_random_delta(model, tmp_path / "a.gymdelta", of_all, seed=0)
+    with MultiVariantModel(model) as served:
+        layout = served.layout
+    refused = next(iter(layout.parameters))
+    parameters = {**layout.parameters, refused: replace(layout.parameters[refused], refusal="it is shared")}
+    with (
+        VariantStore.open(
+            tmp_path / "store", layout=replace(layout, parameters=parameters), require_signature=False
+        ) as store,
+        pytest.raises(GymError, match=f"{re.escape(refused)}.*cannot be served") as error,
+    ):
+        store.add(path, None, name="a", owner="ann")
+    assert error.value.code is ErrorCode.MODEL_INVALID
+    with VariantStore.open(tmp_path / "store", require_signature=False) as store:
+        assert store.count() == 0

@@ -93,9 +93,9 @@ def test_identical_files_are_checked_and_stored_once(
     checked: list[Path] = []
     check = bulk.checked_base
 
-    def counted(staged: object, source: Path, base: object) -> tuple[str, str]:
+    def counted(staged: object, source: Path, *known: object) -> tuple[str, str]:
         checked.append(source)
-        return check(staged, source, base)  # type: ignore[arg-type]
+        return check(staged, source, *known)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bulk, "checked_base", counted)
     path = small_delta(tmp_path / "x.gymdelta")
