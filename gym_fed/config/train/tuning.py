@@ -49,8 +49,8 @@ class LoraSettings(AdapterSettings):
     ``mlp.experts.gate_up_proj``. ``all-linear`` includes those of Mixtral and Qwen3-MoE, but not of gpt-oss."""
 
     fused_experts: bool = True
-    """False leaves fused experts out of ``all-linear``. Rounds always do, since their updates are factors of
-    matrices."""
+    """False leaves fused experts out of ``all-linear``, and refuses ``target_modules`` that name them. It is always
+    false in rounds, since their updates are factors of matrices."""
 
     rank_pattern: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
     """Ranks for some layers instead of ``r``, by name suffix or regular expression."""
@@ -90,7 +90,7 @@ class LoraSettings(AdapterSettings):
         start = self.init_lora_weights
         if self.freeze_a and start != "default":
             raise ValueError(f"freeze_a draws A itself; remove init_lora_weights: {start}")
-        if self.target_parameters and (option := self._of_layers_only()) is not None:
+        if self.target_parameters and (option := self.needs_layers()) is not None:
             raise ValueError(f"target_parameters: PEFT adapts parameters without {option}; remove it")
         if self.freeze_a and self.lora_fa:
             raise ValueError("freeze_a and lora_fa exclude each other")
@@ -104,9 +104,14 @@ class LoraSettings(AdapterSettings):
             raise ValueError("lora_fa projects gradients by A and has no dropout; set lora_dropout to 0")
         return self
 
-    def _of_layers_only(self) -> str | None:
-        """Return the first setting that PEFT does not have for parameters."""
-        given = {"lora_dropout": self.lora_dropout, "use_dora": self.use_dora, "freeze_a": self.freeze_a}
+    def needs_layers(self) -> str | None:
+        """Return the first setting that PEFT has for layers but not for parameters."""
+        given = {
+            "lora_dropout": self.lora_dropout,
+            "use_dora": self.use_dora,
+            "freeze_a": self.freeze_a,
+            "init_lora_weights": self.init_lora_weights not in ("default", "gaussian"),
+        }
         return next((name for name, value in given.items() if value), None)
 
 

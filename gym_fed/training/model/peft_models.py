@@ -50,6 +50,7 @@ def wrap(
     seed: int,
     frozen: frozenset[str] = frozenset(),
     fused_experts: bool = True,
+    needs_layers: str | None = None,
 ) -> Any:
     """Wrap ``model`` in a ``peft.PeftModel``; its own weights are frozen and shared with the wrapper.
 
@@ -59,7 +60,8 @@ def wrap(
         section: The section of the YAML, for errors.
         seed: Seed of the random factors.
         frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
-        fused_experts: False to leave fused experts out of ``all-linear``.
+        fused_experts: False to leave fused experts out of ``all-linear``, and to refuse their names.
+        needs_layers: A setting that PEFT has for layers only; fused experts are refused with it.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if the settings match no layer of the model, or PEFT would change them.
@@ -71,7 +73,6 @@ def wrap(
 
     peft_config = copy.deepcopy(peft_config)  # PEFT changes its lists, which may belong to the run's config
     own_patterns = any(getattr(peft_config, key, None) for key in ("rank_pattern", "alpha_pattern"))
-    own_patterns = own_patterns and not getattr(peft_config, "target_parameters", None)
     require_quick_patterns(peft_config.to_dict(), names_of(model), section)
     _exclude_unadapted(model, peft_config)
     if peft_config.target_modules == "all-linear" and (packed := packed_names(model)):
@@ -79,7 +80,17 @@ def wrap(
     _require_modules(model, peft_config, section)
     _require_parameters(model, peft_config, section)
     narrow_targets(model, peft_config, frozen, section)
-    _convert_experts(model, peft_config, fused_experts)
+    _convert_experts(model, peft_config, section, fused_experts)
+    if getattr(peft_config, "target_parameters", None):
+        own_patterns = False  # PEFT compares patterns with layers, not with parameters
+        reason = (
+            f"{section}.{needs_layers}: PEFT does not have it for parameters such as the fused experts of "
+        )
+        reason += type(model).__name__
+        remedy = (
+            f"remove it, or adapt no experts: {section}.fused_experts: false with target_modules: all-linear"
+        )
+        refuse_first((needs_layers is not None, reason, remedy))
     settle(model)
     set_seed(seed)
     try:
@@ -187,20 +198,34 @@ def _exclude_unadapted(model: Any, peft_config: Any) -> None:
             peft_config.exclude_modules = names
 
 
-def _convert_experts(model: Any, peft_config: Any, fused_experts: bool) -> None:
-    """Resolve ``all-linear`` as PEFT does for experts that transformers 5 fuses, but without the router's weight.
+def _convert_experts(model: Any, peft_config: Any, section: str, fused_experts: bool) -> None:
+    """Convert targets in experts that transformers 5 fuses to parameters, as PEFT would, but not the router's weight.
 
     ``exclude_modules`` does not apply to it, and PEFT's own conversion later changes nothing more. If
     ``narrow_targets`` has listed layers by name, PEFT adds no router.
     """
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 
-    if peft_config.target_modules != "all-linear":
-        return
+    all_linear = peft_config.target_modules == "all-linear"
     given = {*(getattr(peft_config, "target_parameters", None) or ())}
-    convert_peft_config_for_transformers(peft_config, model, None)
-    if converted := getattr(peft_config, "target_parameters", None):
-        peft_config.target_parameters = {*converted} - {_CONVERTED_ROUTER} if fused_experts else given
+    try:
+        convert_peft_config_for_transformers(peft_config, model, None)
+    except ValueError as error:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{section}.target_modules: {error}",
+            "name all layers of the experts, or use all-linear",
+        ) from error
+    added = {*(getattr(peft_config, "target_parameters", None) or ())} - given
+    if all_linear and added:
+        peft_config.target_parameters = given | (added - {_CONVERTED_ROUTER} if fused_experts else set())
+    elif added and not fused_experts:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"{section}.target_modules: names {', '.join(sorted(added))} of {type(model).__name__}, whose changes "
+            "are not the factors of one matrix (fused_experts: false, as in every round)",
+            f"set {section}.target_modules to layers of the attention, or to all-linear",
+        )
 
 
 def _require_modules(model: Any, peft_config: Any, section: str) -> None:
@@ -225,20 +250,28 @@ def _require_modules(model: Any, peft_config: Any, section: str) -> None:
 
 
 def _require_parameters(model: Any, peft_config: Any, section: str) -> None:
-    """Refuse ``target_parameters`` that the model lacks or that PEFT cannot adapt; PEFT would ignore some of them."""
-    names = dict(model.named_parameters())
+    """Refuse ``target_parameters`` that the model lacks, which PEFT may ignore, or that are no matrices."""
+    parameters = dict(model.named_parameters())
     for suffix in getattr(peft_config, "target_parameters", None) or ():
-        found = [value for name, value in names.items() if f".{name}".endswith(f".{suffix}")]
-        reason = f"{section}.target_parameters: {type(model).__name__} has no parameter {suffix!r}"
+        matches = [value for name, value in parameters.items() if f".{name}".endswith(f".{suffix}")]
         experts = sorted(
-            {name.rpartition("layers.")[2].partition(".")[2] for name, v in names.items() if v.dim() == 3}
+            {
+                name.rpartition("layers.")[2].partition(".")[2]
+                for name, v in parameters.items()
+                if v.dim() == 3
+            }
         )
         remedy = (
             f"its fused experts are {', '.join(experts)}"
             if experts
             else "it has no fused experts; remove the key"
         )
-        refuse_first((not found, reason, remedy))
+        where, kind = f"{section}.target_parameters", type(model).__name__
+        odd = next((tuple(value.shape) for value in matches if value.dim() not in (2, 3)), None)
+        refuse_first(
+            (not matches, f"{where}: {kind} has no parameter {suffix!r}", remedy),
+            (odd is not None, f"{where}: {suffix!r} of {kind} has the shape {odd}, and is no matrix", remedy),
+        )
 
 
 def _require_plain_head(adapted: Any, adapter: Adapter) -> None:

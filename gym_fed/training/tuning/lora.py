@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.modeling.adapter_saving import save_adapter
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.train.tuning import LoraSettings
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import OPTIMIZERS
 from gym_fed.delta.factors import lora_factors
 from gym_fed.training.model.peft_models import task_type, wrap
@@ -112,7 +112,8 @@ def add_lora(
         frozen: Parts without an adapter, in a model that reads images; see ``vision.parts.frozen_parts``.
 
     Raises:
-        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model.
+        GymError: ``CONFIG_INVALID`` if ``target_modules`` matches no layer of the model, or a layer of which
+            ``freeze_a`` cannot send the frozen A.
     """
     from peft import LoraConfig
 
@@ -141,7 +142,10 @@ def add_lora(
     )
 
     def wrapped() -> Any:
-        return wrap(model, config, "lora", seed=seed, frozen=frozen, fused_experts=settings.fused_experts)
+        return wrap(
+            model, config, "lora", seed=seed, frozen=frozen,
+            fused_experts=settings.fused_experts, needs_layers=settings.needs_layers(),
+        )  # fmt: skip
 
     adapted = (
         keeping_originals(model, wrapped) if start.startswith("pissa") or start == "olora" else wrapped()
@@ -178,7 +182,29 @@ def _freeze_a(model: Any, seed: int) -> None:
     for name, layer in model.get_base_model().named_modules():
         if isinstance(layer, LoraLayer):
             module: Any = layer
+            _require_sendable(name, module)
             for factor in module.lora_A.values():
                 with torch.no_grad():
                     factor.weight.copy_(frozen_factor(seed, name, *factor.weight.shape))
                 factor.weight.requires_grad_(False)
+
+
+def _require_sendable(name: str, layer: Any) -> None:
+    """Refuse a layer whose factors are sent in another form (``delta.factors``), since A is not a factor of its own."""
+    ((_, rank),) = layer.r.items()
+    narrowest = min(layer.in_features, layer.out_features)
+    left_out = f"leave {name.rpartition('.')[2]} out of lora.target_modules"
+    refuse_first(
+        (
+            not layer.lora_A
+            or next(iter(layer.lora_A.values())).weight.dim() != 2
+            or getattr(layer, "fan_in_fan_out", False),
+            f"lora.freeze_a: {name} is a {type(layer.get_base_layer()).__name__}, not a linear layer",
+            f"{left_out}, or set lora.freeze_a to false",
+        ),
+        (
+            rank > narrowest,
+            f"lora.freeze_a: {name} has {narrowest} inputs or outputs, fewer than its rank {rank}",
+            f"set lora.r to at most {narrowest}, or {left_out}",
+        ),
+    )

@@ -11,10 +11,13 @@ import torch
 from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.models import load_model
 from gym_fed.config.hub.round_training import round_training
-from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.hub.task import LoraRecipe, TrainingRecipe
+from gym_fed.config.train.tuning import LoraSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import lora_factors
+from gym_fed.training.tuning.lora import add_lora
 from tests.support.adapters import logits, run, settings, sibling
+from tests.support.tiny_models import tiny_model
 
 EXPERTS: dict[str, dict[str, Any]] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 KINDS: dict[str, dict[str, Any]] = {
@@ -88,9 +91,73 @@ def test_a_parameter_that_the_model_lacks_is_refused_with_the_names_of_its_exper
     assert "mlp.experts.gate_up_proj" in str(caught.value.hint)
 
 
-def test_settings_that_peft_has_for_layers_only_are_refused_with_parameters(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="PEFT adapts parameters without lora_dropout"):
-        settings(tmp_path, **lora(lora_dropout=0.1))
+def test_a_parameter_that_is_no_matrix_is_refused_with_its_shape() -> None:
+    chosen = LoraSettings(target_parameters=["input_layernorm.weight"])
+    with pytest.raises(
+        GymError, match=r"'input_layernorm\.weight' .* has the shape \(64,\), and is no matrix"
+    ):
+        add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
+
+
+LAYERS_ONLY: list[dict[str, Any]] = [
+    {"lora_dropout": 0.1},
+    {"use_dora": True},
+    {"freeze_a": True},
+    *({"init_lora_weights": start} for start in ("pissa", "pissa_niter_2", "olora", "orthogonal", "loftq")),
+]
+"""Settings that PEFT has for layers only."""
+
+
+@pytest.mark.parametrize("changes", LAYERS_ONLY, ids=str)
+def test_settings_that_peft_has_for_layers_only_are_refused_with_parameters(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    (name,) = changes
+    with pytest.raises(ValueError, match=f"PEFT adapts parameters without {name}"):
+        settings(tmp_path, **lora(**changes))
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["gate_proj", "up_proj", "down_proj"]], ids=str)
+@pytest.mark.parametrize("changes", LAYERS_ONLY, ids=str)
+def test_settings_that_peft_has_for_layers_only_are_refused_where_targets_become_parameters(
+    changes: dict[str, Any], targets: list[str] | str
+) -> None:
+    (name,) = changes
+    chosen = LoraSettings(r=2, target_modules=targets, **changes)
+    with pytest.raises(GymError, match=rf"lora\.{name}: PEFT does not have it for parameters") as caught:
+        add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
+    assert "lora.fused_experts: false" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("changes", LAYERS_ONLY, ids=str)
+def test_the_remedy_of_that_refusal_works(changes: dict[str, Any]) -> None:
+    add_lora(tiny_model("qwen3_moe"), LoraSettings(r=2, fused_experts=False, **changes), seed=0)
+
+
+def test_a_rank_for_some_layers_is_accepted_where_all_linear_includes_experts() -> None:
+    adapted = add_lora(tiny_model("qwen3_moe"), LoraSettings(r=2, rank_pattern={"q_proj": 4}), seed=0)
+    ranks = {
+        name.split(".")[-4]: len(value)
+        for name, value in adapted.named_parameters()
+        if "attn" in name and "lora_A" in name
+    }
+    assert ranks == {"q_proj": 4, "k_proj": 2, "v_proj": 2, "o_proj": 2}
+
+
+def test_experts_named_in_a_rounds_recipe_are_refused_before_training(tmp_path: Path) -> None:
+    named = LoraRecipe(target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])
+    chosen = round_training(TrainingRecipe(finetuning="lora", lora=named), 1, tmp_path, "cpu").lora
+    assert chosen is not None
+    with pytest.raises(
+        GymError, match=r"target_modules: names down_proj, gate_up_proj of Qwen3Moe"
+    ) as caught:
+        add_lora(tiny_model("qwen3_moe"), chosen, seed=0)
+    assert "all-linear" in str(caught.value.hint)
+
+
+def test_one_of_two_layers_that_are_fused_is_refused_with_the_other() -> None:
+    with pytest.raises(GymError, match=r"lora\.target_modules: .*gate_proj without also targeting up_proj"):
+        add_lora(tiny_model("qwen3_moe"), LoraSettings(target_modules=["gate_proj"]), seed=0)
 
 
 def test_a_rounds_update_of_a_mixture_is_factors_of_its_other_layers(tmp_path: Path) -> None:

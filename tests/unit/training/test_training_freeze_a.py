@@ -15,6 +15,7 @@ from gym_fed.config.hub.round_training import round_training
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import LoraRecipe, TaskSpec, TrainingRecipe, check_frozen_a
 from gym_fed.config.train.training import LoraSettings, TrainingConfig
+from gym_fed.core.errors import GymError
 from gym_fed.data import generate
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import lora_delta
@@ -22,6 +23,7 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.low_rank import LowRank, frozen_a
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.tuning.lora import add_lora, frozen_factor, lora_factors
+from tests.support.tiny_models import tiny_model
 
 DIGEST = "sha256:" + "0" * 64
 RECIPE = TrainingRecipe(
@@ -105,8 +107,6 @@ def test_the_a_of_a_seed_and_a_layer_never_changes() -> None:
 
 
 def test_a_run_that_is_resumed_keeps_its_a(tmp_path: Path, runs: dict[str, Any]) -> None:
-    from gym_fed.core.errors import GymError
-
     steps = iter([False, False, True])
     loaded = load_model("gym-nano")
     rows = generate("dash", 60)
@@ -151,3 +151,31 @@ def test_a_codec_that_would_write_other_factors_is_refused_with_a_frozen_a() -> 
         )
     check_frozen_a(RECIPE, CodecPolicy(factors="float32"))
     check_frozen_a(RECIPE.model_copy(update={"finetuning": "full"}), CodecPolicy(factors="int4"))
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes", "targets", "message"),
+    [
+        (
+            "llama",
+            {"num_key_value_heads": 1, "head_dim": 4},
+            ["q_proj", "k_proj"],
+            "k_proj has 4 inputs or outputs",
+        ),
+        ("gpt2", {}, ["c_attn"], "c_attn is a Conv1D"),
+        ("llama", {}, ["embed_tokens", "q_proj"], "embed_tokens is a Embedding"),
+    ],
+)
+def test_a_layer_whose_frozen_a_cannot_be_sent_is_refused(
+    model: str, sizes: dict[str, Any], targets: list[str], message: str
+) -> None:
+    with pytest.raises(GymError, match=message) as caught:
+        add_lora(tiny_model(model, **sizes), LoraSettings(r=8, freeze_a=True, target_modules=targets), seed=3)
+    assert f"leave {message.split()[0]} out of lora.target_modules" in str(caught.value.hint)
+
+
+def test_the_sent_a_of_a_layer_as_narrow_as_its_rank_is_the_frozen_one() -> None:
+    narrow = tiny_model("llama", num_key_value_heads=1, head_dim=4)
+    adapted = add_lora(narrow, LoraSettings(r=4, freeze_a=True, target_modules=["k_proj"]), seed=3)
+    for name, (a, _, _) in lora_factors(adapted).items():
+        assert torch.equal(a, frozen_factor(3, name.removesuffix(".weight"), *a.shape))
