@@ -124,22 +124,24 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
             active = layer.active_adapters[0]
             a, b = layer.lora_A[active].weight.detach(), layer.lora_B[active].weight.detach()
             if layer.fan_in_fan_out:  # GPT-2's weights are [in, out]
-                a, b = b.T, a.T
+                a, b = b.T.contiguous(), a.T.contiguous()
             factors = (*_reduced(a, b), float(layer.scaling[active]))
             yield f"{name}.weight", factors, layer.get_base_layer().weight.detach()
 
 
 def _reduced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors with the same product, whose rank is at most that of the weight (a projection to a few heads)."""
+    """Return factors with the same product, whose rank is at most that of the weight (a projection to a few heads).
+
+    The product of 16-bit factors is computed and returned in float32, which does not round it to 16 bits.
+    """
     import torch
 
     rank, (rows, columns) = a.shape[0], (b.shape[0], a.shape[1])
     if rank <= min(rows, columns):
         return a, b
-    product = b @ a
-    if rows <= columns:
-        return product, torch.eye(rows, dtype=b.dtype, device=b.device)
-    return torch.eye(columns, dtype=a.dtype, device=a.device), product
+    product = b.float() @ a.float()
+    identity = torch.eye(min(rows, columns), device=product.device)
+    return (product, identity) if rows <= columns else (identity, product)
 
 
 def _beyond_factors(model: Any) -> Iterator[str]:

@@ -41,6 +41,20 @@ def test_factors_of_a_higher_rank_than_the_weight_are_written_with_the_rank_of_t
             )
 
 
+def test_the_product_of_16_bit_factors_of_a_narrow_layer_is_not_rounded_to_16_bits() -> None:
+    narrow = tiny_model("llama", num_key_value_heads=1, head_dim=4)
+    model = get_peft_model(narrow, LoraConfig(r=8, target_modules=["k_proj"])).to(torch.bfloat16)
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    layers = dict(model.get_base_model().named_modules())
+    for name, (a, b, _) in lora_factors(model).items():
+        layer = layers[name.removesuffix(".weight")]
+        trained = layer.lora_B["default"].weight.double() @ layer.lora_A["default"].weight.double()
+        torch.testing.assert_close(b.double() @ a.double(), trained, rtol=0, atol=1e-7)
+
+
 def test_factors_on_weights_stored_as_in_by_out_are_transposed(tmp_path: Path) -> None:
     base = tiny_model("gpt2")
     spec = BaseSpec.of(base, "base")
@@ -51,6 +65,7 @@ def test_factors_on_weights_stored_as_in_by_out_are_transposed(tmp_path: Path) -
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
     factors = lora_factors(model)
+    assert all(a.is_contiguous() and b.is_contiguous() for a, b, _ in factors.values())
     lora_delta(factors, tmp_path / "a.gymdelta", spec)
     merged = model_tensors(model.merge_and_unload())
     with DeltaFile.open(tmp_path / "a.gymdelta", spec) as delta:
