@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 _NAMES = frozenset(("router", "router_gate", "shared_expert_gate"))
@@ -23,7 +25,8 @@ def unadapted_names(model: Any) -> list[str]:
     A trained router would send tokens to experts that were not trained for them. Some classes (Llama 4, Phi-MoE) also
     return a tuple, which an adapter cannot add to. Routers that are not linear layers (Mixtral, Qwen3-MoE) are not
     included. The mixers of Mamba and of hybrids pass the weights of some projections to a kernel, or multiply by them
-    without calling the layer: an adapter on it would have no effect. A grouped layer takes other shapes than PEFT's.
+    without calling the layer: an adapter on it would have no effect. A mixer is recognised by its parameter ``A_log``.
+    A grouped layer takes other shapes than PEFT's.
     Layers that share a weight (Zamba) would each get an adapter, which cannot all be merged into it.
     """
     from torch import nn
@@ -46,7 +49,7 @@ def unadapted_names(model: Any) -> list[str]:
             last in _NAMES
             or _CLASS.search(kind)
             or kind.endswith(_GROUPED)
-            or last in _weights_read(modules[path])
+            or (hasattr(modules[path], "A_log") and last in _weights_read(type(modules[path])))
         ):
             ends[name] = last
         elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):
@@ -56,6 +59,14 @@ def unadapted_names(model: Any) -> list[str]:
     return sorted({name if any(o.endswith(f".{end}") for o in others) else end for name, end in ends.items()})
 
 
-def _weights_read(mixer: Any) -> set[str]:
-    """Return the layers of a state-space mixer whose weights its own code reads; none for another module."""
-    return set(_READ_WEIGHT.findall(inspect.getsource(type(mixer)))) if hasattr(mixer, "A_log") else set()
+@cache
+def _weights_read(mixer: type) -> frozenset[str]:
+    """Return the layers whose weights the methods of a mixer's class read; none where its source is not at hand."""
+    from torch import nn
+
+    names: set[str] = set()
+    for name, method in inspect.getmembers(mixer, inspect.isfunction):
+        if method is not getattr(nn.Module, name, None):
+            with suppress(OSError, TypeError):
+                names.update(_READ_WEIGHT.findall(inspect.getsource(method)))
+    return frozenset(names)

@@ -15,6 +15,7 @@ from transformers import (
     Qwen2MoeConfig,
     ZambaConfig,
 )
+from transformers.models.mamba.modeling_mamba import MambaMixer
 
 from gym_fed.base.modeling.unadapted import unadapted_names
 from gym_fed.config.train.tuning import LoraSettings
@@ -188,3 +189,31 @@ def test_a_router_that_is_named_gets_its_adapter() -> None:
     adapted = add_lora(model, LoraSettings(r=2, target_modules=["shared_expert_gate"]), seed=0)
 
     assert any("shared_expert_gate.lora_A" in name for name, _ in adapted.named_parameters())
+
+
+def test_the_weights_that_an_inherited_method_of_a_mixer_reads_are_left_out() -> None:
+    class Mixer(MambaMixer):
+        """Everything is inherited."""
+
+    model = tiny_model("mamba")
+    expected = unadapted_names(model)
+    for layer in model.modules():
+        if isinstance(layer, MambaMixer):
+            layer.__class__ = Mixer
+    assert unadapted_names(model) == expected != []
+
+
+def test_a_mixer_whose_class_has_no_source_is_adapted_as_other_modules() -> None:
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.A_log, self.proj = nn.Parameter(torch.zeros(2)), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.proj.weight
+
+    model = nn.ModuleDict({"mixer": Mixer()})
+    Mixer.__module__ = "frozen"
+    for method in (Mixer.__init__, Mixer.forward):
+        method.__code__ = method.__code__.replace(co_filename="frozen.py")
+    assert unadapted_names(model) == []
