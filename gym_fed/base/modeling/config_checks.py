@@ -158,3 +158,14 @@ def _too_large(config: Mapping[str, Any], shapes: Shapes) -> Iterator[str]:
             for key in keys:
                 if type(value := part.get(key)) is int and value > most:
                     yield f"{key} is {value:,}, more than the weights' {counted(len(shapes), 'tensor')} can have"
+
+
+def largest_size(text: Any, key: str) -> int | None:
+    """Return a size of a text config, the largest one if layers differ; None if the config does not have it."""
+    try:
+        value = getattr(text, key, None)
+    except RuntimeError:  # Gemma 4 and others: transformers wants a layer's own config to be read
+        value = [getattr(text.per_layer_config[layer], key, None) for layer in range(text.num_hidden_layers)]
+    if isinstance(value, list | tuple):
+        return max((size for size in value if isinstance(size, int)), default=None)
+    return value if isinstance(value, int) else None

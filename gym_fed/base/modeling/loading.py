@@ -11,8 +11,10 @@ import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
+from gym_fed.base.modeling.config_checks import largest_size
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import is_panic
 from gym_fed.core.text import counted
@@ -54,12 +56,21 @@ def load_weights(
             if "does not support an attention implementation" not in str(error):
                 raise
             model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
-            if getattr(model.config.get_text_config(), "num_attention_heads", None):
-                _log.warning(
-                    "%s: %s has no SDPA attention; eager is used, which is slower", name, type(model).__name__
-                )
+            if largest_size(model.config.get_text_config(), "num_attention_heads"):
+                _warn_of_eager(name, type(model).__name__)
     require_exact_tensors(name, model, info, headless=headless)
     return model
+
+
+@cache
+def _warn_of_eager(name: str, kind: str) -> None:
+    """Warn once per model, which a run may load several times."""
+    _log.warning(
+        "%s: %s has no SDPA attention; eager is used, which is slower, and whose memory grows with the square of a "
+        "row's length: use shorter rows if it runs out of memory",
+        name,
+        kind,
+    )
 
 
 def require_exact_tensors(name: str, model: Any, info: Mapping[str, Any], *, headless: bool = False) -> None:

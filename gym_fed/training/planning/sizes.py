@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gym_fed.base.modeling.config_checks import largest_size
 from gym_fed.base.models import quiet_loading
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import TUNING
 from gym_fed.training.model.architecture import empty_config, read_config
 from gym_fed.training.optimizers.base import TrainedWeight
+
+_INNER = ("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
+"""Names of the width of an MLP in the configs of transformers."""
 
 
 @dataclass(frozen=True)
@@ -149,32 +153,22 @@ def without_start(config: TrainingConfig) -> TrainingConfig:
 def _shape(model: Any) -> TextShape:
     """Return the sizes of the language model; one without attention (Mamba) is estimated as if it had one head."""
     text = model.config.get_text_config()
-    hidden, vocabulary = model.get_input_embeddings().weight.shape[::-1]
-    heads = _largest(text, "num_attention_heads") or 1
-    inner = _largest(text, "intermediate_size") or 4 * hidden
-    if chosen := _largest(text, "num_experts_per_tok"):
-        inner = chosen * (_largest(text, "moe_intermediate_size") or inner)
+    width, vocabulary = model.get_input_embeddings().weight.shape[::-1]
+    hidden = largest_size(text, "hidden_size") or width  # OPT-350m's embeddings are narrower than its blocks
+    heads = largest_size(text, "num_attention_heads") or 1
+    inner = next((size for key in _INNER if (size := largest_size(text, key))), 4 * hidden)
+    if chosen := largest_size(text, "num_experts_per_tok"):
+        inner = chosen * (largest_size(text, "moe_intermediate_size") or inner)
     return TextShape(
         hidden=hidden,
-        layers=_largest(text, "num_hidden_layers") or 1,
+        layers=largest_size(text, "num_hidden_layers") or 1,
         heads=heads,
-        key_heads=_largest(text, "num_key_value_heads") or heads,
-        head_dim=_largest(text, "head_dim") or hidden // heads,
+        key_heads=largest_size(text, "num_key_value_heads") or heads,
+        head_dim=largest_size(text, "head_dim") or hidden // heads,
         inner=inner,
         vocabulary=vocabulary,
         normed_heads=any(name.endswith("q_norm") for name, _ in model.named_modules()),
     )
-
-
-def _largest(text: Any, key: str) -> int | None:
-    """Return a size of a text config, the largest one if layers differ; None if the config does not have it."""
-    try:
-        value = getattr(text, key, None)
-    except RuntimeError:  # Gemma 4 and others: transformers wants a layer's own config to be read
-        value = [getattr(text.per_layer_config[layer], key, None) for layer in range(text.num_hidden_layers)]
-    if isinstance(value, list | tuple):
-        return max((size for size in value if isinstance(size, int)), default=None)
-    return value if isinstance(value, int) else None
 
 
 def _active(model: Any) -> int:
@@ -183,8 +177,8 @@ def _active(model: Any) -> int:
 
     text = model.config.get_text_config()
     keys = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-    experts = next((number for key in keys if (number := _largest(text, key))), 0)
-    share = (_largest(text, "num_experts_per_tok") or experts) / experts if experts else 1.0
+    experts = next((number for key in keys if (number := largest_size(text, key))), 0)
+    share = (largest_size(text, "num_experts_per_tok") or experts) / experts if experts else 1.0
     count = 0.0
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Linear):

@@ -44,11 +44,14 @@ def test_a_class_with_it_has_it_and_a_choice_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "reported"), [("gemma2", True), ("mamba", False), ("llama", False)])
-def test_eager_attention_in_place_of_torchs_is_reported_if_the_model_has_attention(
+def test_eager_attention_in_place_of_torchs_is_reported_once_if_the_model_has_attention(
     kind: str, reported: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    load_model(str(saved(kind, tmp_path)))
-    assert ("has no SDPA attention; eager is used" in caplog.text) is reported
+    folder = str(saved(kind, tmp_path))
+    load_model(folder)
+    load_model(folder)
+    assert caplog.text.count("has no SDPA attention; eager is used") == reported
+    assert ("use shorter rows" in caplog.text) is reported
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "mamba", "gptj"])

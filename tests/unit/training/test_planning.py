@@ -485,3 +485,28 @@ def test_models_without_the_usual_sizes_in_their_config_are_planned(
     )
     assert plan.sizes.shape.hidden == 32
     assert plan.memory.peak > 4 * plan.sizes.total
+
+
+@pytest.mark.parametrize(
+    ("config", "hidden", "head_dim", "inner"),
+    [
+        (
+            {
+                **{"model_type": "opt", "hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 96},
+                **{"num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 64},
+            },
+            *(32, 8, 96),
+        ),
+        (
+            {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2, "n_inner": 48},
+            *(32, 16, 48),
+        ),
+        ({"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 2}, 32, 16, 128),
+    ],
+    ids=["embeddings narrower than the blocks", "n_inner", "no n_inner"],
+)
+def test_the_widths_of_blocks_are_read_from_the_config(
+    tmp_path: Path, config: dict[str, Any], hidden: int, head_dim: int, inner: int
+) -> None:
+    shape = sizes_of(run(folder(tmp_path / "m", config))).shape
+    assert (shape.hidden, shape.head_dim, shape.inner, shape.vocabulary) == (hidden, head_dim, inner, 64)
