@@ -1,6 +1,6 @@
 """Check the model classes one by one, and write the table of docs/support.md.
 
-    python -m tools.architectures                      check the classes that have no result yet
+    python -m tools.architectures                      check the classes that lack a result
     python -m tools.architectures --only LlamaForCausalLM --columns load api
     python -m tools.architectures --write              write the table from the results
 
@@ -23,7 +23,7 @@ from typing import Any
 
 from tools.architectures.classes import Architecture, architectures
 from tools.architectures.steps import COLUMNS, Checks
-from tools.architectures.table import results_of, write_page
+from tools.architectures.table import drop_torn_line, results_of, write_page
 
 RESULTS = Path("build/architectures.jsonl")
 _NEEDS = {
@@ -53,11 +53,12 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="write docs/support.md instead")
     options = parser.parse_args()
     options.results.parent.mkdir(parents=True, exist_ok=True)
+    drop_torn_line(options.results)
     if options.write:
         write_page(options.results, architectures())
         return 0
     known = results_of(options.results)
-    chosen = [each for each in architectures() if _is_chosen(each, options, known)]
+    chosen = [each for each in architectures() if is_chosen(each, options, known)]
     k, n = map(int, options.part.split("/"))
     chosen = chosen[k::n]
     _warm_up()
@@ -76,7 +77,7 @@ def main() -> int:
     return 0
 
 
-def _is_chosen(
+def is_chosen(
     architecture: Architecture, options: argparse.Namespace, known: dict[str, dict[str, str]]
 ) -> bool:
     if options.only:
@@ -85,7 +86,7 @@ def _is_chosen(
     cells = known.get(architecture.name)
     if options.faults:
         return cells is not None and any(text.startswith("FAULT") for text in cells.values())
-    return cells is None
+    return cells is None or not cells.keys() >= {*(options.columns or COLUMNS)}
 
 
 def _warm_up() -> None:

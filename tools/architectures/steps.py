@@ -26,6 +26,8 @@ _KV_BYTES = 64 << 20
 _NO_PIECES = ("no tokenizer of pieces", "tokenizer.model")
 _LOST = {"full": 0.9, "lora": 1e-3}
 """Largest part of a run's squared change that its delta may lose: one bit per weight, and factors in 16 bits."""
+_LARGEST_PART_LOST = 0.1
+"""Largest part of a run's change of the logits that an export may lose."""
 COLUMNS = (
     "load",
     "full",
@@ -81,7 +83,7 @@ class Checks:
 
     def check_load(self) -> None:
         """Compare the logits of the loaded model with those of the model that was saved."""
-        _require_close(_logits(self._loaded()), _logits(self._original), "logits")
+        require_close(_logits(self._loaded()), _logits(self._original), "logits")
 
     def check_full(self) -> None:
         """Train all weights for two steps; the first loss must be that of the model's own logits."""
@@ -89,7 +91,7 @@ class Checks:
 
     def check_lora(self) -> None:
         """Train LoRA factors for two steps on a base whose weights must not change."""
-        self._train("lora")
+        require_unchanged(self._train("lora").unload(), self._loaded())
 
     def check_delta(self) -> None:
         """Encode both runs; the decoded LoRA factors must give the merged model."""
@@ -175,7 +177,8 @@ class Checks:
         export(open_source(str(self._runs["lora"].output_dir)), "huggingface", path, Options(), check=False)
         with quiet_loading():
             model = self.architecture.model_class().from_pretrained(path).eval()
-        _require_close(_logits(model), _logits(tuned), "logits of the exported model")
+        before = _logits(self._original)
+        require_close(_logits(model), _logits(tuned), "logits of the exported model", before=before)
 
     def check_gguf(self) -> None:
         """Export the base as GGUF; the export reads the file back in a new process, and compares."""
@@ -185,7 +188,8 @@ class Checks:
 
         export(open_source(str(self.base)), "gguf", self.folder / "model.gguf", Options())
 
-    def _train(self, finetuning: str) -> None:
+    def _train(self, finetuning: str) -> Any:
+        """Train for two steps, compare the first loss with transformers', and return the trained model."""
         if self._no_processor:
             raise NotTriedError(self._no_processor)
         import torch
@@ -209,6 +213,7 @@ class Checks:
         tuned = self._tuned(finetuning)
         if float((_logits(tuned) - _logits(self._original)).abs().max()) < 1e-4:
             raise AssertionError("training changed no logits")
+        return result.model
 
     def _tuned(self, run: str) -> Any:
         """Load the finished run from its folder, merged."""
@@ -318,10 +323,29 @@ def _distance(one: Any, other: Any) -> float:
     return sum(float((own[name] - value).detach().pow(2).sum()) for name, value in other.named_parameters())
 
 
-def _require_close(found: Any, wanted: Any, what: str) -> None:
+def require_close(found: Any, wanted: Any, what: str, before: Any = None) -> None:
+    """Require equal logits up to rounding, which must be a small part of their change from ``before`` training."""
     difference, size = float((found - wanted).abs().max()), float(wanted.abs().max())
-    if not difference <= 2e-4 * max(size, 1.0):
+    limit = 2e-4 * max(size, 1.0)
+    if before is not None:
+        limit = min(limit, _LARGEST_PART_LOST * float((wanted - before).abs().max()))
+    if not difference <= limit:
         raise AssertionError(f"{what} differ by {difference:.1e} of {size:.1e}")
+
+
+def require_unchanged(trained: Any, base: Any) -> None:
+    """Require that training an adapter left every weight of its base as it is in the folder."""
+    import torch
+
+    own = dict(trained.named_parameters())
+    wanted = dict(base.named_parameters())
+    if own.keys() != wanted.keys():
+        raise AssertionError(f"the base has other weights: {sorted(own.keys() ^ wanted.keys())[:3]}")
+    changed = [name for name, value in wanted.items() if not torch.equal(own[name], value)]
+    if changed:
+        raise AssertionError(
+            f"training an adapter changed {changed[0]} and {len(changed) - 1} more of the base"
+        )
 
 
 def _require_number(found: float, wanted: float, what: str) -> None:

@@ -46,6 +46,12 @@ def results_of(path: Path) -> dict[str, dict[str, str]]:
     return cells
 
 
+def drop_torn_line(path: Path) -> None:
+    """Remove the last line of a file of results if it is incomplete: a check was stopped while it wrote."""
+    if path.is_file() and (text := path.read_bytes()) and not text.endswith(b"\n"):
+        path.write_bytes(text[: text.rfind(b"\n") + 1])
+
+
 def write_page(results: Path, architectures: list[Architecture]) -> None:
     """Replace the table of the page."""
     before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
@@ -65,8 +71,17 @@ def page_kinds(name: str) -> dict[str, str]:
 
 
 def kind_of(text: str) -> str:
-    """Return how the page calls a result."""
-    return next((word for kind, word in KINDS.items() if text.startswith(kind)), "not tried")
+    """Return how the page calls a result; a missing one, the empty text, was not tried.
+
+    Raises:
+        ValueError: The text does not begin with a kind of result.
+    """
+    for kind, word in KINDS.items():
+        if text.startswith(kind):
+            return word
+    if text:
+        raise ValueError(f"{text!r} begins with none of {', '.join(KINDS)}")
+    return "not tried"
 
 
 def table(results: dict[str, dict[str, str]], architectures: list[Architecture]) -> str:
