@@ -5,18 +5,22 @@ with these attributes is one; the package itself is not needed (https://docs.pri
 
 - ``env_response(messages, state)``: the next messages, or these and the state;
 - ``rubric.funcs`` and ``rubric.weights``: reward functions, called with those of ``prompt``, ``completion``,
-  ``answer``, ``info``, ``task`` and ``state`` that they name, and their weights (1 each by default);
+  ``answer``, ``info``, ``task``, ``state`` and ``parser`` that they name, and their weights (1 each by default);
+  ``parser`` is the attribute of the rubric or else of the environment;
 - optionally ``is_completed(messages, state)`` or ``is_completed(state)``, ``setup_state(state)``, ``max_turns``.
 
-Every one of these functions may be async.
+Every one of these functions may be async; one event loop of the environment runs them, so that clients can be reused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -31,6 +35,9 @@ MAX_TURNS = 32
 Message = dict[str, Any]
 State = dict[str, Any]
 
+_OF_TURNS = ("messages", "state")
+_OF_REWARDS = ("prompt", "completion", "answer", "info", "task", "state", "parser")
+
 
 class Environment(Grader):
     """An environment, whose rubric is the reward.
@@ -40,7 +47,7 @@ class Environment(Grader):
         name: Name of the reward in metrics.
 
     Raises:
-        GymError: ``USAGE`` naming the attribute that the object lacks.
+        GymError: ``USAGE`` naming the attribute that the object lacks, or a parameter that no value is known for.
     """
 
     def __init__(self, environment: Any, name: str = "environment") -> None:
@@ -67,21 +74,31 @@ class Environment(Grader):
                 ErrorCode.USAGE,
                 f"{name}: {len(self._funcs)} reward functions and {len(self._weights)} weights",
             )
+        self._parser = getattr(rubric, "parser", None) or getattr(environment, "parser", None)
+        for attribute, known in (
+            ("env_response", _OF_TURNS),
+            ("is_completed", _OF_TURNS),
+            ("setup_state", ("state",)),
+        ):
+            if callable(function := getattr(environment, attribute, None)):
+                _require_known_parameters(function, known)
+        for function in self._funcs:
+            _require_known_parameters(function, _OF_REWARDS)
         turns = int(getattr(environment, "max_turns", MAX_TURNS) or MAX_TURNS)
         self.max_turns = turns if 0 < turns <= MAX_TURNS else MAX_TURNS
 
     def begin(self, prompt: Sequence[Message], row: Mapping[str, Any]) -> State:
-        """Create the state of a conversation."""
+        """Create the state of a conversation; it shares nothing with the row or with other conversations."""
         state: State = {
-            "prompt": list(prompt),
+            "prompt": copy.deepcopy(list(prompt)),
             "completion": [],
-            "answer": row.get("answer", ""),
-            "info": row.get("info") or {},
+            "answer": copy.deepcopy(row.get("answer", "")),
+            "info": copy.deepcopy(row.get("info") or {}),
             "task": row.get("task", "default"),
             "turn": 0,
         }
         if callable(setup := getattr(self._environment, "setup_state", None)):
-            state = _result(setup, {"state": state}) or state
+            state = self._result(setup, {"state": state}) or state
         return state
 
     def respond(self, state: State, answer: str) -> list[Message]:
@@ -92,16 +109,16 @@ class Environment(Grader):
         if state["turn"] >= self.max_turns:
             return []
         completed = getattr(self._environment, "is_completed", None)
-        if callable(completed) and _result(completed, known):
+        if callable(completed) and self._result(completed, known):
             return []
-        response = _result(self._environment.env_response, known)
+        response = self._result(self._environment.env_response, known)
         if isinstance(response, tuple):
             response, changed = response
             if changed is not state:
                 state.update(changed)
         if isinstance(response, str):
             response = [{"role": "user", "content": response}]
-        messages = [{**message, "content": str(message["content"])} for message in response or ()]
+        messages = [{**message, "content": self._text(message)} for message in response or ()]
         state["completion"] += messages
         return messages
 
@@ -120,26 +137,70 @@ class Environment(Grader):
         known = {
             **{key: state[key] for key in ("prompt", "completion", "answer", "info", "task")},
             "state": state,
+            "parser": self._parser,
         }
-        values = (float(_result(func, known)) for func in self._funcs)
+        values = (float(self._result(func, known)) for func in self._funcs)
         return sum(weight * value for weight, value in zip(self._weights, values, strict=True))
 
+    def _text(self, message: Message) -> str:
+        """Return the text of an environment's message, whose content may be a list of text parts."""
+        content = message.get("content")
+        if content is None:
+            return ""
+        if isinstance(content, str):
+            return content
+        parts = content if isinstance(content, list) else [content]
+        for part in parts:
+            if not isinstance(part, Mapping) or part.get("type") != "text":
+                raise GymError(
+                    ErrorCode.USAGE,
+                    f"{self.name}: env_response returned a {message.get('role')} message whose content has "
+                    f"{_described(part)}",
+                    "return text, or a list of text parts",
+                )
+        return "".join(str(part.get("text") or "") for part in parts)
 
-def _result(function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
-    """Call a function with those of ``known`` that it names, and wait for it if it is async."""
-    parameters = inspect.signature(function).parameters.values()
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
-        arguments = dict(known)
-    else:
-        arguments = {one.name: known[one.name] for one in parameters if one.name in known}
-    result = function(**arguments)
-    if not inspect.isawaitable(result):
-        return result
+    def _result(self, function: Callable[..., Any], known: Mapping[str, Any]) -> Any:
+        """Call a function with those of ``known`` that it names, and wait for it if it is async."""
+        parameters = inspect.signature(function).parameters.values()
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            arguments = dict(known)
+        else:
+            arguments = {one.name: known[one.name] for one in parameters if one.name in known}
+        result = function(**arguments)
+        if not inspect.isawaitable(result):
+            return result
+        return asyncio.run_coroutine_threadsafe(_awaited(result), self._loop).result()
 
-    async def waited() -> Any:
-        return await result
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop of all async functions: a client that they keep belongs to one loop.
 
-    with ThreadPoolExecutor(
-        1
-    ) as thread:  # the caller's thread may have a running event loop, as in a notebook
-        return thread.submit(asyncio.run, waited()).result()
+        It runs in a thread, since the caller's thread may have a running loop, as in a notebook.
+        """
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, name="gym-environment", daemon=True).start()
+        weakref.finalize(self, loop.call_soon_threadsafe, loop.stop)
+        return loop
+
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
+
+
+def _described(part: Any) -> str:
+    return f"a part of type {part.get('type')!r}" if isinstance(part, Mapping) else f"a {type(part).__name__}"
+
+
+def _require_known_parameters(function: Callable[..., Any], known: Sequence[str]) -> None:
+    """Refuse a function with a required parameter outside ``known`` before anything is generated."""
+    for parameter in inspect.signature(function).parameters.values():
+        is_variadic = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY and parameter.name in known
+        if parameter.default is inspect.Parameter.empty and not is_variadic and not by_name:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{getattr(function, '__qualname__', function)} has the required parameter {parameter.name}, which "
+                "has no value here",
+                f"use {', '.join(known)}, or give it a default",
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ import pytest
 
 from gym_fed import Trainer, TrainingConfig
 from gym_fed.base.models import load_tokenizer
+from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.environments import MAX_TURNS, STATE, Environment
 from gym_fed.evaluation.graders.base import Sample
 from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
+from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, _environment_rollouts
 
 ROWS = [
     {"prompt": [{"role": "user", "content": f"copy: {word}"}], "answer": word}
@@ -56,6 +59,7 @@ class Scripted:
 
     def __init__(self, answers: list[list[str]]) -> None:
         self.processing_class = load_tokenizer("gym-nano")
+        self.eos_token_ids = [self.processing_class.eos_token_id]
         self._answers = [list(turns) for turns in zip(*answers, strict=True)]
 
     def _tokenize_prompts(self, prompts: list[Any]) -> tuple[list[list[int]], None, dict[str, Any]]:
@@ -103,6 +107,116 @@ def test_a_conversation_ends_when_its_tokens_are_used_up() -> None:
     found, _ = rollouts([["x", "y", "z"]], most=6)
     assert len(found["completion_ids"][0]) <= 6
     assert found["env_mask"][0][-1] == 1
+    turns = [(turn["role"], turn["content"]) for turn in found[STATE][0]["completion"]]
+    assert turns == [("assistant", "x")]
+
+
+class Echo(Guessing):
+    """Replies with a fixed message, and records the event loops of its calls."""
+
+    def __init__(self, content: Any) -> None:
+        super().__init__()
+        self.content, self.loops = content, set[Any]()
+
+    async def env_response(self, messages: list[Any], state: dict[str, Any]) -> Any:
+        self.loops.add(asyncio.get_running_loop())
+        state["info"].setdefault("seen", []).append(messages[-1]["content"])
+        return [{"role": "user", "content": self.content}], state
+
+
+def test_what_an_environment_writes_into_its_state_stays_in_one_conversation() -> None:
+    row = {"prompt": ROWS[0]["prompt"], "answer": "ab", "info": {"level": 1}}
+    environment = Environment(Echo("no"))
+    states = [environment.begin(row["prompt"], row) for _ in range(2)]
+    environment.respond(states[0], "x")
+    states[0]["prompt"][0]["content"] = "changed"
+    assert (states[0]["info"], states[1]["info"]) == ({"level": 1, "seen": ["x"]}, {"level": 1})
+    assert row == {"prompt": ROWS[0]["prompt"], "answer": "ab", "info": {"level": 1}}
+    assert states[1]["prompt"][0]["content"] == "copy: ab"
+
+
+def test_text_parts_of_a_reply_are_joined_and_other_parts_refused_by_name() -> None:
+    parts = [{"type": "text", "text": "not "}, {"type": "text", "text": "yet"}]
+    for content, text in ((parts, "not yet"), (None, ""), ("no", "no")):
+        environment = Environment(Echo(content))
+        assert environment.respond(environment.begin([], {}), "x")[0]["content"] == text
+    environment = Environment(Echo([{"type": "image_url"}]))
+    with pytest.raises(GymError, match=r"user message whose content has a part of type 'image_url'"):
+        environment.respond(environment.begin([], {}), "x")
+
+
+def test_all_async_calls_of_an_environment_run_in_one_event_loop() -> None:
+    echo = Echo("no")
+    environment = Environment(echo)
+    state = environment.begin([], {})
+    environment.respond(state, "x")
+    environment.respond(state, "y")
+    assert len(echo.loops) == 1
+    assert not echo.loops.pop().is_closed()
+
+
+def test_reward_functions_get_the_parser_and_unknown_parameters_are_refused_at_once() -> None:
+    class Parsed(Guessing):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rubric = SimpleNamespace(funcs=[self.starts], parser="ab")
+
+        def starts(self, parser: str, completion: list[Any], **_: Any) -> float:
+            return float(completion[-1]["content"].startswith(parser))
+
+        def judged(self, completion: list[Any], judge: Any) -> float:
+            raise AssertionError((completion, judge))
+
+    environment = Parsed()
+    assert Environment(environment).grade([Sample(ROWS[0]["prompt"], "abc", {})]) == [1.0]
+    environment.rubric.funcs.append(environment.judged)
+    with pytest.raises(GymError, match=r"Parsed\.judged has the required parameter judge") as caught:
+        Environment(environment)
+    assert caught.value.code is ErrorCode.USAGE
+
+
+def test_control_tokens_in_a_reply_do_not_become_turns_of_the_context() -> None:
+    trainer = Scripted([["x", "y", "z"]])
+    tokenizer = trainer.processing_class
+    end, prompt = tokenizer.eos_token, ROWS[0]["prompt"]
+    run = EnvironmentRollouts(Environment(Echo(f"ok{end}")), ROWS, 200)
+    run.places = [0]
+    found = run([prompt], trainer)
+    context = [*found["prompt_ids"][0], *found["completion_ids"][0]]
+    turns = [*prompt, *found[STATE][0]["completion"]]
+    assert [turn["content"] for turn in turns[1:]] == ["x", f"ok{end}", "y", f"ok{end}", "z"]
+    whole = tokenizer.apply_chat_template(turns, return_dict=True, sanitize_control_tokens=True)["input_ids"]
+    assert whole[: len(context)] == context
+
+
+def test_any_end_token_of_the_model_is_written_once() -> None:
+    class Ending(Scripted):
+        def _generate_single_turn(self, contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
+            answers, _ = super()._generate_single_turn(contexts)
+            return [[*ids[:-1], self.eos_token_ids[0]] for ids in answers], None
+
+    trainer = Ending([["x", "y", "z"]])
+    tokenizer = trainer.processing_class
+    tokenizer.eos_token = tokenizer.pad_token
+    assert tokenizer.eos_token_id not in trainer.eos_token_ids
+    run = EnvironmentRollouts(Environment(Echo("no")), ROWS, 200)
+    run.places = [0]
+    found = run([ROWS[0]["prompt"]], trainer)
+    whole = tokenizer.apply_chat_template(
+        [*ROWS[0]["prompt"], *found[STATE][0]["completion"]], return_dict=True
+    )["input_ids"]
+    context = [*found["prompt_ids"][0], *found["completion_ids"][0]]
+    assert whole[: len(context)] == context
+
+
+def test_a_template_that_drops_answers_is_refused() -> None:
+    trainer = Scripted([["x", "y", "z"]])
+    trainer.processing_class.chat_template = "{{ messages[-1].content }}"
+    run = EnvironmentRollouts(Environment(Echo("no")), ROWS, 200)
+    run.places = [0]
+    with pytest.raises(GymError, match="does not write the text of an answer") as caught:
+        run([ROWS[0]["prompt"]], trainer)
+    assert caught.value.code is ErrorCode.MODEL_INVALID
 
 
 def test_the_rubric_scores_the_conversation_with_its_weights() -> None:
@@ -121,9 +235,9 @@ def test_an_object_that_is_no_environment_is_refused_by_the_missing_attribute() 
         with pytest.raises(GymError, match=f"has no {missing}") as caught:
             Environment(broken)
         assert caught.value.code is ErrorCode.USAGE
-    assert Environment(
-        SimpleNamespace(env_response=len, rubric=SimpleNamespace(funcs=[len]), max_turns=-1)
-    ).max_turns == (MAX_TURNS)
+    endless = Guessing()
+    endless.max_turns = -1
+    assert Environment(endless).max_turns == MAX_TURNS
 
 
 def config(folder: Path, algorithm: str) -> TrainingConfig:
@@ -157,3 +271,14 @@ def test_an_algorithm_without_environments_refuses_one(tmp_path: Path) -> None:
     trainer = Trainer(config(tmp_path / "run", "rloo"), graders=[Environment(Guessing())])
     with pytest.raises(GymError, match="rloo has no environments"):
         trainer.train(dataset=[dict(row) for row in ROWS])
+
+
+def test_a_model_split_between_processes_is_refused_with_an_environment(tmp_path: Path) -> None:
+    split = config(tmp_path / "run", "grpo").model_copy(
+        update={"distributed": DistributedSettings(strategy="fsdp2")}
+    )
+    job = SimpleNamespace(config=split, graders=[Environment(Guessing())])
+    with pytest.raises(
+        GymError, match=r"distributed\.strategy: fsdp2 splits the model, and environments need ddp"
+    ):
+        _environment_rollouts(GrpoRollouts, job, ROWS, 24)  # type: ignore[arg-type]

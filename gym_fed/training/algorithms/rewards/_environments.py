@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.environments import STATE, Environment, Message, State
 
 _MARK = "the answer of a probe"
@@ -50,7 +51,6 @@ class EnvironmentRollouts:
 
     def __call__(self, prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
         """Answer prompts, turn by turn; all open conversations are answered in one batch."""
-        tokenizer = trainer.processing_class
         encoded, *_ = trainer._tokenize_prompts(prompts)
         conversations = [
             Conversation(list(ids), self._environment.begin(prompt, self._rows[place]))
@@ -60,7 +60,7 @@ class EnvironmentRollouts:
             contexts = [[*one.prompt_ids, *one.ids] for one in open_ones]
             answers, _ = trainer._generate_single_turn(contexts, None, {}, 1)
             for one, answer in zip(open_ones, answers, strict=True):
-                self._take(one, list(answer), tokenizer)
+                self._take(one, list(answer), trainer)
         return {
             "prompt_ids": [one.prompt_ids for one in conversations],
             "completion_ids": [one.ids for one in conversations],
@@ -69,25 +69,48 @@ class EnvironmentRollouts:
             STATE: [one.state for one in conversations],
         }
 
-    def _take(self, one: Conversation, answer: list[int], tokenizer: Any) -> None:
+    def _take(self, one: Conversation, answer: list[int], trainer: Any) -> None:
         """Add an answer, and the environment's messages to it if they leave room for another."""
+        tokenizer = trainer.processing_class
         answer = answer[: self._most - len(one.ids)]
         one.add(answer, of_model=True)
-        text = str(tokenizer.decode(answer, skip_special_tokens=True))
-        messages = self._environment.respond(one.state, text)
-        has_ended = bool(answer) and answer[-1] == tokenizer.eos_token_id
-        following = _between(tokenizer, messages, has_ended=has_ended) if messages else []
+        messages = self._environment.respond(
+            one.state, str(tokenizer.decode(answer, skip_special_tokens=True))
+        )
+        end = answer[-1] if answer and answer[-1] in trainer.eos_token_ids else None
+        following = _between(tokenizer, messages, end) if messages else []
         if following and len(one.ids) + len(following) < self._most:
             one.add(following, of_model=False)
-        else:
-            one.is_over = True
+            return
+        one.is_over = True
+        if messages:  # the model has not seen them, and the rubric must not take them for its last answer
+            del one.state["completion"][-len(messages) :]
 
 
-def _between(tokenizer: Any, messages: list[Message], *, has_ended: bool) -> list[int]:
-    """Return the tokens that the template writes from the end of an answer to the beginning of the next."""
+def _between(tokenizer: Any, messages: list[Message], end: int | None) -> list[int]:
+    """Return the tokens that the template writes from the end of an answer to the beginning of the next.
+
+    Control tokens in the messages are encoded as plain text, as by ``sanitize_control_tokens=True`` of transformers.
+
+    Args:
+        end: The end token that the model has written itself, if it has.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a template that does not write an answer's text.
+    """
+    from transformers.utils import chat_template_utils as theirs
+
+    control = tokenizer._get_control_tokens(tokenizer.get_chat_template())
+    messages = theirs.mark_control_tokens(messages, theirs._get_control_token_patterns(control)[0])
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}, *messages]
     rendered = str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-    after = rendered.rpartition(_MARK)[2] if _MARK not in str(messages) else rendered.partition(_MARK)[2]
-    if has_ended:  # the model has written the end token itself
-        after = after.removeprefix(tokenizer.eos_token or "")
-    return list(tokenizer(after, add_special_tokens=False)["input_ids"])
+    _, found, after = rendered.partition(_MARK)
+    if not found:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            "the chat template does not write the text of an answer before another turn",
+            "an environment needs a chat template for conversations of several turns",
+        )
+    if end is not None:
+        after = after.removeprefix(str(tokenizer.decode([end])))
+    return list(theirs.encode_marked_chat(tokenizer, after))

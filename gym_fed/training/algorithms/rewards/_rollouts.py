@@ -223,12 +223,17 @@ def _environment_rollouts(
     """Return the rollouts of the job's environment; None without one.
 
     Raises:
-        GymError: ``USAGE`` for two environments, an algorithm without environments, or prompts that are plain text.
+        GymError: ``USAGE`` for two environments, an algorithm without environments, prompts that are plain text, or a
+            model that is split between processes.
     """
     environments = [grader for grader in job.graders if isinstance(grader, Environment)]
     if not environments:
         return None
+    strategy = job.config.distributed_strategy
+    # Processes generate a split model together, and conversations of different length would leave some waiting
+    split = f"distributed.strategy: {strategy} splits the model, and environments need ddp"
     for is_wrong, reason in (
+        (strategy != "ddp", split),
         (len(environments) > 1, "a run has one environment"),
         (trainer_class is not GrpoRollouts, f"{job.config.algorithm} has no environments: use grpo or gspo"),
         (any(isinstance(row["prompt"], str) for row in rows), "environments need prompts that are messages"),
