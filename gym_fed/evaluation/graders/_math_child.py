@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from gym_fed.core.bounded.errors import LimitExceededError
+
+_NOTATION = re.compile(r"[\d\\^_{}=<>+*/|]")
+"""A text without any of these is words, which LaTeX would read as a product of their letters."""
+
+_LETTER = re.compile(r"\W*([A-Za-z])\W*")
+_LAST_LETTER = re.compile(r"(?<!\w)([A-Za-z])\W*$")
 
 
 class _AlarmRang(BaseException):
@@ -18,8 +25,9 @@ def is_equal(reference: str, answer: str, seconds: float) -> bool | None:
     """Return whether an answer equals a reference; None for a reference without mathematics.
 
     Args:
-        reference: A number or an expression, as LaTeX or plain text.
-        answer: The text whose last expression, or boxed one, is compared.
+        reference: A number, a letter or an expression, as LaTeX or plain text.
+        answer: The text whose last expression, or boxed one, is compared; without any, its last word if that is a
+            letter.
         seconds: Time limit, without the import of sympy.
 
     Raises:
@@ -32,8 +40,14 @@ def is_equal(reference: str, answer: str, seconds: float) -> bool | None:
         return [value for value in found if not isinstance(value, str)]
 
     with _alarm(seconds):
-        gold = parsed(reference) or parsed(f"${reference}$")
-        return bool(verify(gold, parsed(answer), timeout_seconds=None)) if gold else None
+        gold, found = parsed(reference), parsed(answer)
+        if not gold and (letter := _LETTER.fullmatch(reference)):
+            gold = parsed(f"${letter[1]}$")
+            if not found and (last := _LAST_LETTER.search(answer)):
+                found = parsed(f"${last[1]}$")
+        elif not gold and _NOTATION.search(reference):
+            gold = parsed(f"${reference}$")
+        return bool(verify(gold, found, timeout_seconds=None)) if gold else None
 
 
 @contextmanager

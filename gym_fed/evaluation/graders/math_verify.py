@@ -77,7 +77,7 @@ class MathVerify(Grader):
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"grader {self.name}: {self.config.column!r} holds no mathematics: {reference[:60]!r}",
-                "give a number or an expression in LaTeX, or grade this data with exact",
+                "give a number, a letter or an expression in LaTeX, such as $ab$, or grade this data with exact",
             )
         return bool(verdict)
 

@@ -29,6 +29,12 @@ def test_equal_mathematics_is_right_in_any_form_and_other_is_wrong() -> None:
         (r"\{1,2\}", r"$\{2,1\}$", 1.0),
         ("7", "no number at all", 0.0),
         ("7", "", 0.0),
+        ("B", "B", 1.0),
+        ("(B)", "The answer is (B).", 1.0),
+        ("B", "The answer is C", 0.0),
+        ("B", "nothing to choose", 0.0),
+        ("x+y", "$y+x$", 1.0),
+        ("$ab$", "$ba$", 1.0),
     ]
     samples = [Sample("q", answer, {"answer": reference}) for reference, answer, _ in pairs]
     assert grader().grade(samples) == [right for *_, right in pairs]
@@ -47,9 +53,10 @@ def test_an_answer_that_takes_too_long_is_wrong_and_counted() -> None:
     assert time.monotonic() - began < 90
 
 
-def test_a_reference_without_mathematics_is_refused_by_name() -> None:
+@pytest.mark.parametrize("reference", ["???", "", "Paris", "yes it is"])
+def test_a_reference_without_mathematics_is_refused_by_name(reference: str) -> None:
     with pytest.raises(GymError, match="math_verify: 'answer' holds no mathematics") as caught:
-        grader().grade([Sample("q", "1", {"answer": "???"})])
+        grader().grade([Sample("q", "1", {"answer": reference})])
     assert caught.value.code is ErrorCode.DATA_INVALID
 
 
