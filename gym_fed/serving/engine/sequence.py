@@ -237,7 +237,7 @@ class GenerationSequence(ScheduledRequest):
             seconds=seconds,
             reasoning="".join(self._reasoning),
             reasoning_tokens=self._reported_thought,
-            is_unfinished=self._thought is not None and self._thought.open,
+            is_unfinished=self._thought is not None and self._thought.is_unfinished,
         )
         self._last = event, completion
         return reason
@@ -255,7 +255,7 @@ class GenerationSequence(ScheduledRequest):
         return Event(
             split.text,
             tuple(self.token_ids[start:]),
-            tuple(self._logprobs[max(start, self._first_logprob) :]),
+            self._answer_logprobs(start),
             reason,
             0 if reason is None else self.cached_tokens,
             split.reasoning,
@@ -266,12 +266,12 @@ class GenerationSequence(ScheduledRequest):
     def _num_thought_tokens(self) -> int:
         return 0 if self._thought is None else self._thought.num_tokens
 
-    @property
-    def _first_logprob(self) -> int:
-        """The index of the first log-probability to report: those of the thought are not."""
-        if self._thought is None:
-            return 0
-        return len(self.token_ids) if self._thought.answer_at is None else self._thought.answer_at
+    def _answer_logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
+        """Return the log-probabilities from a token on, without those of thoughts."""
+        logprobs, thought = self._logprobs[start:], self._thought
+        if thought is None:
+            return tuple(logprobs)
+        return tuple(value for index, value in enumerate(logprobs, start) if thought.in_answer(index))
 
 
 class EmbeddingSequence(ScheduledRequest):

@@ -48,9 +48,9 @@ class Thought:
         self._guided: list[int] = []  # tokens of the guide while it was open whether they begin a thought
         self.num_tokens = 0
         """Tokens of the thought so far, including its marks."""
-        self.answer_at: int | None = 0 if splitter.answering else None
-        """The index of the answer's first token; None while it has none."""
         self._pushed = 0
+        self._in_answer: list[bool] = []
+        """For each token, whether it belongs to the answer; behind by the tokens that are not decided yet."""
         self._close_if_over()
 
     @property
@@ -59,9 +59,15 @@ class Thought:
         return bool(self._forced) or self._guide is not None
 
     @property
-    def open(self) -> bool:
-        """True inside the thought."""
-        return self._splitter.thinking
+    def is_unfinished(self) -> bool:
+        """True if the answer has not begun after a thought."""
+        return self._splitter.unfinished
+
+    def in_answer(self, index: int) -> bool:
+        """Return whether a token belongs to the answer; marks and line breaks next to a thought do not."""
+        if index < len(self._in_answer):
+            return self._in_answer[index]
+        return self._splitter.answering or self._splitter.waiting  # white space so far, or the end token
 
     def may_end_at(self, token_id: int) -> bool:
         """Return whether an end token ends the answer at this point."""
@@ -92,7 +98,7 @@ class Thought:
                 mask[opening[begun]] = False
             return mask
         mask = np.zeros(self._vocab_size, dtype=bool)
-        mask[self._end_ids] = True
+        mask[[end for end in self._end_ids if self.may_end_at(end)]] = True
         return mask
 
     def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
@@ -109,17 +115,17 @@ class Thought:
             else:
                 self._guide.push(token_id)
                 self._guided.append(token_id)
-        was_thinking = splitter.thinking
+        was_thinking, may_answer = splitter.thinking, splitter.answering or splitter.waiting
         split = splitter.push(token_id, stream)
         if self._guide is not None and self._guided and splitter.thinking:
             # What the grammar would also have allowed was the beginning of a thought
             self._guide.rollback(len(self._guided))
             self._guided.clear()
         self.num_tokens += was_thinking or splitter.thinking
-        if self.answer_at is None and splitter.answering:
-            # The token that closes a thought does not belong to the answer
-            self.answer_at = self._pushed + was_thinking
         self._pushed += 1
+        if not splitter.waiting:
+            belongs = splitter.answering and may_answer and not splitter.dropped
+            self._in_answer += [belongs] * (self._pushed - len(self._in_answer))
         self._close_if_over()
         return split
 

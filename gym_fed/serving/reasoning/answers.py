@@ -17,7 +17,7 @@ class ReadAnswer(NamedTuple):
     Attributes:
         text: The answer after the thought.
         thought: The text of the thought.
-        is_unfinished: True if the answer ended inside the thought, so that it is empty.
+        is_unfinished: True if the answer ended before its text began, inside the thought or directly after it.
     """
 
     text: str
@@ -54,6 +54,21 @@ class AnswerReader:
         is_chat = tail.endswith(self._parser.written.prompt)
         return Thinking(self._parser, tail) if is_chat and self._parser.splitter(tail) else None
 
+    def has_headers(self, prompt_ids: Sequence[int]) -> bool:
+        """Return whether an answer without a thought still has marks around its text."""
+        thinking = self.thinking(prompt_ids)
+        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        return splitter is not None and not splitter.waiting
+
+    def without_thought(self, prompt_ids: Sequence[int]) -> list[int]:
+        """Return a prompt that ends with an empty thought, so that the answer follows at once."""
+        thinking = self.thinking(prompt_ids)
+        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        if thinking is None or splitter is None:
+            return list(prompt_ids)
+        opening = () if splitter.thinking else thinking.parser.opening
+        return [*prompt_ids, *opening, *thinking.parser.closing]
+
     def stream(self, prompt_ids: Sequence[int]) -> AnswerStream:
         """Open the stream of an answer to a prompt."""
         thinking = self.thinking(prompt_ids)
@@ -67,7 +82,7 @@ class AnswerReader:
             return ReadAnswer(str(self._tokenizer.decode(list(answer_ids), skip_special_tokens=True)))
         stream = self.stream(prompt_ids)
         split = joined([*map(stream.push, answer_ids), stream.end()])
-        return ReadAnswer(split.text, split.reasoning, stream.is_thinking)
+        return ReadAnswer(split.text, split.reasoning, stream.is_unfinished)
 
 
 class AnswerStream:
@@ -82,9 +97,9 @@ class AnswerStream:
         self._stream, self._splitter = stream, splitter
 
     @property
-    def is_thinking(self) -> bool:
-        """True inside the thought."""
-        return self._splitter is not None and self._splitter.thinking
+    def is_unfinished(self) -> bool:
+        """True if a thought has begun, and the answer after it has not."""
+        return self._splitter is not None and self._splitter.unfinished
 
     def push(self, token_id: int) -> AnswerSplit:
         """Add a token, and return the text that is now certain."""

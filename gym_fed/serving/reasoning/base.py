@@ -50,11 +50,13 @@ class Splitter(ABC):
         thinking: True inside a thought.
         answering: True once the answer has begun, which a grammar may then constrain.
         waiting: True before the first token that shows whether the answer begins with a thought.
+        dropped: True if the last token is a line break that belongs to neither part.
     """
 
     thinking = False
     answering = False
     waiting = False
+    dropped = False
 
     def __init__(self, ids: dict[int, str], texts: Sequence[str]) -> None:
         self._ids, self._texts = ids, tuple(texts)
@@ -62,6 +64,7 @@ class Splitter(ABC):
 
     def push(self, token_id: int, stream: TextStream) -> AnswerSplit:
         """Add a token of the answer, decoding it with the answer's ``stream``."""
+        self.dropped = False
         mark = self._ids.get(token_id)
         if mark is None or not self._expects(mark):
             return self.feed(stream.push(token_id))
@@ -87,6 +90,11 @@ class Splitter(ABC):
                 parts.append(self._mark(mark))
                 text = text[len(mark) :]
         return joined(parts)
+
+    @property
+    def unfinished(self) -> bool:
+        """True if a thought has begun, and the answer after it has not."""
+        return self.thinking
 
     def end(self) -> AnswerSplit:
         """End the answer, and return the held-back text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_fed.core.registries import REASONING_PARSERS
+from gym_fed.serving.engine.thoughts import Thought
+from gym_fed.serving.openai.tool_formats.base import CallParser
+from gym_fed.serving.openai.tool_formats.harmony import Harmony
 from gym_fed.serving.reasoning.base import AnswerSplit, joined
 from gym_fed.serving.reasoning.detection import name_of, reasoning_parser
 from gym_fed.serving.reasoning.parsers._tags import TagSplitter
@@ -100,6 +104,7 @@ HARMONY = st.sampled_from(
         "{}",
         "<|call|>",
         "<|ch",
+        "x" * 300,
     ]
 )
 
@@ -132,7 +137,116 @@ def test_channels_are_found_however_a_text_is_cut(pieces: list[str], cuts: list[
         ("<|channel|>analysis to=python code<|message|>1+1<|call|>", ("1+1", "")),
         ("no channel at all", ("", "no channel at all")),
         ("<|channel|>analysis<|message|>cut", ("cut", "")),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant", ("a", "")),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final", ("a", "")),
+        (f"<|channel|>final {'x' * 300}", ("", f" {'x' * 300}")),
+        (f"<|channel|>analysis {'x' * 300}", (f" {'x' * 300}", "")),
+        (f"<|channel|>final<|message|>a<|end|><|start|>assistant {'x' * 300}", ("", f"a {'x' * 300}")),
+        ("<|channel|>final<|message|>1 <|cha", ("", "1 <|cha")),
     ],
 )
 def test_each_channel_goes_to_its_place(text: str, expected: tuple[str, str]) -> None:
     assert split(HarmonySplitter({}, OpenAIGptOss.marks), [text]) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "is_unfinished"),
+    [
+        ("<|channel|>analysis<|message|>a", True),
+        ("<|channel|>analysis<|message|>a<|end|>", True),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final", True),
+        ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>final<|message|>", False),
+        ("<|channel|>analysis<|message|>a<|end|><|channel|>commentary to=functions.f<|message|>{", False),
+        ("<|channel|>final<|message|>a", False),
+        ("plain", False),
+    ],
+)
+def test_an_answer_is_unfinished_from_its_thought_to_its_own_message(text: str, is_unfinished: bool) -> None:
+    splitter = HarmonySplitter({}, OpenAIGptOss.marks)
+    split(splitter, [text])
+    assert splitter.unfinished is is_unfinished
+
+
+class Spelled:
+    """A decoder of tokens that are listed with their texts."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = texts
+
+    def push(self, token_id: int) -> str:
+        return self.texts[token_id]
+
+    def skip(self, token_id: int) -> str:
+        return ""
+
+
+MARK_IDS = {100 + place: mark for place, mark in enumerate(OpenAIGptOss.marks)}
+START, CHANNEL, MESSAGE, _, END, CALL, _ = MARK_IDS
+
+
+@pytest.mark.parametrize("text", ['see <|channel|>commentary to=functions.f<|message|>{"x":1} ok'])
+def test_a_call_that_an_answer_quotes_is_text(text: str) -> None:
+    for size in (1, 7, len(text)):
+        parts = [text[at : at + size] for at in range(0, len(text), size)]
+        stream: Any = Spelled("final", *parts)
+        splitter = HarmonySplitter(MARK_IDS, ())
+        ids = [CHANNEL, 0, MESSAGE, *range(1, len(parts) + 1)]
+        answer = joined([*(splitter.push(token_id, stream) for token_id in ids), splitter.end()]).text
+        parser = CallParser(Harmony(), {"f": {"type": "object"}})
+        shown = [*parser.feed(answer), *parser.end()]
+        assert "".join(map(str, shown)).replace("\u200b", "") == text
+        assert all(isinstance(part, str) for part in shown)
+
+
+def answer_tokens(splitter: Any, texts: list[str], ids: list[int]) -> list[int]:
+    """The places of the tokens that belong to the answer."""
+    parser: Any = SimpleNamespace(opening=(), closing=())
+    thought = Thought(
+        parser,
+        splitter,
+        budget=None,
+        guide=None,
+        end_ids=frozenset(),
+        stop_ids=frozenset(),
+        vocab_size=200,
+    )
+    stream: Any = Spelled(*texts)
+    for token_id in ids:
+        thought.push(token_id, stream)
+    thought.end("")
+    return [place for place in range(len(ids)) if thought.in_answer(place)]
+
+
+def test_the_tokens_of_an_answer_are_those_of_its_messages() -> None:
+    texts = ["analysis", "commentary", "final", "assistant", "a", "b"]
+    thought, preamble, final = [CHANNEL, 0, MESSAGE, 4], [CHANNEL, 1, MESSAGE, 5], [CHANNEL, 2, MESSAGE, 5]
+    turn = [END, START, 3]
+    assert answer_tokens(HarmonySplitter(MARK_IDS, ()), texts, [*thought, *turn, *final]) == [10]
+    whole = [*preamble, *turn, *thought, *turn, *final]
+    assert answer_tokens(HarmonySplitter(MARK_IDS, ()), texts, whole) == [3, 17]
+
+
+def test_the_tokens_of_an_answer_after_tags_have_exactly_its_text() -> None:
+    ids, texts = {100: "<think>", 101: "</think>"}, ["\n\n", "Hi", "", "!", "<", "think>", "</think>"]
+    for pushed, own in (
+        ([0, 1], [0, 1]),  # no thought
+        ([0, 0], [0, 1]),  # white space alone
+        ([100, 1, 101, 0, 1, 0], [4, 5]),  # line breaks after a thought are dropped
+        ([100, 1, 101, 0, 2, 3], [4, 5]),  # a token without text is a part of the next character
+    ):
+        assert answer_tokens(TagSplitter(ids, (), opened=False), texts, pushed) == own
+    assert answer_tokens(TagSplitter({}, TAGS, opened=False), texts, [4, 5, 1, 6, 1]) == [4]
+
+
+def test_a_stop_token_of_the_caller_stays_allowed_in_a_thought_before_a_grammar() -> None:
+    parser: Any = SimpleNamespace(opening=(), closing=())
+    thought = Thought(
+        parser,
+        TagSplitter({}, TAGS, opened=True),
+        budget=None,
+        guide=SimpleNamespace(),  # type: ignore[arg-type]
+        end_ids=frozenset({1, 2}),
+        stop_ids=frozenset({2}),
+        vocab_size=4,
+    )
+    assert thought.banned().tolist() == [False, True, False, False]

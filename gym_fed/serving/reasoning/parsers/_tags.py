@@ -74,7 +74,8 @@ class TagSplitter(Splitter):
                 return AnswerSplit()
             self._answer()
         if self._first and self._thought:
-            text = text.lstrip("\n")
+            text, broken = text.lstrip("\n"), bool(text)
+            self.dropped = broken and not text
         self._first = self._first and not text
         if self.thinking:
             text, blank = text.rstrip("\n"), text

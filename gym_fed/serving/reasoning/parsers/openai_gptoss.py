@@ -11,17 +11,29 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gym_fed.serving.reasoning.base import AnswerSplit, ReasoningParser, Splitter, WrittenThought, encoded
+from gym_fed.serving.reasoning.base import (
+    AnswerSplit,
+    ReasoningParser,
+    Splitter,
+    WrittenThought,
+    encoded,
+    joined,
+    start_of,
+)
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
 CALL_MARK = f"{CHANNEL}commentary to=functions."
 """The beginning of a call as the splitter passes it on, whichever of the two places has the recipient."""
 
+_QUOTED_MARK = CALL_MARK.replace("|", "\u200b|", 1)
+"""``CALL_MARK`` in the text of an answer, such as a quotation, which is no call: a zero-width space is inserted."""
+
 _RECIPIENT = re.compile(r"to=([\w.-]{1,80})")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_ROLE = re.compile(r"\s*assistant")
 _MAX_HEADER = 256
-"""Maximum characters of a message's header; a longer one is text."""
+"""Maximum characters of a message's header; in a longer one, what follows the channel's name is text."""
 
 
 class OpenAIGptOss(ReasoningParser):
@@ -49,8 +61,15 @@ class HarmonySplitter(Splitter):
     def __init__(self, ids: dict[int, str], texts: tuple[str, ...]) -> None:
         super().__init__(ids, texts)
         self._header: str | None = ""
+        self._after_start = False
         self._calling = False
         self._thoughts = 0
+        self._unfinished = False
+        self._held_mark = ""  # text of the answer that may be the beginning of ``CALL_MARK``
+
+    @property
+    def unfinished(self) -> bool:
+        return self._unfinished
 
     def _expects(self, mark: str) -> bool:
         return True
@@ -61,8 +80,9 @@ class HarmonySplitter(Splitter):
         if mark in (CHANNEL, CONSTRAIN) and self._header is not None:
             self._header += mark if mark == CHANNEL else " "
             return AnswerSplit()
-        text = CALL if self._calling and mark in (END, CALL) else ""
-        self._header, self._calling = "", False
+        text = CALL if self._calling and mark in (END, CALL) else self._held_mark
+        self._held_mark = ""
+        self._header, self._calling, self._after_start = "", False, mark == START
         self.thinking = self.answering = False
         return AnswerSplit(text=text)
 
@@ -71,22 +91,40 @@ class HarmonySplitter(Splitter):
         self._header = None
         channel, recipient = _CHANNEL.search(header), _RECIPIENT.search(header)
         if recipient is not None and recipient[1].startswith("functions."):
-            self._calling = True
+            self._calling, self._unfinished = True, False
             return AnswerSplit(text=f"{CHANNEL}commentary to={recipient[1]}{MESSAGE}")
         # Code for a built-in tool, such as python, is a part of the thought
         self.thinking = recipient is not None or (channel is not None and channel[1] == "analysis")
         self.answering = not self.thinking
+        self._unfinished = self.thinking
         self._thoughts += self.thinking
         return AnswerSplit(reasoning="\n" if self.thinking and self._thoughts > 1 else "")
 
     def _plain(self, text: str) -> AnswerSplit:
         if self._header is not None:
             self._header += text
-            return self._rest() if len(self._header) > _MAX_HEADER else AnswerSplit()
-        return AnswerSplit(reasoning=text) if self.thinking else AnswerSplit(text=text)
+            return self._body_without_mark() if len(self._header) > _MAX_HEADER else AnswerSplit()
+        if self.thinking:
+            return AnswerSplit(reasoning=text)
+        if self._calling:
+            return AnswerSplit(text=text)
+        text = (self._held_mark + text).replace(CALL_MARK, _QUOTED_MARK)
+        certain = len(text) - start_of(CALL_MARK, text)
+        self._held_mark = text[certain:]
+        return AnswerSplit(text=text[:certain])
+
+    def _body_without_mark(self) -> AnswerSplit:
+        """Begin the body after the name of the channel: a header that is so long lacks its ``<|message|>``."""
+        header = self._header or ""
+        named = _CHANNEL.search(header) or (_ROLE.match(header) if self._after_start else None)
+        end = named.end() if named else 0
+        return joined([self._begin(header[:end]), self._plain(header[end:])])
 
     def _rest(self) -> AnswerSplit:
-        """Return a header that is no header: the model has written text without a channel."""
+        """Return text without any header as the answer; a header that was cut has no text."""
         header, self._header = self._header or "", None
-        self.answering = self.answering or bool(header)
-        return AnswerSplit(text=header if CHANNEL not in header else "")
+        parts = [AnswerSplit()]
+        if header and not self._after_start and CHANNEL not in header:
+            parts = [self._begin(""), self._plain(header)]
+        held, self._held_mark = self._held_mark, ""
+        return joined([*parts, AnswerSplit(text=held)])
