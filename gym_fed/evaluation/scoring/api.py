@@ -82,6 +82,9 @@ class ApiScorer:
         self.tokenizer: Any = Characters()
         self.max_length = MAX_LENGTH
         self._url = url
+        self._separates_thoughts = False
+        """True once the server has returned a thought of its own field. Any other server may apply stop texts inside a
+        thought, so they are not sent to it in conversations."""
 
     def close(self) -> None:
         self._writer.close()
@@ -152,26 +155,32 @@ class ApiScorer:
             "seed": request.seed,
         }
         until = [stop for stop in request.until if stop]
-        if until:
+        prompt, thought, inside = self.tokenizer.decode(request.prompt_ids), "", False
+        messages = _messages_of(prompt)
+        if until and (messages is None or self._separates_thoughts):
             body["stop"] = until[:4]  # OpenAI's limit; further stop texts are applied here
-        prompt, thought = self.tokenizer.decode(request.prompt_ids), ""
-        if (messages := _messages_of(prompt)) is not None:
+        if messages is not None:
             choice = self._writer.complete({**body, "messages": messages}, "chat/completions")
             message = choice.get("message")
             if not isinstance(message, Mapping):
                 raise GymError(ErrorCode.UNAVAILABLE, f"{self._url}: the answer has no message")
             text = str(message.get("content") or "")
             thought = str(message.get("reasoning_content") or message.get("reasoning") or "")
-            if not thought:  # a server without a parser returns the tags
-                splitter = TagSplitter({}, (OPEN, CLOSE), opened=False)
+            if thought:
+                self._separates_thoughts = True
+            else:  # a server without a parser returns the tags, or only the second one if the prompt has the first
+                opened = OPEN not in text.partition(CLOSE)[0] and CLOSE in text
+                splitter = TagSplitter({}, (OPEN, CLOSE), opened=opened)
                 thought, text = joined([splitter.feed(text), splitter.end()])
+                inside = splitter.thinking
         else:
             choice = self._writer.complete({**body, "prompt": prompt})
             text = str(choice.get("text", ""))
-        for stop in until:
-            text = text.split(stop)[0]
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
-        unfinished = bool(thought) and not text and reason == "length"
+        unfinished = inside or (bool(thought) and not text and reason == "length")
+        for stop in until:
+            text, found, _ = text.partition(stop)
+            reason = "stop" if found else reason
         return AnswerResult(text, (), reason, thought=thought, is_unfinished=unfinished)
 
 

@@ -22,6 +22,8 @@ class Server(ThreadingHTTPServer):
     """Lists one model, and answers each request with ``reply``."""
 
     reply = b""
+    asked = b""
+    """The last request."""
     encoding = "identity"
 
 
@@ -35,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(b'{"data": [{"id": "m"}]}', "identity")
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.asked = self.rfile.read(int(self.headers["Content-Length"]))
         self._send(self.server.reply, self.server.encoding)
 
     def _send(self, data: bytes, encoding: str) -> None:
@@ -119,11 +121,27 @@ def test_the_tags_of_a_server_without_a_parser_are_read(server: Server, scorer: 
     for content, reason, expected in (
         ("<think>2+2</think>4", "stop", ("4", "2+2", False)),
         ("<think>2+", "length", ("", "2+", True)),
+        ("<think>2+", "stop", ("", "2+", True)),
+        ("2+2</think>4", "stop", ("4", "2+2", False)),
         ("4 <think>", "stop", ("4 <think>", "", False)),
     ):
         server.reply = (message % (content, reason)).encode()
         ((_, found),) = scorer.answers([CONVERSATION])
         assert (found["m"].text, found["m"].thought, found["m"].is_unfinished) == expected
+
+
+def test_stop_texts_are_sent_only_where_they_cannot_end_a_thought(server: Server, scorer: ApiScorer) -> None:
+    asked = AnswerRequest(CONVERSATION.prompt_ids, until=(";",))
+    server.reply = (
+        b'{"choices": [{"message": {"content": "<think>a;b</think>4;5"}, "finish_reason": "length"}]}'
+    )
+    ((_, found),) = scorer.answers([asked])
+    assert (found["m"].text, found["m"].thought, found["m"].finish_reason) == ("4", "a;b", "stop")
+    assert b'"stop"' not in server.asked
+    server.reply = b'{"choices": [{"message": {"content": "4", "reasoning": "a"}, "finish_reason": "stop"}]}'
+    for is_sent in (False, True):  # only once its own field has shown that the server separates thoughts
+        ((_, found),) = scorer.answers([asked])
+        assert (b'"stop"' in server.asked) == is_sent
 
 
 def test_an_answer_is_read_up_to_a_limit_whatever_it_unpacks_to(
