@@ -160,13 +160,20 @@ def _losses(
 
 
 def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done: OnDone) -> list[bool]:
-    """Return True if the answer contains a key of the item as a word, or, without keys, equals its answer."""
+    """Return True if the answer contains a key of the item as a word, or, without keys, equals its answer.
+
+    A reasoning model answers without a thought, for which there is no room.
+    """
+    reader = AnswerReader(tokenizer)
     asked = [row for row in items if "text" not in row]
-    prompts = [prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]) for row in asked]
+    prompts = [
+        reader.without_thought(prompt_ids(tokenizer, row.get("prompt") or row["messages"][:-1]))
+        for row in asked
+    ]
     room = min(_ANSWER_TOKENS, (context_of(model) or math.inf) - max(map(len, prompts), default=0))
     if room < 1:
         return []
-    reader, right = AnswerReader(tokenizer), []
+    right = []
     for start in range(0, len(asked), _ANSWERS_AT_ONCE):
         part = prompts[start : start + _ANSWERS_AT_ONCE]
         answers = greedy_ids(model, tokenizer, part, max_new_tokens=int(room))

@@ -192,11 +192,13 @@ class LocalScorer:
                     )
                 )
                 for place in group:
-                    cut = len(prompts[place].prompt_ids) - len(truncated[place])
                     answers = {name: next(sent).result() for name in served}
                     yield (
                         place,
-                        {name: self._answer(prompts[place], choice, cut) for name, choice in answers.items()},
+                        {
+                            name: self._answer(prompts[place], truncated[place], choice)
+                            for name, choice in answers.items()
+                        },
                     )
 
     # Log-likelihoods.
@@ -263,13 +265,16 @@ class LocalScorer:
             )
         return list(request.prompt_ids[-room:])
 
-    def _answer(self, request: AnswerRequest, output: CompletionOutput, cut: int) -> AnswerResult:
+    def _answer(
+        self, request: AnswerRequest, prompt_ids: list[int], output: CompletionOutput
+    ) -> AnswerResult:
         margins = [
             token.logprob - max((logprob for other, _, logprob in token.top if other != token.token_id))
             for token in output.logprobs
         ]
+        cut = len(request.prompt_ids) - len(prompt_ids)
         result = self._result(request, output.token_ids, margins, output.finish_reason, cut)
-        if not output.reasoning_tokens:
+        if not output.reasoning_tokens and not self._reader.has_headers(prompt_ids):
             return result
         return replace(result, text=output.text, thought=output.reasoning, is_unfinished=output.is_unfinished)
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gym_fed.serving.engine.detokenizing import TextDecoder, TextStream
-from gym_fed.serving.reasoning.base import TAIL_TOKENS, AnswerSplit, Splitter, Thinking, joined
+from gym_fed.serving.reasoning.base import TAIL_TOKENS, AnswerSplit, Splitter, Thinking, encoded, joined
 from gym_fed.serving.reasoning.detection import AUTO, name_of, reasoning_parser
 
 
@@ -66,8 +66,13 @@ class AnswerReader:
         splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
         if thinking is None or splitter is None:
             return list(prompt_ids)
-        opening = () if splitter.thinking else thinking.parser.opening
-        return [*prompt_ids, *opening, *thinking.parser.closing]
+        if splitter.thinking:
+            return [*prompt_ids, *thinking.parser.closing]
+        written = thinking.parser.written
+        if written.prompt and written.prompt in (written.before or ""):
+            opening = str(written.before).rpartition(written.prompt)[2]
+            return [*prompt_ids, *encoded(self._tokenizer, opening + written.after)]
+        return [*prompt_ids, *thinking.parser.opening, *thinking.parser.closing]
 
     def stream(self, prompt_ids: Sequence[int]) -> AnswerStream:
         """Open the stream of an answer to a prompt."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,21 @@ from typer.testing import CliRunner
 
 from gym_fed.base.models import LoadedModel, load_model, load_tokenizer
 from gym_fed.cli.main import app
-from gym_fed.evaluation.generation import exact_match
+from gym_fed.data.encoding import prompt_ids
+from gym_fed.evaluation.generation import exact_match, greedy_ids
 from gym_fed.evaluation.graders.base import Grader, Sample
 from gym_fed.evaluation.grading import grade
 from gym_fed.evaluation.records.reader import read_record
 from gym_fed.evaluation.records.writer import write_record
 from gym_fed.evaluation.results import EvalResults, Figure, SampleResult, TaskResult
+from gym_fed.evaluation.retention import retention_scores
 from gym_fed.evaluation.scoring.local import LocalScorer
 from gym_fed.evaluation.scoring.scorer import AnswerRequest, AnswerResult
 from gym_fed.serving.chat.local_writer import open_engine, open_plain
 from gym_fed.serving.chat.session import ChatSession, ThoughtText
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
-from tests.support.thinking_model import THINK, Learned, learn, template_file
+from gym_fed.serving.reasoning.answers import AnswerReader
+from tests.support.thinking_model import HARMONY, THINK, Learned, learn, template_file
 
 THOUGHT, ANSWER = "2+2 is 4.", "It is 4."
 RAW = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
@@ -35,8 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = learn(
         tmp_path_factory.mktemp("thinker"),
         load_tokenizer("gym-nano"),
-        [Learned("qwen3", "sum", RAW), Learned("qwen3", "plain", "No thought.")],
-        THINK,
+        [
+            Learned("qwen3", "sum", RAW),
+            Learned("qwen3", "plain", "No thought."),
+            Learned("qwen3", "why", f"<think>\n{THOUGHT * 4}\n</think>\n\n{ANSWER}"),
+            Learned("gptoss", "sum", f"<|channel|>final<|message|>{ANSWER}"),
+        ],
+        (*THINK, *HARMONY),
     )
     (made / "chat_template.jinja").write_text(template_file("qwen3").read_text())
     return made
@@ -80,10 +89,10 @@ def test_exact_match_compares_the_answer_without_its_thought(loaded: LoadedModel
     assert exact_match(loaded.model, loaded.tokenizer, rows) == 1.0
 
 
-def answers(loaded: LoadedModel, *requests: AnswerRequest) -> list[AnswerResult]:
+def answers(loaded: LoadedModel, *requests: AnswerRequest, parser: str = "qwen3") -> list[AnswerResult]:
     with MultiVariantModel(loaded.model) as served:
         scorer = LocalScorer(served, loaded.tokenizer, {"base": None})
-        assert scorer.identity == {"reasoning": "qwen3"}
+        assert scorer.identity == {"reasoning": parser}
         found = dict(scorer.answers(requests))
     return [found[place]["base"] for place in range(len(requests))]
 
@@ -108,6 +117,29 @@ def test_a_suite_scores_the_answer_and_its_stop_texts_do_not_end_the_thought(loa
     assert (stopped.text, stopped.thought) == ("It is ", THOUGHT)
     assert (cut.text, cut.thought, cut.is_unfinished) == ("", THOUGHT[:4], True)
     assert (whole.is_unfinished, stopped.is_unfinished) == (False, False)
+
+
+def test_an_answer_straight_in_the_final_channel_is_scored_without_its_header(
+    loaded: LoadedModel, folder: Path
+) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    tokenizer.chat_template = template_file("gptoss").read_text()
+    loaded = replace(loaded, tokenizer=tokenizer)
+    (found,) = answers(loaded, AnswerRequest(prompt(loaded), max_tokens=40), parser="openai_gptoss")
+    assert (found.text, found.thought, found.is_unfinished) == (ANSWER, "", False)
+
+
+def test_retention_reads_the_answer_of_a_model_whose_thought_is_longer_than_its_room(
+    loaded: LoadedModel,
+) -> None:
+    reader, question = AnswerReader(loaded.tokenizer), {"role": "user", "content": "why"}
+    assert reader.without_thought(prompt(loaded)) == list(prompt(loaded, enable_thinking=False))
+    closed = reader.without_thought(prompt_ids(loaded.tokenizer, [question]))
+    (written,) = greedy_ids(loaded.model, loaded.tokenizer, [closed], max_new_tokens=24)
+    answer = loaded.tokenizer.decode(written.ids).strip()
+    assert answer
+    rows = [{"messages": [question, {"role": "assistant", "content": answer}]}]
+    assert retention_scores(loaded.model, loaded.tokenizer, rows).right == [True]
 
 
 def test_a_prompt_without_the_template_is_not_searched_for_thoughts(loaded: LoadedModel) -> None:
