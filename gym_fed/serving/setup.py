@@ -105,11 +105,11 @@ def open_serving(config: ServingConfig) -> Serving:
     model, own_tokenizer, base = load_base(
         config.base, config.adapter, config.dtype, plain=device.type == "cpu"
     )
+    model = model.to(device=device).requires_grad_(False).eval()
     pictures = PictureReader.open(config.base, model)
     if isinstance(pictures, PictureReader) and own_tokenizer.chat_template is None:
         own_tokenizer.chat_template = pictures.chat_template
     tokenizer = use_chat_template(own_tokenizer, config.chat_template)
-    model = model.to(device=device).requires_grad_(False).eval()
     with ExitStack() as stack:
         served = stack.enter_context(
             MultiVariantModel(

@@ -142,26 +142,50 @@ class HiddenMean:
 
 
 @dataclass(frozen=True, eq=False)
+class Embedded:
+    """What replaces the embeddings of a medium's tokens.
+
+    Attributes:
+        places: The tokens of its run whose embeddings are replaced, in order; the others separate its parts.
+        features: ``[places, hidden]``, or ``[places, hidden * (1 + n)]`` with features that are added after each of the
+            first ``n`` layers (Qwen3-VL).
+        positions: The positions of its tokens and of the one behind them, relative to its first, if they have three
+            dimensions.
+    """
+
+    places: list[int]
+    features: Tensor
+    positions: list[Position] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class PlacedPicture:
     """A picture in a prompt.
 
     Attributes:
         start: The first token of its run.
         length: The number of tokens of its run.
-        places: The tokens of the run whose embeddings are replaced, in order; the others separate its parts.
-        features: ``[places, hidden]``, or ``[places, hidden * (1 + n)]`` with features that are added after each of the
-            first ``n`` layers (Qwen3-VL).
+        embedded: What replaces the embeddings of its run. The object is kept: by it the encoder counts the features
+            that requests hold.
         digest: The digest of the picture and of the way it was read.
-        positions: The positions of its tokens and of the one behind them, relative to its first, if they have three
-            dimensions.
     """
 
     start: int
     length: int
-    places: Sequence[int]
-    features: Tensor
+    embedded: Embedded
     digest: bytes
-    positions: Sequence[Position] | None = None
+
+    @property
+    def places(self) -> list[int]:
+        return self.embedded.places
+
+    @property
+    def features(self) -> Tensor:
+        return self.embedded.features
+
+    @property
+    def positions(self) -> list[Position] | None:
+        return self.embedded.positions
 
     @property
     def whole(self) -> bool:

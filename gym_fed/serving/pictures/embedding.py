@@ -8,18 +8,15 @@ code of its own: embeddings, positions in three dimensions (M-RoPE) and features
 
 from __future__ import annotations
 
-import threading
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.pictures.processor import ProcessedPicture
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gym_fed.serving.forward.chunk import Position
+    from gym_fed.serving.forward.chunk import Embedded, Position
 
 _PER_TOKEN = ("attention_mask", "token_type_ids", "mm_token_type_ids")
 _KNOWN = frozenset(
@@ -31,21 +28,6 @@ _KNOWN = frozenset(
 """Tensors that a language model is given, and that steps know of."""
 
 
-@dataclass(frozen=True, eq=False)
-class Embedded:
-    """What replaces the embeddings of a medium's tokens.
-
-    Attributes:
-        places: The tokens whose embeddings are replaced, by their number in the run.
-        features: ``[places, hidden * (1 + n)]``; see ``PlacedPicture.features``.
-        positions: The positions of all tokens and of the one behind them; see ``PlacedPicture.positions``.
-    """
-
-    places: list[int]
-    features: Tensor
-    positions: list[Position] | None
-
-
 class _Reached(Exception):
     """The forward has reached the language model."""
 
@@ -55,20 +37,27 @@ class _Reached(Exception):
 
 
 class MediumEmbedder:
-    """Embeds media with one model, from any thread, beside the engine's steps.
+    """Embeds media with one model, one at a time, in parallel with the engine's steps.
+
+    It has modules of its own, which share the model's tensors. The engine's steps put hooks on the served modules and
+    replace their parameters, which must not reach the features of another request.
 
     Args:
-        model: The model; it gets a hook that acts only in a thread that embeds a medium. Its weights are only read.
+        model: The loaded model on its device, before it is served. The modules that are only needed behind the
+            embeddings are left out, so that their tensors are freed when the served model packs them.
     """
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-        self._thread = threading.local()
-        self._hook = model.get_decoder().register_forward_pre_hook(self._before, with_kwargs=True)
+        import torch
 
-    def close(self) -> None:
-        """Remove the hook."""
-        self._hook.remove()
+        shared: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        if (head := model.get_output_embeddings()) is not None:
+            shared[id(head)] = torch.nn.Identity()
+        for layers in model.get_decoder().children():
+            if isinstance(layers, torch.nn.ModuleList):
+                shared[id(layers)] = torch.nn.ModuleList()
+        self._model = copy.deepcopy(model, shared)
+        self._model.get_decoder().register_forward_pre_hook(_stop, with_kwargs=True)
 
     def embed(self, processed: ProcessedPicture) -> Embedded:
         """Compute the embeddings of a medium.
@@ -79,6 +68,7 @@ class MediumEmbedder:
         """
         import torch
 
+        from gym_fed.serving.forward.chunk import Embedded
         from gym_fed.serving.forward.trial import tokens
 
         weights = self._model.get_input_embeddings().weight
@@ -89,14 +79,13 @@ class MediumEmbedder:
             given = self._reach(whole_inputs(self._model, processed, processed.before, behind))
             plain = self._model.get_input_embeddings()(ids)[0]
             embeds = given["inputs_embeds"][0, start : start + length]
-        _require_known(given, length)
+        _require_known(given, start, length)
         positions = _positions(given.get("position_ids"), start, start + length + 1)
         places = (embeds != plain).any(dim=-1).nonzero()[:, 0].tolist()
         features = [embeds[places], *(given.get("deepstack_visual_embeds") or ())]
         return Embedded(places, torch.cat(features, dim=-1).clone(), positions)
 
     def _reach(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        self._thread.embeds = True
         try:
             self._model(**inputs, use_cache=False)
         except _Reached as reached:
@@ -107,17 +96,15 @@ class MediumEmbedder:
                 f"the model does not take its processor's input: {str(error)[:200]}",
                 "the model's config.json and processor_config.json do not fit each other: restore them",
             ) from error
-        finally:
-            self._thread.embeds = False
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{type(self._model).__name__} does not call its language model as a module",
             "serve it with transformers or vLLM",
         )
 
-    def _before(self, _module: Any, _args: Any, given: dict[str, Any]) -> None:
-        if getattr(self._thread, "embeds", False):
-            raise _Reached(given)
+
+def _stop(_module: Any, _args: Any, given: dict[str, Any]) -> None:
+    raise _Reached(given)
 
 
 def whole_inputs(
@@ -141,14 +128,14 @@ def whole_inputs(
     return inputs
 
 
-def _require_known(given: dict[str, Any], length: int) -> None:
+def _require_known(given: dict[str, Any], start: int, length: int) -> None:
     """Refuse media that reach the language model by more than embeddings, positions and known features."""
     import torch
 
     other = [k for k, v in given.items() if k not in _KNOWN and isinstance(v, torch.Tensor | list | tuple)]
     masks = given.get("attention_mask")
     for mask in masks.values() if isinstance(masks, dict) else [masks]:
-        if isinstance(mask, torch.Tensor) and mask.ndim == 4 and _looks_ahead(mask[0, 0], length):
+        if isinstance(mask, torch.Tensor) and mask.ndim == 4 and _looks_ahead(mask[0, 0], start, length):
             other.append("a mask by which its tokens attend to each other in both directions")
     if other:
         raise GymError(
@@ -158,12 +145,13 @@ def _require_known(given: dict[str, Any], length: int) -> None:
         )
 
 
-def _looks_ahead(mask: Any, length: int) -> bool:
+def _looks_ahead(mask: Any, start: int, length: int) -> bool:
+    """Return True if one of ``length`` tokens from ``start`` attends to a later one of them."""
     import torch
 
     allowed = mask if mask.dtype == torch.bool else mask == 0
     ahead = torch.ones(length, length, dtype=torch.bool, device=mask.device).triu(1)
-    return bool((allowed[-length:, :length] & ahead).any())
+    return bool((allowed[start : start + length, start : start + length] & ahead).any())
 
 
 def _positions(ids: Any, start: int, stop: int) -> list[Position] | None:

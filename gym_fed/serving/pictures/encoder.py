@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.pictures.embedding import Embedded, MediumEmbedder
+from gym_fed.serving.pictures.embedding import MediumEmbedder
 from gym_fed.serving.pictures.processor import Medium, ProcessedPicture
+
+if TYPE_CHECKING:
+    from gym_fed.serving.forward.chunk import Embedded
 
 CACHE_BYTES = 256 * 2**20
 OWNER_BYTES = 2 * 2**30

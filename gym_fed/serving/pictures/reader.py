@@ -232,6 +232,7 @@ class PictureReader:
     Args:
         processor: The processor of the model.
         probes: A probe for each kind, with the logits of transformers' own forward; a reason if it has none.
+        embedder: Embeds media with the model.
 
     Attributes:
         encoder: Computes features; set by ``attach``.
@@ -239,8 +240,10 @@ class PictureReader:
 
     encoder: PictureEncoder
 
-    def __init__(self, processor: PictureProcessor, probes: dict[str, Probe | str]) -> None:
-        self.processor, self._probes = processor, probes
+    def __init__(
+        self, processor: PictureProcessor, probes: dict[str, Probe | str], embedder: MediumEmbedder
+    ) -> None:
+        self.processor, self._probes, self._embedder = processor, probes, embedder
         self._reasons: dict[str, str] = {}
 
     @classmethod
@@ -249,7 +252,7 @@ class PictureReader:
 
         Args:
             name: The name or folder with its processor.
-            model: The loaded model, not yet served.
+            model: The loaded model on its device, not yet served.
 
         Raises:
             GymError: As ``load_processor``.
@@ -267,17 +270,16 @@ class PictureReader:
                 probes[kind] = Probe.of(model, processor, kind)
             except (GymError, RuntimeError, ValueError, TypeError, AttributeError) as error:
                 probes[kind] = f"transformers' own forward of a probe fails: {str(error)[:200]}"
-        return cls(processor, probes)
+        return cls(processor, probes, MediumEmbedder(model))
 
     def attach(self, served: MultiVariantModel) -> PictureReader | NoPictures:
         """Compare the answers to the probes, and compute features from now on; ``NoPictures`` if none is right.
 
         A video is read if pictures are, since its frames take the same way.
         """
-        embedder = MediumEmbedder(served.model)
         kind = served.model.config.model_type
         for name, probe in self._probes.items():
-            why = probe if isinstance(probe, str) else probe.why_not(served, embedder)
+            why = probe if isinstance(probe, str) else probe.why_not(served, self._embedder)
             if why:
                 self._reasons[name] = (
                     f"{NOUNS[name].capitalize()}s of this {kind} model are not read, as {why}"
@@ -288,11 +290,10 @@ class PictureReader:
             _log.warning("%s", reason)
             self.processor.drop(name)
         if not self.processor.kinds:
-            embedder.close()
             return NoPictures(
                 next(iter(self._reasons.values()), f"{kind} models have no place for media here")
             )
-        self.encoder = PictureEncoder(embedder)
+        self.encoder = PictureEncoder(self._embedder)
         return self
 
     @property
@@ -348,7 +349,6 @@ class PictureReader:
         placed = []
         for run in prompt.runs:
             require_wanted()
-            one = self.encoder.features(run.picture, run.processed, owner)
-            length, digest = len(run.processed.run), run.picture.digest
-            placed.append(PlacedPicture(run.start, length, one.places, one.features, digest, one.positions))
+            embedded = self.encoder.features(run.picture, run.processed, owner)
+            placed.append(PlacedPicture(run.start, len(run.processed.run), embedded, run.picture.digest))
         return tuple(placed)

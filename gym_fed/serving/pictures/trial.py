@@ -63,11 +63,7 @@ class Probe:
         try:
             embedded = embedder.embed(self.processed)
             run = self.processed.run
-            placed = (
-                PlacedPicture(
-                    len(self.before), len(run), embedded.places, embedded.features, b"", embedded.positions
-                ),
-            )
+            placed = (PlacedPicture(len(self.before), len(run), embedded, b""),)
             ids = [*self.before, *run, *self.behind]
             cache, logits = served.new_cache(), []
             cuts = [0, len(self.before) + len(run) // 2, len(ids) - 1, len(ids)]

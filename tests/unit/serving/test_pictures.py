@@ -17,14 +17,15 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
 from gym_fed.quantization.quantizer import Quantizer
 from gym_fed.serving.engine.request import Generation
+from gym_fed.serving.forward.chunk import Chunk, Embedded, PlacedPicture, positions_between, rows_between
 from gym_fed.serving.openai.catalogue import LOCAL, Caller
 from gym_fed.serving.openai.pending import Pending
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses import RESPONSES
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.openai.tokenizing import TOKENIZE
-from gym_fed.serving.pictures.decoding import Picture
-from gym_fed.serving.pictures.embedding import Embedded, MediumEmbedder
+from gym_fed.serving.pictures.decoding import Picture, read_picture
+from gym_fed.serving.pictures.embedding import MediumEmbedder, _looks_ahead
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import ProcessedPicture
 from gym_fed.serving.pictures.reader import PictureReader
@@ -394,7 +395,7 @@ def test_a_sibling_of_llava_with_its_own_words_and_template_answers_alike(tmp_pa
 def test_a_family_that_is_served_for_text_refuses_pictures_by_its_name(tmp_path: Path) -> None:
     with opened(make_sibling("gemma3_vision", tmp_path / "gemma3")) as serving:
         assert answer(serving, [{"role": "user", "content": "x"}])[0]
-        with pytest.raises(RequestError, match=r"Pictures of this gemma3 model are not read, as its logits"):
+        with pytest.raises(RequestError, match="attend to each other in both directions"):
             answer(serving)
 
 
@@ -446,6 +447,16 @@ def test_features_in_the_requests_of_one_owner_are_bounded() -> None:
     assert features(encoder, 5) is not None
 
 
+def test_placed_features_count_after_they_left_the_cache() -> None:
+    encoder = PictureEncoder(cast(MediumEmbedder, Tower()), cache_bytes=0, owner_bytes=2 * BYTES)
+    held = [PlacedPicture(0, 4, features(encoder, number), b"") for number in range(2)]
+    with pytest.raises(GymError) as caught:
+        features(encoder, 2)
+    assert caught.value.code is ErrorCode.BUSY
+    held.pop()
+    assert features(encoder, 2) is not None
+
+
 def test_features_that_a_request_has_are_found_though_they_are_not_kept() -> None:
     encoder = PictureEncoder(cast(MediumEmbedder, Tower()), cache_bytes=BYTES)
     first = features(encoder, 0)
@@ -455,3 +466,31 @@ def test_features_that_a_request_has_are_found_though_they_are_not_kept() -> Non
     assert features(encoder, 0) is first
     assert encoder.computed == computed
     assert encoder._bytes == BYTES
+
+
+def test_a_picture_embedded_during_a_step_gets_nothing_of_that_step(tmp_path: Path) -> None:
+    with opened(make_sibling("qwen2_vl", tmp_path / "qwen")) as serving:
+        own = reader(serving)
+        mine, other = (
+            own.processor.process(read_picture(data_url(drawn(seed, side, side))))
+            for seed, side in ((1, 56), (2, 300))
+        )
+        embedder = own._embedder
+        wanted, run = embedder.embed(other), mine.run
+        placed = (PlacedPicture(0, len(run), embedder.embed(mine), b""),)
+        during: list[Embedded] = []
+        layer = serving.served.model.get_decoder().layers[0]
+        hook = layer.register_forward_pre_hook(lambda *_: during.append(embedder.embed(other)))
+        rows, positions = rows_between(placed, 0, len(run)), positions_between(placed, 0, len(run))
+        serving.served.step([Chunk(run, serving.served.new_cache(), pictures=rows, positions=positions)])
+        hook.remove()
+        (found,) = during
+        assert found.places == wanted.places
+        assert torch.equal(found.features, wanted.features)
+
+
+def test_a_causal_mask_with_text_around_a_picture_does_not_look_ahead() -> None:
+    causal = torch.ones(9, 9, dtype=torch.bool).tril()
+    assert not _looks_ahead(causal, 2, 6)
+    causal[2:8, 2:8] = True
+    assert _looks_ahead(causal, 2, 6)
