@@ -81,24 +81,18 @@ def load_model(
         arguments: Additional arguments of ``from_pretrained``; a model that they shard or quantise is not moved to a
             device.
         headless: True if the head is not used, so that the body of a reward model is accepted, too.
-        images: True to also accept models that read images or sound.
+        images: True to also accept models that transformers has no text-only class for. It does not change the class.
 
     Raises:
         GymError: ``MODEL_NOT_FOUND`` if it is not on this machine, ``MODEL_INVALID`` if it cannot be read or is not a
             language model.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
     from gym_fed.base.modeling.checkpoint import class_of
-    from gym_fed.base.modeling.config_checks import (
-        images_type,
-        require_architecture,
-        require_sizes,
-        require_text,
-    )
+    from gym_fed.base.modeling.config_checks import require_architecture, require_sizes, require_text
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
-    from gym_fed.base.modeling.processors import class_for, is_vision_model
+    from gym_fed.base.modeling.processors import class_for
 
     if dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
@@ -119,9 +113,7 @@ def load_model(
             model: Any = load_mixture_of_depths(Path(source), getattr(torch, dtype))
         else:
             given = arguments is not None and "state_dict" in arguments  # replaces the folder's files
-            sees = images_type(Path(source)) is not None or (images and is_vision_model(name_or_path))
-            auto: Any = class_for(Path(source)) if sees else AutoModelForCausalLM
-            kind: Any = class_of(arguments["config"]) if arguments and given else auto
+            kind: Any = class_of(arguments["config"]) if arguments and given else class_for(Path(source))
             model = load_weights(
                 kind,
                 None if given else source,

@@ -265,15 +265,16 @@ def _require_bounded(config: object, num_tensors: int) -> None:
 def _values_of(folder: Path) -> int:
     """Return the number of values in the parameters and buffers of a folder's config, without allocating them."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from gym_fed.base.models import quiet_loading
+    from gym_fed.training.planning.sizes import model_of
 
     with quiet_loading():
         try:
             config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+                model = model_of(config)
         except Exception as error:
             raise _invalid(f"config.json describes no model: {plain(error, 200)}") from error
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))

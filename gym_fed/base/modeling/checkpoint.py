@@ -71,11 +71,12 @@ class Checkpoint:
 
 
 def class_of(config: Any) -> Any:
-    """Return the language model class of a config; None unless there is exactly one."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    """Return the language model class of a config; None unless there is exactly one, which also reads its media."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return None if isinstance(model_class, tuple) else model_class
+    whole = MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(config), model_class)
+    return None if isinstance(model_class, tuple) or whole is not model_class else model_class
 
 
 def config_of(folder: Path) -> Any:

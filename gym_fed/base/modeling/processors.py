@@ -112,9 +112,14 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
 
 
 def class_for(folder: Path) -> Any:
-    """Return the class that loads a model: its auto class, or the one that it names, if that has no auto class."""
+    """Return the class that loads a model, always whole: also where transformers has a class for its text alone.
+
+    It is an auto class, or the class that the config names if none of the auto classes knows its type.
+    """
     import transformers
 
+    if not is_vision_model(str(folder)):
+        return transformers.AutoModelForCausalLM
     config = read_object(folder / "config.json")
     mapping: Any = transformers.CONFIG_MAPPING
     classes: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING

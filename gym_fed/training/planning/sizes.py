@@ -130,7 +130,8 @@ def model_of(config: Any) -> Any:
     """Build a causal LM, or a model of images or sound, from a ``transformers`` config, with random weights."""
     from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
 
-    auto: Any = AutoModelForCausalLM if has_causal_lm(config) else AutoModelForMultimodalLM
+    is_whole = type(config) in AutoModelForMultimodalLM._model_mapping
+    auto: Any = AutoModelForMultimodalLM if is_whole else AutoModelForCausalLM
     return auto.from_config(config)
 
 
