@@ -205,7 +205,7 @@ def _medium(source: Any, folder: Path | None, column: str) -> Any:
     """Resolve a medium: paths relative to the data file, as in LLaMA-Factory; data URLs and bytes are kept."""
     if isinstance(source, list):  # the frames of a video
         return [_medium(frame, folder, column) for frame in source]
-    if isinstance(source, dict) and not source.get("bytes") and isinstance(source.get("path"), str):
+    if isinstance(source, dict) and source.get("bytes") is None and isinstance(source.get("path"), str):
         source = source["path"]
     if not isinstance(source, str) or source.startswith("data:"):
         return source

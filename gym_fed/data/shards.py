@@ -1,7 +1,7 @@
 """Read WebDataset shards: tar files whose members with one name and several suffixes are one row.
 
-Nothing is extracted to disk, so names of members cannot lead anywhere. A sample is read whole, and is no larger than
-``MAX_ROW_BYTES``.
+Nothing is extracted to disk, and the names of members are not kept in rows, so they cannot lead anywhere. A sample is
+read whole, and is no larger than ``MAX_ROW_BYTES``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import io
 import json
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
@@ -19,6 +19,9 @@ from gym_fed.core.text import counted, plain
 from gym_fed.data.bounded import MAX_ROW_BYTES, not_utf8, too_long
 
 _MAX_HEADER_BYTES = 1 << 20
+_MAX_MEMBERS = 1024
+"""Most members of a sample."""
+_MAX_GLOBAL_HEADERS = 64
 _NAME = re.compile(r"((?:.*/)?[^./][^./]*)\.([^/]+)", re.DOTALL)
 _SHOWN_CHARACTERS = 80
 _MEDIA = {
@@ -45,17 +48,26 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
         GymError: ``DATA_INVALID`` for damaged archives, members that are not files, and samples that are too large or
             no rows.
     """
-    key, fields = "", Fields()
+    key, fields, size = "", Fields(), 0
+    finished: set[int] = set()  # hashes, since a shard may have a million samples
     for member, suffix, path, data in _members(name, stream):
         if member != key and fields:
             yield f"{name}: {_shown(key)}", _row(name, key, fields)
-            fields = {}
+            finished.add(hash(key))
+            fields, size = {}, 0
         key = member
+        if hash(key) in finished:
+            raise _refused(
+                name, path, "lies apart from the rest of its sample", "write the archive with tar --sort=name"
+            )
         if suffix in fields:
             raise _refused(name, path, "is in the archive twice", "give each sample a name of its own")
         fields[suffix] = (path, data)
-        if sum(len(content) for _, content in fields.values()) > MAX_ROW_BYTES:
+        size += len(data)
+        if size > MAX_ROW_BYTES:
             raise too_long(f"{name}: {_shown(key)}", "shrink or drop the sample")
+        if len(fields) > _MAX_MEMBERS:
+            raise _refused(name, key, f"has more than {_MAX_MEMBERS} members", "split or drop the sample")
     if fields:
         yield f"{name}: {_shown(key)}", _row(name, key, fields)
 
@@ -63,10 +75,16 @@ def read_shard(name: str, stream: BinaryIO) -> Iterator[tuple[str, Any]]:
 def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes]]:
     """Yield the sample, the suffix, the name and the contents of each file."""
     try:
-        archive = tarfile.open(fileobj=_HeaderReader(name, stream), mode="r:", errorlevel=2)  # noqa: SIM115
+        headers = _HeaderReader(name, stream)
+        archive = tarfile.open(fileobj=headers, mode="r:", errorlevel=2)  # noqa: SIM115
         before = -1
         while (member := archive.next()) is not None:
+            headers.count = 0
             vars(archive)["members"].clear()  # tarfile keeps every member that it has seen
+            if len(archive.pax_headers) > _MAX_GLOBAL_HEADERS:
+                raise _refused(
+                    name, member.name, "follows too many global headers", "write the archive again"
+                )
             if archive.offset <= before:
                 raise _refused(
                     name, member.name, "lies before the member that precedes it", "write the archive again"
@@ -96,16 +114,21 @@ def _members(name: str, stream: BinaryIO) -> Iterator[tuple[str, str, str, bytes
 
 
 class _HeaderReader(io.RawIOBase):
-    """The archive for ``tarfile``, which would read an extended header of any size into memory."""
+    """The archive for ``tarfile``, which would read extended headers and maps of sparse files of any size.
+
+    Attributes:
+        count: The bytes that were read since the last member.
+    """
 
     def __init__(self, name: str, stream: BinaryIO) -> None:
-        self._name, self._stream = name, stream
+        self._name, self._stream, self.count = name, stream, 0
 
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _MAX_HEADER_BYTES:
+        self.count += size
+        if size < 0 or self.count > _MAX_HEADER_BYTES:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{self._name}: a header of {counted(size, 'byte')}",
+                f"{self._name}: a header of more than {counted(_MAX_HEADER_BYTES, 'byte')}",
                 "write the archive again",
             )
         return self._stream.read(size)
@@ -120,23 +143,25 @@ class _HeaderReader(io.RawIOBase):
 def _row(name: str, key: str, fields: Fields) -> dict[str, Any]:
     """Return the raw row of a sample: its ``.json`` with its pictures, or its pictures and their caption."""
     row = _json(name, key, fields)
-    media: dict[str, list[dict[str, Any]]] = {}
+    media: dict[str, dict[str, bytes]] = {}
     for suffix, (path, data) in fields.items():
         kind = next((kind for kind, known in _MEDIA.items() if suffix.rpartition(".")[2] in known), None)
+        if kind is not None and not data:
+            raise _refused(name, path, "is empty", "correct or drop the sample")
         if kind is not None:
-            media.setdefault(kind, []).append({"bytes": data, "path": path})
-    images = _in_order(name, key, row, media.get("images", []))
+            media.setdefault(kind, {})[suffix] = data
+    images = _in_order(name, key, row, fields, media.get("images", {}))
     caption = next((suffix for suffix in _CAPTIONS if suffix in fields), None)
+    read = {"json", *images, *media.get("videos", ()), *media.get("audios", ())}
     if caption is not None and images and not any(column in row for column in _ROW_KEYS):
         question = {"role": "user", "content": "<image>" * len(images)}
         answer = {"role": "assistant", "content": _text(name, *fields[caption]).strip()}
         row = {**row, "messages": [question, answer]}
-        read = {caption}
-    else:
-        read = set()
-    known = {suffix for suffixes in _MEDIA.values() for suffix in suffixes} | read | {"json"}
-    unread = {f".{suffix}": True for suffix in fields if suffix.rpartition(".")[2] not in known}
-    return {**row, **media, **({"images": images} if images else {}), **unread}
+        read.add(caption)
+    columns = {kind: [{"bytes": data} for data in found.values()] for kind, found in media.items()}
+    if images:
+        columns["images"] = [{"bytes": media["images"][suffix]} for suffix in images]
+    return {**row, **columns, **{f".{suffix}": True for suffix in fields if suffix not in read}}
 
 
 def _json(name: str, key: str, fields: Fields) -> dict[str, Any]:
@@ -153,13 +178,13 @@ def _json(name: str, key: str, fields: Fields) -> dict[str, Any]:
     return row
 
 
-def _in_order(name: str, key: str, row: dict[str, Any], images: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the pictures in the order of the row's ``images``, if it names them, and remove the names."""
+def _in_order(name: str, key: str, row: dict[str, Any], fields: Fields, images: Collection[str]) -> list[str]:
+    """Return the suffixes of the pictures in the order of the row's ``images``, if it names them, and remove these."""
     given = row.pop("images", None) or row.pop("image", None)
     row.pop("image", None)
     if not given:
-        return images
-    by_name = {PurePosixPath(image["path"]).name: image for image in images}
+        return list(images)
+    by_name = {PurePosixPath(fields[suffix][0]).name: suffix for suffix in images}
     names = [PurePosixPath(str(each)).name for each in (given if isinstance(given, list) else [given])]
     if missing := [each for each in names if each not in by_name]:
         raise _refused(

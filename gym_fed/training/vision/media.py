@@ -223,7 +223,7 @@ def source_of(medium: Any, column: str, place: str) -> Any:
     if isinstance(medium, list) and column == "videos":
         return [source_of(frame, "images", place) for frame in medium]
     if isinstance(medium, dict):
-        if medium.get("bytes"):
+        if medium.get("bytes") is not None:
             return f"data:{MEDIA[column]}/unknown;base64,{base64.b64encode(medium['bytes']).decode()}"
         if "array" in medium and "sampling_rate" in medium:
             return _wave_url(medium["array"], int(medium["sampling_rate"]))

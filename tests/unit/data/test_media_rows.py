@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gym_fed.core.errors import GymError
-from gym_fed.data.reading import load_rows
+from gym_fed.data.reading import converted, load_rows
+from gym_fed.training.vision.media import source_of
 
 GOOD = {"role": "assistant", "content": "good"}
 
@@ -86,3 +87,12 @@ def test_a_sound_in_a_column_and_in_a_part_is_refused(tmp_path: Path) -> None:
     part = {"type": "audio", "audio": "a.wav"}
     with pytest.raises(GymError, match="has 'audios' and parts with audios of their own"):
         read(tmp_path, {"messages": [{"role": "user", "content": [part]}, GOOD], "audios": ["a.wav"]})
+
+
+def test_empty_bytes_are_not_replaced_by_the_file_at_their_path(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"x")
+    empty = {"bytes": b"", "path": str(tmp_path / "a.png")}
+    assert source_of(empty, "images", "row 1") == "data:image/unknown;base64,"
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    ((_, found),) = converted([("row 1", {**row, "images": [empty]})], "auto")
+    assert found["images"] == [empty]

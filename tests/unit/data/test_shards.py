@@ -60,7 +60,7 @@ def test_a_sample_of_json_and_a_picture_is_a_conversation_with_the_picture(
         ("train/001.json", json.dumps({"conversations": row["conversations"][1:]}).encode()),
     ]
     first, second = load_rows(shard(tmp_path / f"a{suffix}", members))
-    assert first["images"] == [{"bytes": picture(), "path": "train/000.png"}]
+    assert first["images"] == [{"bytes": picture()}]
     assert first["messages"][0] == {"role": "user", "content": "<image>what?"}
     assert first.unread == ("id",)
     assert str(first.place).endswith(": train/000")
@@ -93,7 +93,12 @@ def test_pictures_are_in_the_order_in_which_the_row_names_them(tmp_path: Path) -
         ("a.json", json.dumps(row).encode()),
     ]
     (found,) = load_rows(shard(tmp_path / "a.tar", members))
-    assert [image["path"] for image in found["images"]] == ["a.1.png", "a.0.png"]
+    assert [image["bytes"] for image in found["images"]] == [picture("blue"), picture("red")]
+    row = {"messages": [ASK, SAY], "images": ["a.1.png"]}
+    members[2] = ("a.json", json.dumps(row).encode())
+    (found,) = load_rows(shard(tmp_path / "c.tar", members))
+    assert found["images"] == [{"bytes": picture("blue")}]
+    assert found.unread == (".0.png",)
     row["images"] = ["../../etc/passwd"]
     members[2] = ("a.json", json.dumps(row).encode())
     assert "names the picture passwd, which it lacks" in refusal(shard(tmp_path / "b.tar", members))
@@ -133,6 +138,12 @@ def test_the_videos_of_a_sample_are_its_rows_media(tmp_path: Path) -> None:
         ([("a.txt", b"\xff"), ("a.png", b"x")], "not UTF-8 at byte 0"),
         ([("a.npy", b"x")], "no format is known with the columns '.npy'"),
         ([("a.json", b'{"messages": []}')], "not a list of turns"),
+        ([("/etc/a.png", b""), ("/etc/a.txt", b"x")], "a.png is empty"),
+        (
+            [("a.json", b'{"text": "x"}'), ("b.json", b'{"text": "y"}'), ("a.png", b"x")],
+            "a.png lies apart from the rest of its sample",
+        ),
+        ([(f"a.s{number}", b"") for number in range(1025)], "a has more than 1024 members"),
     ],
 )
 def test_samples_that_are_no_rows_are_refused_by_name(
@@ -173,6 +184,18 @@ def test_samples_and_headers_beyond_the_limits_are_refused_before_they_are_read(
     info.type, info.size = tarfile.GNUTYPE_LONGNAME, 10**12
     (tmp_path / "c.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
     assert "a header of" in refusal(tmp_path / "c.tar")
+
+
+def test_maps_of_sparse_files_and_global_headers_are_bounded(tmp_path: Path) -> None:
+    sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "a.png"}
+    info, sparse_map = tarfile.TarInfo("a.png"), b"600000\n" + b"1\n" * 1_200_000
+    info.size, info.pax_headers = len(sparse_map), {**sparse, "GNU.sparse.realsize": "1"}
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(info, io.BytesIO(sparse_map))
+    assert "a header of" in refusal(tmp_path / "a.tar")
+    headers = {f"key{number}": "x" for number in range(65)}
+    file = shard(tmp_path / "b.tar", [("a.txt", b"x")], format=tarfile.PAX_FORMAT, pax_headers=headers)
+    assert "follows too many global headers" in refusal(file)
 
 
 def test_damaged_archives_are_refused(tmp_path: Path) -> None:
