@@ -56,21 +56,19 @@ _READ_IN_PARTS = {
 
 def conversation_row(row: Raw, key: str) -> Raw:
     """Return the supervised row of the turns under ``key``; a prompt with its columns if nothing was answered."""
-    images: list[Any] = []
-    messages = [*system_of(row), *conversation(row.get(key), key, images)]
+    messages = [*system_of(row), *conversation(row.get(key), key)]
     if any(message["role"] == "assistant" for message in messages):
-        return with_context(row, {"messages": messages}, key, images=images)
+        return with_context(row, {"messages": messages}, key)
     columns = {name: value for name, value in other_columns(row).items() if name != key}
-    return with_context(row, {**columns, "prompt": messages}, *row, images=images)
+    return {**columns, **with_context(row, {"prompt": messages}, *row)}
 
 
-def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
+def conversation(turns: Any, key: str) -> list[Message]:
     """Parse messages with ``role`` and ``content``; assistant messages may have ``tool_calls``.
 
     Args:
         turns: The row's list of turns, or such a list as JSON text.
         key: The column, for messages.
-        images: A list to which the images of content parts are appended.
 
     Raises:
         BadRow: For rows that are not conversations.
@@ -81,7 +79,7 @@ def conversation(turns: Any, key: str, images: list[Any]) -> list[Message]:
         example = "a human and a gpt turn" if key == "conversations" else "a user and an assistant message"
         raise BadRow(f"{key!r} is not a list of turns", f"give at least {example}")
     whole = [part for turn in pairs_as_turns(turns) for part in turns_of(as_object(turn))]
-    return with_calls_joined([_message(turn, images) for turn in whole])
+    return with_calls_joined([_message(turn) for turn in whole])
 
 
 def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]:
@@ -95,7 +93,7 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
     return messages[:-1], messages[-1:]
 
 
-def _message(turn: Raw, images: list[Any]) -> tuple[Message, bool]:
+def _message(turn: Raw) -> tuple[Message, bool]:
     """Parse a turn; True if it consists of tool calls alone."""
     speaker = "from" if "from" in turn else "role"
     role = _ROLES.get(str(turn.get(speaker)).replace("-", "_"))
@@ -111,10 +109,10 @@ def _message(turn: Raw, images: list[Any]) -> tuple[Message, bool]:
     speaker = "assistant" if calls_alone else role
     thought, thought_key = _reasoning(turn, speaker)
     learned = learned_parts(turn, speaker, {"content": key, "reasoning_content": thought_key})
-    return {**_parsed_turn(turn, role, key, images), **thought, **learned}, calls_alone
+    return {**_parsed_turn(turn, role, key), **thought, **learned}, calls_alone
 
 
-def _parsed_turn(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
+def _parsed_turn(turn: Raw, role: str, key: str) -> Message:
     """Parse role, content and calls of a turn."""
     if role == "tool_call":
         calls = turn.get(key)
@@ -125,21 +123,21 @@ def _parsed_turn(turn: Raw, role: str, key: str, images: list[Any]) -> Message:
     if calls:
         if role != "assistant":
             raise BadRow(f"'tool_calls' in a turn of the {role}", "only the assistant calls tools")
-        content = _content(turn, key, images) if turn.get(key) else ""
+        content = _content(turn, key) if turn.get(key) else ""
         return {"role": role, "content": content, "tool_calls": _calls(calls), **named}
     if role == "tool":
         answers = {k: turn[k] for k in ("tool_call_id",) if isinstance(turn.get(k), str)}
-        content = "" if turn.get(key) == "" else _content(turn, key, images)
+        content = "" if turn.get(key) == "" else _content(turn, key)
         return {"role": role, "content": content, **named, **answers}
-    return {"role": role, "content": _content(turn, key, images), **named}
+    return {"role": role, "content": _content(turn, key), **named}
 
 
-def _content(turn: Raw, key: str, images: list[Any]) -> Any:
+def _content(turn: Raw, key: str) -> Any:
     """Parse text or OpenAI's content parts: joined if all are text, else as parts."""
     parts = turn.get(key)
     if not isinstance(parts, list):
         return string(turn, key)
-    read = [_part(part, images) for part in parts]
+    read = [_part(part) for part in parts]
     if not read:
         raise BadRow(f"{key!r} is empty", "fill it in, or delete the row")
     if any(part["type"] != "text" for part in read):
@@ -147,7 +145,7 @@ def _content(turn: Raw, key: str, images: list[Any]) -> Any:
     return "".join(part["text"] for part in read)
 
 
-def _part(part: Any, images: list[Any]) -> Raw:
+def _part(part: Any) -> Raw:
     kind = part.get("type") if isinstance(part, dict) else None
     note_unread(f"a part's {key}" for key in part if key not in _READ_IN_PARTS) if kind else None
     if (text := text_of_part(part)) is not None:
@@ -174,8 +172,7 @@ def _part(part: Any, images: list[Any]) -> Raw:
             "'content' has parts that are not text, images, audio or video",
             'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
         )
-    images.append(image)
-    return {"type": "image"}
+    return {"type": "image", "source": image}
 
 
 def _medium(part: Raw, medium: str, kind: str) -> Raw:
@@ -254,7 +251,7 @@ PROMPT_KEYS = ("prompt", "messages", "conversations", *ALPACA_KEYS)
 """Keys that may contain a prompt."""
 
 
-def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tuple[Any, list[Any]]:
+def prompt_and_answers(row: Raw, keys: tuple[str, ...]) -> tuple[Any, list[Any]]:
     """Return the prompt of a row, and its answers under ``keys``.
 
     The prompt is in ``prompt``, ``messages``, ``conversations`` or ``instruction``; without one, it is the common
@@ -266,15 +263,15 @@ def prompt_and_answers(row: Raw, keys: tuple[str, ...], images: list[Any]) -> tu
     Raises:
         BadRow: If an answer is missing or empty, or there is no prompt.
     """
-    answers = [_answer(row, key, images) for key in keys]
+    answers = [_answer(row, key) for key in keys]
     prompt: Any
     if "messages" in row or "conversations" in row:
         key = "messages" if "messages" in row else "conversations"
-        prompt = [*system_of(row), *conversation(row[key], key, images)]
+        prompt = [*system_of(row), *conversation(row[key], key)]
     elif "instruction" in row:
         prompt = alpaca_question(row)
     elif isinstance(row.get("prompt"), list):
-        prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
+        prompt = [*system_of(row), *conversation(row["prompt"], "prompt")]
     elif "prompt" in row or (len(answers) == 1 and "prompt" in columns_of(row)):
         prompt = string(row, "prompt")
     else:
@@ -328,11 +325,11 @@ def require_learned(answers: list[Any]) -> None:
         )
 
 
-def _answer(row: Raw, key: str, images: list[Any]) -> Any:
+def _answer(row: Raw, key: str) -> Any:
     value = row.get(key)
     if isinstance(value, dict):
         value = [value]
-    return conversation(value, key, images) if isinstance(value, list) else string(row, key)
+    return conversation(value, key) if isinstance(value, list) else string(row, key)
 
 
 def _as_messages(answer: Any) -> list[Message]:

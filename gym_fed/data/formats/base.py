@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, ClassVar
@@ -125,14 +125,13 @@ def context_of(row: Raw) -> Raw:
     return {key: row[key] for key in ("tools", *MEDIA, "forget") if key in row}
 
 
-def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = ()) -> Raw:
+def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     """Add the row's ``tools``, ``images``, ``audios``, ``videos`` and ``forget`` to ``converted``.
 
     Args:
         row: The row as read from the file.
-        converted: The row converted so far; parts with audio or video of their own are moved to its columns.
+        converted: The row converted so far; media of parts are moved to its columns.
         keys: Keys that were read; other keys are recorded as unread.
-        images: Images of content parts.
 
     Raises:
         BadRow: For invalid tools, and for media that are given both in a column and in parts.
@@ -140,8 +139,8 @@ def with_context(row: Raw, converted: Raw, *keys: str, images: Sequence[Any] = (
     note_unread(key for key in row if key not in keys and key not in _CONTEXT)
     if tools := _tools_of(row):
         converted["tools"] = tools
-    _require_one_call(row, converted.get("messages", ()))
-    inline = {"images": [*(images or converted.get("images", ()))], **_inline_media(converted)}
+    _require_one_call(row, converted)
+    inline = _inline_media(converted)
     for column in MEDIA:
         own, listed = inline[column], _media_of(row, column)
         if own and listed:
@@ -215,7 +214,7 @@ def _tools_of(row: Raw) -> list[Raw]:
     return checked
 
 
-def _require_one_call(row: Raw, messages: Any) -> None:
+def _require_one_call(row: Raw, converted: Raw) -> None:
     """Refuse several calls in one turn of a row with ``parallel_tool_calls: false``. Templates do not render the key.
 
     Raises:
@@ -224,7 +223,7 @@ def _require_one_call(row: Raw, messages: Any) -> None:
     parallel = row.get("parallel_tool_calls")
     if parallel is not None and not isinstance(parallel, bool):
         raise BadRow(f"'parallel_tool_calls' is {parallel!r}, expected true or false", "correct or remove it")
-    if parallel is False and any(len(message.get("tool_calls", ())) > 1 for message in messages):
+    if parallel is False and any(len(message.get("tool_calls", ())) > 1 for message in _turns_of(converted)):
         raise BadRow(
             "has parallel_tool_calls: false and a turn with several calls",
             "remove the key, or give each call a turn with its result",
@@ -232,15 +231,19 @@ def _require_one_call(row: Raw, messages: Any) -> None:
 
 
 def _inline_media(converted: Raw) -> dict[str, list[Any]]:
-    """Take the sources out of audio and video parts, by column, in the order of the conversation."""
-    taken: dict[str, list[Any]] = {"audios": [], "videos": []}
-    for key in ("messages", "prompt", "completion", "chosen", "rejected"):
-        turns = converted.get(key)
-        for turn in turns if isinstance(turns, list) else ():
-            for part in turn["content"] if isinstance(turn.get("content"), list) else ():
-                if (source := part.pop("source", None)) is not None:
-                    taken[f"{part['type']}s"].append(source)
+    """Take the sources out of the parts with media, by column, in the order of the conversation."""
+    taken: dict[str, list[Any]] = {column: [] for column in MEDIA}
+    for turn in _turns_of(converted):
+        for part in turn["content"] if isinstance(turn.get("content"), list) else ():
+            if (source := part.pop("source", None)) is not None:
+                taken[f"{part['type']}s"].append(source)
     return taken
+
+
+def _turns_of(converted: Raw) -> list[Message]:
+    """Return the turns of a converted row: of its conversation, or of its prompt and answers."""
+    parts = [converted.get(key) for key in ("messages", "prompt", "completion", "chosen", "rejected")]
+    return [turn for turns in parts if isinstance(turns, list) for turn in turns]
 
 
 def _media_of(row: Raw, column: str) -> list[Any]:

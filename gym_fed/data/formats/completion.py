@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gym_fed.data.formats._turns import PROMPT_KEYS, prompt_and_answers
 from gym_fed.data.formats.base import Format, Raw, context_of, with_context
 from gym_fed.data.rows import not_learned
@@ -19,14 +17,13 @@ class Completion(Format):
         return "prompt" in row and "completion" in row
 
     def read(self, row: Raw) -> Raw:
-        images: list[Any] = []
-        prompt, (answer,) = prompt_and_answers(row, ("completion",), images)
+        prompt, (answer,) = prompt_and_answers(row, ("completion",))
         both = (
             {"prompt": prompt, "completion": answer}
             if isinstance(prompt, str)
             else {"messages": [*not_learned(prompt), *answer]}
         )
-        return with_context(row, both, "completion", *PROMPT_KEYS, images=images)
+        return with_context(row, both, "completion", *PROMPT_KEYS)
 
     def write(self, row: Raw) -> Raw:
         if "messages" not in row:

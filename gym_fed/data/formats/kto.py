@@ -32,23 +32,22 @@ class KtoFormat(Format):
         return bool(answered) and isinstance(row.get("label"), bool)
 
     def read(self, row: Raw) -> Raw:
-        images: list[Any] = []
         row = row if "completion" in row else alpaca_row(row)
-        prompt, completion = _halves(row, images)
+        prompt, completion = _halves(row)
         require_learned([completion])
         converted = {"prompt": prompt, "completion": completion, "label": _label(row)}
         read = ("completion", "label", "kto_tag", *PROMPT_KEYS)
-        return with_context(row, converted, *read, images=images)
+        return with_context(row, converted, *read)
 
 
-def _halves(row: Raw, images: list[Any]) -> tuple[Any, Any]:
+def _halves(row: Raw) -> tuple[Any, Any]:
     if "completion" in row:
-        prompt, (completion,) = prompt_and_answers(row, ("completion",), images)
+        prompt, (completion,) = prompt_and_answers(row, ("completion",))
         return prompt, completion
     if "instruction" in row:
         return alpaca_question(row), [{"role": "assistant", "content": string(row, "output")}]
     key = "conversations" if "conversations" in row else "messages"
-    return split_answer([*system_of(row), *conversation(row.get(key), key, images)])
+    return split_answer([*system_of(row), *conversation(row.get(key), key)])
 
 
 def _label(row: Raw) -> bool:

@@ -38,11 +38,10 @@ class Preference(Format):
 
     def read(self, row: Raw) -> Raw:
         row = _common_names(row)
-        images: list[Any] = []
         if "chosen" in row:
-            prompt, (chosen, rejected) = prompt_and_answers(row, _PAIR, images)
+            prompt, (chosen, rejected) = prompt_and_answers(row, _PAIR)
         else:
-            prompt, chosen, rejected = _answered_twice(row, images)
+            prompt, chosen, rejected = _answered_twice(row)
         require_learned([chosen, rejected])
         if chosen == rejected:
             raise BadRow("'chosen' and 'rejected' are the same", "drop the row: it prefers nothing")
@@ -51,7 +50,7 @@ class Preference(Format):
                 "'rejected_images' differ from 'images'", "both answers need the same images; drop the row"
             )
         converted = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return with_context(row, converted, *_READ, images=images)
+        return with_context(row, converted, *_READ)
 
 
 def _common_names(row: Raw) -> Raw:
@@ -82,25 +81,30 @@ _OF_PREFERENCE = ("input", "preferred_output", "non_preferred_output")
 """Keys of OpenAI's preference rows."""
 
 
-def _answered_twice(row: Raw, images: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+def _answered_twice(row: Raw) -> tuple[list[Any], list[Any], list[Any]]:
     """Return the prompt of a conversation up to its last question, its answer, and the rejected one (ms-swift)."""
     if "instruction" in row:
-        question, (answer,) = prompt_and_answers(row, ("output",), images)
+        question, (answer,) = prompt_and_answers(row, ("output",))
         turns = [*question, *answer]
     else:
         key = "conversations" if "conversations" in row else "messages"
-        turns = [*system_of(row), *conversation(row.get(key), key, images)]
+        turns = [*system_of(row), *conversation(row.get(key), key)]
     start = 1 + max((at for at, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     prompt, chosen = turns[:start], turns[start:]
     if not chosen:
         raise BadRow("the conversation ends with a question", "end it with the answer that was preferred")
     if (given := row.get("rejected_response")) is None:
-        rejected = conversation(row["rejected_messages"], "rejected_messages", images)
+        if row.get("rejected_messages") is None:
+            raise BadRow(
+                "has no rejected answer: 'rejected_response' and 'rejected_messages' are missing or null",
+                "give one of them, or drop the row",
+            )
+        rejected = conversation(row["rejected_messages"], "rejected_messages")
         if rejected[:start] != prompt:
             rejected = [*system_of(row), *rejected]
         if rejected[:start] != prompt:
             raise BadRow("'rejected_messages' begin differently", "give both conversations the same prompt")
         return prompt, chosen, rejected[start:]
     if isinstance(given, list):
-        return prompt, chosen, conversation(given, "rejected_response", images)
+        return prompt, chosen, conversation(given, "rejected_response")
     return prompt, chosen, [{"role": "assistant", "content": string(row, "rejected_response")}]

@@ -22,13 +22,12 @@ class Prompt(Format):
         return "prompt" in row
 
     def read(self, row: Raw) -> Raw:
-        images: list[Any] = []
         prompt: Any
         if isinstance(row.get("prompt"), list):
-            prompt = [*system_of(row), *conversation(row["prompt"], "prompt", images)]
+            prompt = [*system_of(row), *conversation(row["prompt"], "prompt")]
         else:
             prompt = string(row, "prompt")
             if system := system_of(row):
                 prompt = [*system, {"role": "user", "content": prompt}]
         rest = {key: value for key, value in row.items() if key not in _READ}
-        return with_context(row, {**rest, "prompt": prompt}, *row, images=images)
+        return {**rest, **with_context(row, {"prompt": prompt}, *row)}
