@@ -157,6 +157,22 @@ def with_context(row: Raw, converted: Raw, *keys: str) -> Raw:
     return converted
 
 
+def without_context(row: Raw, converted: Raw, *keys: str) -> Raw:
+    """Return ``with_context`` of a row whose format has no place for tools, media and a system prompt.
+
+    Raises:
+        BadRow: For a row with one of them.
+    """
+    converted = with_context(row, converted, *keys)
+    lost = [key for key in ("tools", *MEDIA) if key in converted] + ["system"] * bool(system_of(row))
+    if lost:
+        raise BadRow(
+            f"has {lost[0]!r} next to {keys[0]!r}, which would not be learned with it",
+            "give messages instead, or remove the column",
+        )
+    return converted
+
+
 _CONTEXT = (
     *("system", "system_prompt", "tools", "functions", *MEDIA, *MEDIA.values(), "forget"),
     "parallel_tool_calls",

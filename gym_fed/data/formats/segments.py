@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.data.formats.base import BadRow, Format, Raw, note_unread, system_of, with_context
+from gym_fed.data.formats.base import BadRow, Format, Raw, note_unread, without_context
 
 
 class SegmentRows(Format):
@@ -12,7 +12,9 @@ class SegmentRows(Format):
 
     @classmethod
     def matches(cls, row: Raw) -> bool:
-        return "segments" in row
+        given = row.get("segments")  # transcripts have segments of another kind next to their text
+        first = given[0] if isinstance(given, list) and given else None
+        return isinstance(first, dict) and first.keys() >= {"label", "text"}
 
     def read(self, row: Raw) -> Raw:
         given = row.get("segments")
@@ -30,14 +32,7 @@ class SegmentRows(Format):
                 )
             note_unread(f"a segment's {key}" for key in segment if key not in ("label", "text"))
             segments.append({"label": segment["label"], "text": segment["text"]})
-        converted = with_context(row, {"segments": segments}, "segments")
-        if lost := [key for key in ("tools", "images") if key in converted] + ["system"] * bool(
-            system_of(row)
-        ):
-            raise BadRow(
-                f"has {lost[0]!r} next to its segments", "write it into the segments, or remove the key"
-            )
-        return converted
+        return without_context(row, {"segments": segments}, "segments")
 
     def write(self, row: Raw) -> Raw:
         if "segments" not in row:

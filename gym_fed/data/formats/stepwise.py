@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gym_fed.data.formats.base import BadRow, Format, Raw, string, with_context
+from gym_fed.data.formats.base import BadRow, Format, Raw, string, without_context
 from gym_fed.data.formats.kto import label_of
 
 
@@ -24,4 +24,4 @@ class Stepwise(Format):
         if len(judged) != len(steps) or None in judged:
             raise BadRow("'labels' has no true or false for each step", "give one label a step")
         converted = {"prompt": string(row, "prompt"), "completions": steps, "labels": judged}
-        return with_context(row, converted, "prompt", "completions", "labels")
+        return without_context(row, converted, "prompt", "completions", "labels")

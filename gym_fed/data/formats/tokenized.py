@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats.base import BadRow, Format, Raw, with_context
+from gym_fed.data.formats.base import BadRow, Format, Raw, without_context
 
 _MASKS = ("completion_mask", "assistant_masks")
+_TEXTS = {"text", "prompt", "conversations", "instruction", "query"}
+"""Columns of other formats."""
 _LABELS = "-100 for a token that is not learned, else the token"
 _IGNORED = -100
 
@@ -18,7 +20,10 @@ class Tokenized(Format):
 
     @classmethod
     def matches(cls, row: Raw) -> bool:
-        return "input_ids" in row
+        if "input_ids" not in row:
+            return False
+        # a set that was mapped through a tokenizer keeps its columns, which any model can read
+        return any(isinstance(row.get(key), list) for key in ("labels", *_MASKS)) or not _TEXTS & row.keys()
 
     def read(self, row: Raw) -> Raw:
         ids = _numbers(row, "input_ids", None)
@@ -33,7 +38,7 @@ class Tokenized(Format):
         if any(label not in (_IGNORED, token) for label, token in zip(labels, ids, strict=True)):
             raise BadRow("'labels' has other tokens than 'input_ids'", f"a label is {_LABELS}")
         converted = {"input_ids": ids, "labels": labels}
-        return with_context(row, converted, "input_ids", "labels", "attention_mask", *_MASKS)
+        return without_context(row, converted, "input_ids", "labels", "attention_mask", *_MASKS)
 
     def write(self, row: Raw) -> Raw:
         if "input_ids" not in row:

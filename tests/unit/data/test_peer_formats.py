@@ -177,7 +177,7 @@ def test_segments_are_encoded_one_by_one_and_learned_by_their_label() -> None:
     assert learned_text(found) == "cd"
     assert learned_text(found, assistant_only=False) == "abcd"
     assert "lacks its text or its label" in refusal({"segments": [{"text": "ab", "label": 1}]})
-    assert "has 'system' next to its segments" in refusal(
+    assert "has 'system' next to 'segments'" in refusal(
         {"segments": [{"text": "a", "label": True}], "system": "s"}
     )
 

@@ -64,3 +64,38 @@ def test_parallel_tool_calls_are_compared_with_the_calls_of_answers() -> None:
     twice = {"role": "assistant", "content": "", "tool_calls": [call("A"), call("B")]}
     pair = {"prompt": [ASK], "chosen": [twice], "rejected": [SAY], "parallel_tool_calls": False}
     assert "a turn with several calls" in refusal(pair)
+
+
+# Columns of other formats, and context that a format has no place for
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"segments": [{"start": 0, "end": 1, "text": "hello"}]},
+        {"input_ids": [1, 2], "attention_mask": [1, 1]},
+    ],
+)
+def test_texts_with_segments_of_a_transcript_or_ids_of_a_tokenizer_are_texts(more: Row) -> None:
+    found = read({"text": "hello", **more})
+    assert found == {"text": "hello"}
+    assert found.unread == tuple(sorted(more))
+
+
+def test_ids_next_to_a_text_are_tokens_if_they_have_labels_or_are_chosen() -> None:
+    row = {"text": "hello", "input_ids": [1, 2]}
+    assert read({**row, "labels": [-100, 2]}) == {"input_ids": [1, 2], "labels": [-100, 2]}
+    assert read(row, format="tokenized") == {"input_ids": [1, 2], "labels": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input_ids": [1, 2]},
+        {"segments": [{"label": True, "text": "a"}]},
+        {"prompt": "p", "completions": ["a"], "labels": [True]},
+    ],
+)
+@pytest.mark.parametrize("more", [{"system": "S"}, {"tools": [{"name": "f"}]}, {"images": ["a.png"]}])
+def test_context_that_a_format_would_drop_is_refused(row: Row, more: Row) -> None:
+    assert f"has {next(iter(more))!r} next to {next(iter(row))!r}" in refusal({**row, **more})
