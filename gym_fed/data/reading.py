@@ -43,12 +43,14 @@ class Learned:
         if self == Learned():
             return
         if "messages" not in row:
-            key = "train_on_eos" if self.roles is None else "roles_to_train"
-            raise BadRow(
-                f"is no conversation, and {key} is about turns", f"remove {key}, or give conversations"
-            )
+            raise self.refused()
         if self.ends != "turn":
             row["train_on_eos"] = self.ends
+
+    def refused(self) -> BadRow:
+        """Return the error for a row that is no conversation."""
+        key = "train_on_eos" if self.roles is None else "roles_to_train"
+        return BadRow(f"is no conversation, and {key} is about turns", f"remove {key}, or give conversations")
 
 
 def load_rows(
@@ -135,6 +137,8 @@ def converted(
             renamed = as_object(raw if rename is None else rename(raw))
             if reader is None:
                 reader = format_of(renamed)
+            if reader.kind != "supervised" and learned != Learned():
+                raise learned.refused()
             with unread_noted() as unread, learning_roles(learned.roles):
                 row = reader.read(renamed)
             for column in MEDIA.keys() & row.keys():

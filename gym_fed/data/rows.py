@@ -148,7 +148,7 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     if actual == kind:
         return [row]
     if actual == "preference":
-        rest = {k: v for k, v in row.items() if k not in ("chosen", "rejected")}
+        rest = _without(row, "chosen", "rejected")
         if kind == "unpaired":
             return [
                 {**rest, "completion": row["chosen"], "label": True},
@@ -161,11 +161,11 @@ def _convert(row: Row, kind: RowKind, number: int) -> list[Row]:
     if actual == "stepwise":
         return _solution(row, kind, number)
     if actual == "supervised" and kind == "prompt" and "completion" in row:
-        rest = {k: v for k, v in row.items() if k != "completion"}
+        rest = _without(row, "completion")
         return [{"answer": row["completion"], **rest}]
     if actual == "supervised" and kind == "prompt" and "messages" in row:
-        messages = row["messages"]
-        rest = {k: v for k, v in row.items() if k != "messages"}
+        messages = [_without(message, "weight", "masked") for message in row["messages"]]
+        rest = _without(row, "messages", "train_on_eos")
         if messages[-1]["role"] != "assistant":  # the answers before are a part of the prompt
             return [{**rest, "prompt": messages}]
         if len(messages) > 1:
@@ -184,7 +184,7 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
     Raises:
         GymError: ``DATA_INVALID`` for a wrong solution that would be learned.
     """
-    rest = {k: v for k, v in row.items() if k not in ("completions", "labels")}
+    rest = _without(row, "completions", "labels")
     if kind == "prompt":
         return [rest]
     whole, right = {**rest, "completion": _joined_steps(row["completions"])}, all(row["labels"])
@@ -198,6 +198,10 @@ def _solution(row: Row, kind: RowKind, number: int) -> list[Row]:
         f"{place_of(row, number)} {problem}",
         "leave it out, or train with kto, which learns from right and wrong solutions",
     )
+
+
+def _without(row: Row, *keys: str) -> Row:
+    return {key: value for key, value in row.items() if key not in keys}
 
 
 def _column_remedy(row: Row, kind: RowKind) -> str:

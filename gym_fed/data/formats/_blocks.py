@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.data.formats._masks import text_of_part
+from gym_fed.data.formats._masks import WEIGHTS, text_of_part
 from gym_fed.data.formats.base import BadRow, Message, Raw, as_object, note_unread
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
 _BLOCKS = {
     "tool_use": ("type", "id", "name", "input"),
     "tool_result": ("type", "tool_use_id", "content"),
@@ -25,6 +26,7 @@ def turns_of(turn: Raw) -> list[Raw]:
     )
     if not isinstance(content, list) or not any(kind in _BLOCKS for kind in kinds):
         return [turn]
+    flags = {key: turn[key] for key in WEIGHTS if turn.get(key) is not None}
     results: list[Raw] = []
     calls: list[Raw] = []
     thoughts: list[str] = []
@@ -36,7 +38,7 @@ def turns_of(turn: Raw) -> list[Raw]:
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
             result = {"role": "tool", "content": _result(block.get("content"))}
-            results.append({**result, "tool_call_id": block.get("tool_use_id")})
+            results.append({**result, "tool_call_id": block.get("tool_use_id"), **flags})
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
         else:
@@ -47,6 +49,10 @@ def turns_of(turn: Raw) -> list[Raw]:
     if calls:
         spoken["tool_calls"] = calls
     if thoughts:
+        if other := next(
+            (key for key in REASONING if turn.get(key) not in (None, "", "\n".join(thoughts))), None
+        ):
+            raise BadRow(f"'thinking' blocks and {other!r} of one turn differ", "give one of them")
         spoken["reasoning_content"] = "\n".join(thoughts)
     return [*results, spoken]
 
@@ -81,19 +87,20 @@ def pairs_as_turns(turns: list[Any]) -> list[Any]:
     return split
 
 
-def with_calls_joined(messages: list[tuple[Message, bool]]) -> list[Message]:
+def with_calls_joined(messages: list[tuple[Message, bool, bool]]) -> list[Message]:
     """Join tool calls that are turns of their own with the assistant's turn before them.
 
     Args:
-        messages: Messages; True for one that consists of tool calls alone, because its role is ``tool_call``.
+        messages: Messages; True for one that consists of tool calls alone, because its role is ``tool_call``; and True
+            for one with a weight of its own. Calls without one have the weight of the turn before them.
     """
     joined: list[Message] = []
-    for message, only_calls in messages:
+    for message, only_calls, weighted in messages:
         last = joined[-1] if joined else {}
         if not only_calls or last.get("role") != "assistant":
             joined.append(as_object(message))
             continue
-        if message.get("weight", 1) != last.get("weight", 1) and "weight" in message:
+        if weighted and message.get("weight", 1) != last.get("weight", 1):
             raise BadRow(
                 "tool calls of one turn have different weights",
                 "give the weight at the first turn of the assistant",

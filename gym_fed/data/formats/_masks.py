@@ -14,11 +14,11 @@ from typing import Any
 from gym_fed.core.text import counted
 from gym_fed.data.formats.base import BadRow, Message, Raw, note_unread
 
-_WEIGHTS = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
+WEIGHTS = ("weight", "train", "training", "loss", "loss_weight", "loss_scale")
 _SWITCHES = ("train", "training", "loss")
 """Aliases of ``weight`` with boolean values."""
 _DETAILS = ("train_detail", "training_detail")
-MASK_KEYS = (*_WEIGHTS, *_DETAILS, "masked")
+MASK_KEYS = (*WEIGHTS, *_DETAILS, "masked")
 """Keys of a turn that decide what is learned."""
 PART_FLAGS = ("train", "weight")
 """Keys of a content part that decide whether it is learned."""
@@ -48,21 +48,21 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
     Raises:
         BadRow: For weights other than 0 and 1, different weights, and ranges that are not in the text.
     """
-    masked = {ours: ranges for ours, theirs in keys.items() if (ranges := _masked_of(turn, ours, theirs))}
-    weight = _weight(turn, role)
-    if weight is None and masked:
-        weight = 1
-    roles = _roles.get()
-    if weight is None:
-        weight = int(role in (("assistant",) if roles is None else roles))
-    if not weight:
-        return {"weight": 0} if role == "assistant" or _weight(turn, role) == 0 else {}
+    weight, roles = given_weight(turn, role), _roles.get()
+    default = weight if weight is not None else int(role in (("assistant",) if roles is None else roles))
+    masked, selected = {}, False
+    for ours, theirs in keys.items():
+        ranges, is_selected = _masked_of(turn, ours, theirs, bool(default))
+        masked |= {ours: ranges} if ranges else {}
+        selected |= is_selected
+    if not default and not (selected and weight is None):
+        return {"weight": 0} if role == "assistant" or weight == 0 else {}
     return ({} if role == "assistant" else {"weight": 1}) | ({"masked": masked} if masked else {})
 
 
-def _weight(turn: Raw, role: str) -> int | None:
+def given_weight(turn: Raw, role: str) -> int | None:
     """Return the weight that a turn gives, 0 or 1; None if it gives none."""
-    given = {key: turn[key] for key in _WEIGHTS if turn.get(key) is not None}
+    given = {key: turn[key] for key in WEIGHTS if turn.get(key) is not None}
     if role != "assistant":  # ms-swift reads these for the assistant alone
         ignored = [key for key in ("loss", "loss_scale") if given.pop(key, None) is not None]
         note_unread(f"a message's {key}" for key in ignored)
@@ -79,24 +79,29 @@ def _require_binary(weight: Any, switch: bool, what: str) -> None:
         raise BadRow(f"{what} is {weight!r}, expected {'true or false' if switch else '0 or 1'}", _REMEDY)
 
 
-def _masked_of(turn: Raw, ours: str, theirs: str) -> list[list[int]]:
-    """Return the ranges of a text that are not learned."""
+def _masked_of(turn: Raw, ours: str, theirs: str, default: bool) -> tuple[list[list[int]], bool]:
+    """Return the ranges of a text that are not learned, and True if a part of it is selected to be learned.
+
+    Args:
+        default: True to learn what has no flag of its own.
+    """
     text = turn.get(theirs)
     if isinstance(text, list):
-        return _of_parts(text, theirs)
+        return _of_parts(text, theirs, default)
     given = turn.get("masked")
-    if given is not None:
-        ranges = given.get(ours, []) if isinstance(given, dict) else given
-        return _checked(ranges, text, "masked")
+    if given is not None and not isinstance(given, dict):
+        note_unread(["a message's masked"])  # a column of another tool
+    elif given is not None and default:
+        return _checked(given.get(ours, []), text, "masked"), False
     details = next((turn[key] for key in _DETAILS if turn.get(key) is not None), None)
-    if details is None or ours != "content":
-        return []
-    return _of_details(details, text)
+    if details is not None and ours == "content":
+        return _of_details(details, text)
+    return ([] if default or not isinstance(text, str) or not text else [[0, len(text)]]), False
 
 
-def _of_parts(parts: list[Any], key: str) -> list[list[int]]:
-    """Return the ranges of parts with ``train: false`` or ``weight: 0``."""
-    ranges, at = [], 0
+def _of_parts(parts: list[Any], key: str, default: bool) -> tuple[list[list[int]], bool]:
+    """Return ``_masked_of`` by the flags of parts: ``train`` and ``weight``."""
+    ranges, at, selected = [], 0, False
     for part in parts:
         flags = {
             flag: part[flag] for flag in PART_FLAGS if isinstance(part, dict) and part.get(flag) is not None
@@ -108,11 +113,12 @@ def _of_parts(parts: list[Any], key: str) -> list[list[int]]:
             raise BadRow(
                 f"a part of {key!r} that is not text has a weight", "remove it: pictures are not learned"
             )
-        length = len(text or "")
-        if length and flags and not any(flags.values()):
+        length, is_learned = len(text or ""), any(flags.values()) if flags else default
+        if length and not is_learned:
             ranges.append([at, at + length])
+        selected |= bool(length and flags and is_learned)
         at += length
-    return ranges
+    return ranges, selected
 
 
 def text_of_part(part: Any) -> str | None:
@@ -123,8 +129,8 @@ def text_of_part(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _of_details(details: Any, text: Any) -> list[list[int]]:
-    """Return the ranges outside those with ``train: true``, whose ends are inclusive (Axolotl)."""
+def _of_details(details: Any, text: Any) -> tuple[list[list[int]], bool]:
+    """Return ``_masked_of`` by ranges with ``train: true``, whose ends are inclusive (Axolotl)."""
     problem = BadRow(
         "'train_detail' is not a list of ranges",
         'write [{"begin_offset": 0, "end_offset": 8, "train": true}, ...]',
@@ -145,7 +151,7 @@ def _of_details(details: Any, text: Any) -> list[list[int]]:
         if start > at:
             ranges.append([at, start])
         at = max(at, end)
-    return ranges + ([[at, len(text)]] if at < len(text) else [])
+    return ranges + ([[at, len(text)]] if at < len(text) else []), bool(learned)
 
 
 def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from gym_fed.data.bounded import columns_of
-from gym_fed.data.formats._blocks import pairs_as_turns, turns_of, with_calls_joined
-from gym_fed.data.formats._masks import MASK_KEYS, PART_FLAGS, learned_parts, text_of_part
+from gym_fed.data.formats._blocks import REASONING, pairs_as_turns, turns_of, with_calls_joined
+from gym_fed.data.formats._masks import MASK_KEYS, PART_FLAGS, given_weight, learned_parts, text_of_part
 from gym_fed.data.formats.base import (
     BadRow,
     Message,
@@ -35,10 +35,9 @@ _ROLES = {
 }
 """Roles by their names in ``role`` and ``from``. Calls that are turns of their own have the role ``tool_call``."""
 _SHOWN_ROLES = "system, user, assistant, tool, tool_call"
-_REASONING = ("reasoning_content", "thinking", "reasoning")
 _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
-    *(*MASK_KEYS, *_REASONING),
+    *(*MASK_KEYS, *REASONING),
 }
 _READ_IN_PARTS = {
     "type",
@@ -57,7 +56,7 @@ _READ_IN_PARTS = {
 def conversation_row(row: Raw, key: str) -> Raw:
     """Return the supervised row of the turns under ``key``; a prompt with its columns if nothing was answered."""
     messages = [*system_of(row), *conversation(row.get(key), key)]
-    if any(message["role"] == "assistant" for message in messages):
+    if any(message["role"] == "assistant" or message.get("weight") == 1 for message in messages):
         return with_context(row, {"messages": messages}, key)
     columns = {name: value for name, value in other_columns(row).items() if name != key}
     return {**columns, **with_context(row, {"prompt": messages}, *row)}
@@ -93,8 +92,8 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
     return messages[:-1], messages[-1:]
 
 
-def _message(turn: Raw) -> tuple[Message, bool]:
-    """Parse a turn; True if it consists of tool calls alone."""
+def _message(turn: Raw) -> tuple[Message, bool, bool]:
+    """Parse a turn; True if it consists of tool calls alone; True if it has a weight of its own."""
     speaker = "from" if "from" in turn else "role"
     role = _ROLES.get(str(turn.get(speaker)).replace("-", "_"))
     if role is None and speaker == "from":
@@ -109,7 +108,10 @@ def _message(turn: Raw) -> tuple[Message, bool]:
     speaker = "assistant" if calls_alone else role
     thought, thought_key = _reasoning(turn, speaker)
     learned = learned_parts(turn, speaker, {"content": key, "reasoning_content": thought_key})
-    return {**_parsed_turn(turn, role, key), **thought, **learned}, calls_alone
+    if calls_alone and "masked" in learned:
+        raise BadRow("parts of a tool call have weights", "give the whole turn a weight")
+    message = {**_parsed_turn(turn, role, key), **thought, **learned}
+    return message, calls_alone, given_weight(turn, speaker) is not None
 
 
 def _parsed_turn(turn: Raw, role: str, key: str) -> Message:
@@ -215,10 +217,17 @@ def _calls(calls: Any) -> list[Raw]:
 
 
 def _source(source: Any) -> Any:
-    """Return the place of an image in Anthropic's layout: a data URL, or a URL."""
-    if isinstance(source, dict) and source.get("type") == "base64":
-        return f"data:{source.get('media_type')};base64,{source.get('data')}"
-    return source.get("url") if isinstance(source, dict) else source
+    """Return the place of an image in Anthropic's layout: a data URL, or a URL.
+
+    Raises:
+        BadRow: For a source with neither.
+    """
+    if not isinstance(source, dict):
+        return source
+    key = "data" if source.get("type") == "base64" else "url"
+    if not isinstance(source.get(key), str) or not source[key]:
+        raise BadRow(f"the source of an image has no {key!r}", "give it, or drop the row")
+    return f"data:{source.get('media_type')};base64,{source[key]}" if key == "data" else source[key]
 
 
 def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
@@ -227,7 +236,7 @@ def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
     Raises:
         BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
     """
-    given = {key: _text(turn, key) for key in _REASONING}
+    given = {key: _text(turn, key) for key in REASONING}
     texts = {key: text for key, text in given.items() if text}
     if texts and role != "assistant":
         raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant reasons")

@@ -9,6 +9,7 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.reading import Learned, converted
+from gym_fed.data.rows import as_kind
 
 Row = dict[str, Any]
 ASK, SAY = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
@@ -99,3 +100,86 @@ def test_ids_next_to_a_text_are_tokens_if_they_have_labels_or_are_chosen() -> No
 @pytest.mark.parametrize("more", [{"system": "S"}, {"tools": [{"name": "f"}]}, {"images": ["a.png"]}])
 def test_context_that_a_format_would_drop_is_refused(row: Row, more: Row) -> None:
     assert f"has {next(iter(more))!r} next to {next(iter(row))!r}" in refusal({**row, **more})
+
+
+# Weights and masks
+
+
+def parts(**flag: bool) -> list[Row]:
+    return [{"type": "text", "text": "ab", **flag}, {"type": "text", "text": "cd"}]
+
+
+def test_of_a_role_that_is_not_learned_exactly_the_selected_parts_are() -> None:
+    def first(content: list[Row], learned: Learned = Learned(), role: str = "user") -> Row:
+        return dict(read({"messages": [{"role": role, "content": content}, SAY]}, learned)["messages"][0])
+
+    user = {"role": "user", "content": "abcd"}
+    assert first(parts(train=True)) == {**user, "weight": 1, "masked": {"content": [[2, 4]]}}
+    assert first(parts(train=False)) == user
+    both = first(parts(train=False), Learned(["user", "assistant"]))
+    assert both == {**user, "weight": 1, "masked": {"content": [[0, 2]]}}
+    answer = {"role": "assistant", "content": "abcd"}
+    assert first(parts(train=False), Learned([]), "assistant") == {**answer, "weight": 0}
+    selected = first(parts(train=True), Learned([]), "assistant")
+    assert selected == {**answer, "masked": {"content": [[2, 4]]}}
+
+
+def test_a_column_masked_of_another_tool_is_not_read() -> None:
+    found = read({"messages": [ASK, {**SAY, "masked": True}]})
+    assert found == {"messages": [ASK, SAY]}
+    assert found.unread == ("a message's masked",)
+
+
+def test_the_flag_of_a_tool_call_turn_is_not_lost_when_it_joins_its_turn() -> None:
+    made = {"role": "tool_call", "content": '{"name": "f", "arguments": {}}'}
+    silent = {**SAY, "weight": 0}
+    for turns, learned in (
+        [[SAY, {**made, "train": True}], Learned([])],
+        [[silent, {**made, "train": True}], Learned()],
+    ):
+        assert "have different weights" in refusal({"messages": [ASK, *turns]}, learned)
+    joined = read({"messages": [ASK, silent, made]})["messages"][1]
+    assert joined["weight"] == 0
+    assert joined["tool_calls"][0]["function"]["name"] == "f"
+    details = [{"begin_offset": 0, "end_offset": 1, "train": True}]
+    assert "parts of a tool call" in refusal({"messages": [ASK, {**made, "train_detail": details}]})
+
+
+def test_a_conversation_of_learned_users_is_no_prompt() -> None:
+    learned = {**ASK, "weight": 1}
+    assert read({"messages": [ASK]}, Learned(["user"])) == {"messages": [learned]}
+    assert read({"messages": [{**ASK, "train": True}]}) == {"messages": [learned]}
+    assert "prompt" in read({"messages": [ASK]})
+
+
+def test_roles_to_train_are_refused_for_pairs_before_their_weights_are_read() -> None:
+    pair = {"prompt": [ASK], "chosen": [SAY], "rejected": [{**SAY, "content": "z"}]}
+    assert "is no conversation, and roles_to_train is about turns" in refusal(pair, Learned([]))
+
+
+def test_flags_of_a_turn_in_anthropics_layout_are_those_of_its_results() -> None:
+    use = [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]
+    result = [{"type": "tool_result", "tool_use_id": "1", "content": "res"}]
+    turns = [{"role": "assistant", "content": use}, {"role": "user", "train": True, "content": result}]
+    found = read({"messages": [ASK, *turns, SAY]})["messages"][2]
+    assert found == {"role": "tool", "content": "res", "tool_call_id": "1", "weight": 1}
+    thinking = [{"type": "thinking", "thinking": "T"}, {"type": "text", "text": "a"}]
+    twice = {"role": "assistant", "content": thinking, "reasoning_content": "R"}
+    assert "'reasoning_content' of one turn differ" in refusal({"messages": [ASK, twice]})
+
+
+@pytest.mark.parametrize(
+    ("source", "key"), [({"type": "url"}, "'url'"), ({"type": "base64", "media_type": "image/png"}, "'data'")]
+)
+def test_an_image_in_anthropics_layout_without_a_place_is_refused(source: Row, key: str) -> None:
+    content = [{"type": "image", "source": source}, {"type": "text", "text": "q"}]
+    assert f"the source of an image has no {key}" in refusal(
+        {"messages": [{"role": "user", "content": content}, SAY]}
+    )
+
+
+def test_a_prompt_from_a_conversation_has_nothing_about_what_is_learned() -> None:
+    row = read(
+        {"messages": [{**ASK, "train": True}, {**SAY, "train": False}, ASK], "id": 1}, Learned(None, "all")
+    )
+    assert as_kind([row], "prompt") == [{"prompt": [ASK, SAY, ASK]}]
