@@ -24,7 +24,15 @@ from gym_fed.data.chat_templates.rendering import (
     training_template,
     trimmed_marks,
 )
-from gym_fed.data.chat_templates.turn_parts import end_after, ends_of, masked_spans, text_span, without
+from gym_fed.data.chat_templates.turn_parts import (
+    END_THINK,
+    THINK,
+    end_after,
+    ends_of,
+    masked_spans,
+    text_span,
+    without,
+)
 
 Reasoning = Literal["learn", "drop", "off"]
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -139,7 +147,7 @@ class ChatRenderer:
             template = replace(template, source=counterpart)
         template, text = _showing(template, messages, tools, place)
         messages = _folded(template, messages)
-        masked = masked_spans(template, messages, tools, given)
+        masked = masked_spans(template, text, messages, tools, given)
         if not self.assistant_only and not silent:
             return RenderedConversation(text, without([(0, len(text))], masked))
         ends = row.get("train_on_eos", "turn") if self.assistant_only else "turn"
@@ -160,7 +168,7 @@ class ChatRenderer:
         elif others or ends != "turn":
             for turn in others:
                 content = str(messages[turn].get("content") or "")
-                spans_of[turn] = [text_span(template, messages, tools, turn, content)]
+                spans_of[turn] = [text_span(template, text, messages, tools, turn, content)]
             selected |= {turn for turn in others if given[turn].get("weight") == 1}
             spans = self._with_ends(text, spans_of, selected, turns, ends)
         return RenderedConversation(text, without(spans, masked))
@@ -274,7 +282,7 @@ def _folded(template: Template, messages: list[Message]) -> list[Message]:
         rest = {key: value for key, value in message.items() if key != "reasoning_content"}
         if message["role"] == "assistant" and "reasoning_content" in message:
             thought, answer = message["reasoning_content"], message.get("content", "")
-            rest["content"] = f"<think>\n{thought}\n</think>\n\n{answer}"
+            rest["content"] = f"{THINK}{thought}{END_THINK}\n\n{answer}"
         folded.append(rest)
     return folded
 

@@ -240,13 +240,13 @@ def _by_message(
 
 def _shared(text: str, prompt: str) -> int:
     """Return the length of the common prefix of ``text`` and ``prompt``, up to the last complete token of a header."""
-    common = prompt[: _common(text, prompt)]
+    common = prompt[: common_prefix(text, prompt)]
     if len(common) == len(prompt):
         return len(common)
     return 1 + max(common.rfind(end) for end in ">\n]")
 
 
-def _common(text: str, other: str) -> int:
+def common_prefix(text: str, other: str) -> int:
     """Return the length of the common prefix of two texts."""
     lengths = range(1, min(len(text), len(other)) + 1)
     return bisect_left(lengths, True, key=lambda length: not text.startswith(other[:length]))
@@ -255,7 +255,7 @@ def _common(text: str, other: str) -> int:
 def _opening(template: Template) -> str:
     """Return the generation prompt after a question."""
     prompted, plain = template.text(_PROBE, prompt=True), template.text(_PROBE)
-    return prompted[_common(prompted, plain) :]
+    return prompted[common_prefix(prompted, plain) :]
 
 
 def _opened(words: str, opening: str) -> int:

@@ -10,55 +10,66 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gym_fed.data.chat_templates.rendering import Message, Span, Template, UnclearTurnsError
+from gym_fed.data.chat_templates.rendering import Message, Span, Template, UnclearTurnsError, common_prefix
 
 _PLACEHOLDERS = ("[[placeholder-7c1f]]", "zzplaceholder4d2ezz")
+THINK, END_THINK = "<think>\n", "\n</think>"
+"""Marks of reasoning in the content."""
 _SPACE = re.compile(r"\s*")
 
 
 def text_span(
-    template: Template, messages: list[Message], tools: Any, turn: int, value: str, key: str = "content"
+    template: Template,
+    text: str,
+    messages: list[Message],
+    tools: Any,
+    turn: int,
+    value: str,
+    key: str = "content",
 ) -> Span:
     """Return the span of a message's text, without white space at its ends, in the rendered conversation.
 
     Args:
+        text: The rendered conversation.
         turn: The index of the message.
-        value: Its text.
+        value: Its text, or a part of it; the last occurrence counts.
         key: The key of the text in the message.
 
     Raises:
         UnclearTurnsError: If the template does not render the text as it is.
     """
-    text, value = template.text(messages, tools), value.strip()
     spans = []
     for placeholder in _PLACEHOLDERS:
         changed = [*messages[:turn], {**messages[turn], key: placeholder}, *messages[turn + 1 :]]
         spans.append(_difference(text, template.text(changed, tools)))
     start, end = min(start for start, _ in spans), max(end for _, end in spans)
-    at = text.rfind(value, start, end)
+    at = text.rfind(value.strip(), start, end)
     if at < 0:
         raise UnclearTurnsError
-    return at, at + len(value)
+    return at, at + len(value.strip())
 
 
 def masked_spans(
-    template: Template, messages: list[Message], tools: Any, given: Sequence[Message]
+    template: Template, text: str, messages: list[Message], tools: Any, given: Sequence[Message]
 ) -> list[Span]:
     """Return the spans of the parts of texts that are not learned (``masked``), in order.
 
     Args:
+        text: The rendered conversation.
         messages: The messages as they are rendered.
         given: The messages of the row; their reasoning may be rendered as a part of the content, or not at all.
     """
     spans = []
     for turn, message in enumerate(given):
         for key, ranges in message.get("masked", {}).items():
-            held = key if key in messages[turn] else "content"
-            value = message[key]
-            if value.strip() not in str(messages[turn].get(held)):
-                continue  # reasoning that is left out
-            start, end = text_span(template, messages, tools, turn, value, held)
-            offset = start - (len(value) - len(value.lstrip()))
+            value, held = message[key], key
+            whole, lead = value.strip(), len(value.lstrip()) - len(value)
+            if key not in messages[turn]:  # reasoning in the content, or left out
+                held, whole, lead = "content", f"{THINK}{value}{END_THINK}", len(THINK)
+            if whole not in str(messages[turn].get(held)):
+                continue
+            start, end = text_span(template, text, messages, tools, turn, whole, held)
+            offset = start + lead
             found = ((max(start, offset + first), min(end, offset + last)) for first, last in ranges)
             spans += [span for span in found if span[0] < span[1]]
     return sorted(spans)
@@ -99,7 +110,6 @@ def end_after(text: str, at: int, ends: Iterable[str]) -> list[Span]:
 
 def _difference(text: str, other: str) -> Span:
     """Return the span of ``text`` that differs from ``other``."""
-    limit = min(len(text), len(other))
-    start = next((at for at in range(limit) if text[at] != other[at]), limit)
-    shared = next((n for n in range(limit - start) if text[-1 - n] != other[-1 - n]), limit - start)
+    start = common_prefix(text, other)
+    shared = min(common_prefix(text[::-1], other[::-1]), len(text) - start, len(other) - start)
     return start, len(text) - shared

@@ -321,3 +321,49 @@ def table() -> str:
 def test_the_table_of_the_documentation_is_what_is_tested_here() -> None:
     page = Path(__file__).parents[3] / "docs" / "chat-templates.md"
     assert table() in page.read_text(encoding="utf-8"), f"put this into {page}:\n{table()}"
+
+
+THOUGHT_MASKED = {
+    "messages": [
+        {"role": "user", "content": "2 + 2?"},
+        {
+            "role": "assistant",
+            "reasoning_content": "4 is",
+            "content": "so 4 is it",
+            "masked": {"reasoning_content": [[0, 1]]},
+        },
+        {"role": "user", "content": "sure?"},
+        {"role": "assistant", "content": "yes"},
+    ]
+}
+
+
+@pytest.mark.parametrize("name", ["deepseek_r1_distill", "qwen3"])
+def test_masked_reasoning_is_that_of_the_thought_and_not_of_the_same_words_in_the_answer(name: str) -> None:
+    text = learned(byte_tokenizer(source(name)), THOUGHT_MASKED)
+    thought, _, answer = text.partition("</think>")
+    assert thought.replace("<think>", "").split() == ["is"]
+    assert "so 4 is it" in answer
+    dropped = learned(byte_tokenizer(source(name)), THOUGHT_MASKED, reasoning="drop")
+    assert "so 4 is it" in dropped
+
+
+def test_end_tokens_of_all_turns_take_two_renderings_of_each_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from gym_fed.data.chat_templates.rendering import Template
+
+    calls, render = [], Template.text
+
+    def counted(self: Template, *args: Any, **more: Any) -> str:
+        calls.append(1)
+        return render(self, *args, **more)
+
+    monkeypatch.setattr(Template, "text", counted)
+    tokenizer = byte_tokenizer(source("qwen3"))
+    turns = [{"role": "user", "content": f"q{n}"} for n in range(20)]
+    row = {"messages": [*turns, {"role": "assistant", "content": "a"}]}
+    learned(tokenizer, row)
+    before = len(calls)
+    learned(tokenizer, {**row, "train_on_eos": "all"})
+    assert len(calls) - 2 * before <= 2 * len(turns)
