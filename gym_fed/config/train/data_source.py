@@ -195,3 +195,18 @@ class DataSections(StrictModel):
         if self.mask_history and self.packing is True:
             raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
         return self
+
+    def _validate_learned_turns(self, learns_all: bool) -> None:
+        """Refuse settings of sources about turns that a setting of the run makes ineffective."""
+        for source in (*self.data, *self.eval_data):
+            key = "train_on_eos" if source.roles_to_train is None else "roles_to_train"
+            given = source.roles_to_train is not None or source.train_on_eos != "turn"
+            if given and learns_all:
+                raise ValueError(
+                    f"data: {key} is about turns, and this run learns whole conversations; remove it, or set "
+                    "assistant_only_loss: true (and packing: false)"
+                )
+            if self.mask_history and (source.roles_to_train is not None or source.train_on_eos == "all"):
+                raise ValueError(
+                    f"data: {key} and mask_history, which learns the last answer alone; remove one"
+                )

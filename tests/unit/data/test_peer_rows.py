@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.reading import Learned, converted
 from gym_fed.data.rows import as_kind
@@ -183,3 +184,23 @@ def test_a_prompt_from_a_conversation_has_nothing_about_what_is_learned() -> Non
         {"messages": [{**ASK, "train": True}, {**SAY, "train": False}, ASK], "id": 1}, Learned(None, "all")
     )
     assert as_kind([row], "prompt") == [{"prompt": [ASK, SAY, ASK]}]
+
+
+@pytest.mark.parametrize("source", [{"roles_to_train": ["user"]}, {"train_on_eos": "all"}])
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"assistant_only_loss": False}, "learns whole conversations"),
+        ({"train_on_prompt": True}, "learns whole conversations"),
+        ({"packing": True}, "learns whole conversations"),
+        ({"algorithm": "pretrain"}, "learns whole conversations"),
+        ({"mask_history": True}, "and mask_history"),
+    ],
+)
+def test_settings_about_turns_are_refused_where_the_run_ignores_them(
+    source: Row, settings: Row, problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem) as caught:
+        TrainingConfig(data=[{"path": "rows.jsonl", **source}], **settings)
+    assert next(iter(source)) in str(caught.value)
+    TrainingConfig(data=[{"path": "rows.jsonl", **source}])
