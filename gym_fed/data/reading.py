@@ -17,7 +17,7 @@ from gym_fed.data.bounded import CsvRow, columns_of
 from gym_fed.data.column_guess import ColumnGuess, guess_rest
 from gym_fed.data.files import DataFile, Placed, find_files, read_raw
 from gym_fed.data.formats._masks import learning_roles
-from gym_fed.data.formats.base import BadRow, EmptyCell, Format, Raw, as_object, unread_noted
+from gym_fed.data.formats.base import BadRow, EmptyCell, Format, Raw, as_object, parsed, unread_noted
 from gym_fed.data.rows import MEDIA, SURROGATE_REMEDY, PlacedDict, Row, surrogate_in
 
 PlacedRow = tuple[str, Row]
@@ -338,18 +338,24 @@ def renaming(columns: Mapping[str, str]) -> Callable[[Any], Any] | None:
 
 
 def _lifted(row: Raw, names: Iterable[str]) -> Raw:
-    """Return a row with columns of columns (``data.messages``) as columns of their own."""
+    """Return a row with nested columns (``data.messages``, at any depth) as columns of their own."""
     for name in names:
         outer, _, inner = name.partition(".")
-        if name in row or not isinstance(row.get(outer), dict) or inner not in row[outer]:
+        if name in row or not inner or not isinstance(row.get(outer), dict):
             continue
-        rest = {key: value for key, value in row[outer].items() if key != inner}
+        nested = _lifted(row[outer], [inner])
+        if inner not in nested:
+            continue
+        rest = {key: value for key, value in nested.items() if key != inner}
         others = {key: value for key, value in row.items() if key != outer}
-        row = {**others, **({outer: rest} if rest else {}), name: row[outer][inner]}
+        row = {**others, **({outer: rest} if rest else {}), name: nested[inner]}
     return row
 
 
 def _turns(value: Any, key: str) -> list[Any]:
+    """Return a list of turns, which may be given as JSON text."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parsed(value, key)
     if not isinstance(value, list):
         raise BadRow(f"{key!r} is not a list of turns", "name the column of the turns: messages=COLUMN")
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.data.reading import Learned, converted
+from gym_fed.data.reading import Learned, converted, renaming
 from gym_fed.data.rows import as_kind
 
 Row = dict[str, Any]
@@ -204,3 +205,15 @@ def test_settings_about_turns_are_refused_where_the_run_ignores_them(
         TrainingConfig(data=[{"path": "rows.jsonl", **source}], **settings)
     assert next(iter(source)) in str(caught.value)
     TrainingConfig(data=[{"path": "rows.jsonl", **source}])
+
+
+def test_columns_name_turns_as_text_and_at_any_depth() -> None:
+    turns = [{"speaker": "user", "said": "hi"}, {"speaker": "assistant", "said": "ho"}]
+    within = {"messages.role": "speaker", "messages.content": "said"}
+    for row, column in (
+        ({"talk": json.dumps(turns)}, "talk"),
+        ({"data": {"inner": {"talk": turns}, "id": 1}}, "data.inner.talk"),
+    ):
+        rename = renaming({"messages": column, **within})
+        ((_, found),) = converted([("rows:1", row)], "auto", rename)
+        assert found == {"messages": [ASK, SAY]}
