@@ -139,12 +139,12 @@ class VariantLayers:
     def __init__(self, model: nn.Module, layout: ModelLayout) -> None:
         self.rows: StepRows | None = None
         names = {id(parameter): name for name, parameter in layout.replaceable.items()}
-        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
+        self._locations: dict[str, list[tuple[nn.Module, str]]] = {}
         """The modules that have each replaceable parameter, under their own name for it."""
         for module in model.modules():
             for own, parameter in module._parameters.items():
                 if (name := names.get(id(parameter))) is not None:
-                    self._places.setdefault(name, []).append((module, own))
+                    self._locations.setdefault(name, []).append((module, own))
         self._handles = []
         for target in layout.target_modules:
             module = model.get_submodule(target.module)
@@ -171,7 +171,7 @@ class VariantLayers:
         self.rows = rows
         try:
             for name, tensor in ({} if replaced is None else replaced.replaced).items():
-                for module, own in self._places[name]:
+                for module, own in self._locations[name]:
                     old.append((module, own, module._parameters[own]))
                     module._parameters[own] = tensor  # type: ignore[assignment]
             yield

@@ -25,6 +25,8 @@ _SEQUENCES = ("keys", "values", "indexer_keys")
 """Tensors of a cache layer whose second to last dimension is the tokens; all others have a fixed size per request."""
 _CARRIED = ("recurrent_states", "conv1d_state")
 """State that RecurrentGemma keeps in its modules instead of the cache."""
+_PADDING = 100.0
+"""Keys and values of padding. Far from 0, so that a model that attends to them fails its trial in bfloat16, too."""
 _NODES = (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)
 
 
@@ -134,7 +136,9 @@ def _joined(name: str, values: list[Any], rows: Sequence[StateRow], lengths: Seq
         if name in _SEQUENCES:
             counts = [min(length, part.shape[-2]) for part, length in zip(parts, lengths, strict=True)]
             parts = [
-                functional.pad(part[..., part.shape[-2] - count :, :], (0, 0, max(counts) - count, 0))
+                functional.pad(
+                    part[..., part.shape[-2] - count :, :], (0, 0, max(counts) - count, 0), value=_PADDING
+                )
                 for part, count in zip(parts, counts, strict=True)
             ]
         return torch.cat(parts)
@@ -172,15 +176,15 @@ class CarriedState:
     """The state that modules of one model keep in attributes, which is exchanged with every forward."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._places = [(m, name) for m in model.modules() for name in _CARRIED if name in vars(m)]
+        self._locations = [(m, name) for m in model.modules() for name in _CARRIED if name in vars(m)]
 
     def put(self, carried: Sequence[Tensor | None] | None) -> None:
         """Set the state; None: that of an empty text."""
-        for at, (module, name) in enumerate(self._places):
+        for at, (module, name) in enumerate(self._locations):
             setattr(module, name, None if carried is None else carried[at])
 
     def take(self) -> list[Tensor | None]:
         """Return the state, and reset it."""
-        carried = [getattr(module, name) for module, name in self._places]
+        carried = [getattr(module, name) for module, name in self._locations]
         self.put(None)
         return carried

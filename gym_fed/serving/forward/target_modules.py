@@ -37,7 +37,7 @@ class TargetParameter:
     Attributes:
         shape: The shape of the parameter.
         kind: ``matrix`` of a linear layer, an embedding or both; ``transposed`` (GPT-2's Conv1D), ``norm``, ``bias``;
-            ``replaced`` for every other, whose module uses it in its own way.
+            ``replaced`` for every other (experts, convolutions, state).
         refusal: Why no variant may change it; empty if one may.
     """
 
@@ -131,7 +131,8 @@ class ModelLayout:
             for key, parameter in own.items():
                 if target is None or parameter not in (target.weight, target.bias):
                     refusals[parameter] = (
-                        why or f"{type(module).__name__} {name!r} uses its {key} in its own way"
+                        why
+                        or f"{type(module).__name__} {name!r} uses its {key} as no linear layer, embedding or norm does"
                     )
                 else:
                     kinds[parameter] = _kind(target, key, module)

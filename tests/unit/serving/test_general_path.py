@@ -144,6 +144,7 @@ def test_requests_of_longrope_do_not_change_each_other() -> None:
         ("RecurrentGemma", (True, False)),
         ("Rwkv", (False, False)),
         ("MiniMax", (False, False)),
+        ("Git", (False, True)),
     ],
 )
 def test_rounding_does_not_hide_that_a_class_cannot_share(kind: str, shares: tuple[bool, bool]) -> None:
@@ -492,9 +493,14 @@ def test_a_lack_of_memory_while_opening_is_not_taken_for_a_missing_feature() -> 
         MultiVariantModel(model)
 
 
-def test_opening_a_model_keeps_no_activations_for_gradients() -> None:
+def test_trying_the_cache_of_a_model_keeps_no_activations_for_gradients() -> None:
     model, recorded = build("Lfm2"), []
-    model.register_forward_hook(lambda _module, _args, output: recorded.append(output.logits.requires_grad))
+
+    def record(_module: Any, _args: Any, arguments: Any, output: Any) -> None:
+        if arguments.get("use_cache"):
+            recorded.append(output.logits.requires_grad)
+
+    model.register_forward_hook(record, with_kwargs=True)
     with MultiVariantModel(model):
         pass
     assert recorded

@@ -1,4 +1,4 @@
-"""Variants of parameters and modules that classes use in their own way: experts, routers, sinks, heads."""
+"""Variants of parameters outside linear layers, embeddings and norms: experts, routers, sinks, heads."""
 
 from __future__ import annotations
 
