@@ -47,10 +47,12 @@ def images_type(folder: Path) -> str | None:
     """Return the model type if it reads images or sound and has no text-only class in transformers; otherwise None."""
     with suppress(OSError, ValueError, AttributeError):  # loading reports it
         config = read_object(folder / "config.json")
+        kind = config.get("model_type")
+        if kind in _ORDINARY:
+            return None  # without importing transformers
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as TEXT_CLASSES
         from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as CLASSES
 
-        kind = config.get("model_type")
         has_part = "vision_config" in config or "audio_config" in config or kind in CLASSES
         if has_part and kind not in TEXT_CLASSES:
             return str(kind)
