@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gym_fed.base.models import load_tokenizer
+from gym_fed.cli.api.app import _description
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import Engine
@@ -403,6 +404,8 @@ def test_a_server_answers_for_base_and_variant_as_generate_does(tmp_path: Path, 
     )
     with open_serving(config) as serving:
         assert serving.served.described.startswith(f"{kind}ForCausalLM: steps by general, as its ")
+        described = _description("http://localhost", serving)
+        assert (described["forward"], described["prefix_cache"]) == ("general", False)
         for name, tuned in (("base", model), ("base:all", merged(model, delta))):
             asked = {"model": name, "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0}
             pending = serving.service.begin(COMPLETIONS, asked, LOCAL)
