@@ -98,14 +98,29 @@ class VocabularyUnion:
         return cls(tokens, spec, wider, old, new, first), replace(base, tokenizer=tokenizer)
 
     def left_out(self, update: DeltaFile) -> list[str]:
-        """Describe roles and properties of an update's tokens that differ from the union's."""
+        """Describe what the soup does not have of an update: roles and properties of tokens, rows without a token."""
         ours = {t.text: t.flags for t in (*self.tokens.tokens, *self.tokens.changed)}
         own = (*update.vocabulary.tokens, *update.vocabulary.changed)
         roles = update.vocabulary.roles.items()
         return [
             *(f"{role}: {plain(text, 40)!r}" for role, text in roles if self.tokens.roles.get(role) != text),
             *(f"properties of {plain(t.text, 40)!r}" for t in own if ours.get(t.text) != t.flags),
+            *(
+                f"rows of {name} without a token, whose change has the norm {norm:.3g}"
+                for name in self.new
+                if (norm := self._norm_without_tokens(update, name))
+            ),
         ]
+
+    def _norm_without_tokens(self, update: DeltaFile, name: str) -> float:
+        """Return the norm of an update's change of the base's unused rows, except those of its own tokens."""
+        old = self.old[name].float().cpu()
+        change = update.decode(name).clone() if name in update else torch.zeros(old.shape)
+        if update.added_rows is not None:
+            first = update.added_rows.first
+            change[first:] = update.decode_added(name)[: len(old) - first] - old[first:]
+        change[[token.id for token in update.vocabulary.tokens if token.id < len(old)]] = 0.0
+        return float(change[min(self.first, len(old)) :].norm())
 
     def restate(self, update: DeltaFile, path: Path) -> None:
         """Write an update against the wider base; other tensors are copied.

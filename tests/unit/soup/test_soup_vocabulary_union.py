@@ -161,3 +161,56 @@ def test_end_tokens_that_differ_are_reported_and_the_first_is_kept(tmp_path: Pat
     done = gym("soup", "merge", tmp_path / "a", tmp_path / "b", *words)
     assert done.exit_code == 0, done.exception
     assert "eos_token: '<|b|>'" in json.loads(done.stdout)["not_merged"][str(tmp_path / "b")]
+
+
+def test_changes_of_rows_without_a_token_are_reported_with_their_norm(
+    tmp_path: Path, tiny_base: Path
+) -> None:
+    base = tmp_path / "base"
+    weight = save_with_tokens(tiny_base, base, [], rows=300).get_input_embeddings().weight.detach()
+    size = len(load_tokenizer(str(base)))
+    names = {"token and rows": ["<think>"], "rows alone": [], "token alone": ["<a>"]}
+    for seed, (name, tokens) in enumerate(names.items()):
+        model = save_with_tokens(base, tmp_path / name, tokens, seed=seed)
+        own = model.get_input_embeddings().weight
+        with torch.no_grad():
+            own[size + len(tokens) :] = weight[size + len(tokens) :]
+            if "rows" in name:
+                own[280] += 0.5
+        model.save_pretrained(tmp_path / name)
+    words = ("--base", base, "--rule", "linear", "-o", tmp_path / "soup.gymdelta", "--json")
+    done = gym("soup", "merge", *(tmp_path / name for name in names), *words)
+    assert done.exit_code == 0, done.exception
+    reported = json.loads(done.stdout)["not_merged"]
+    norm = 0.5 * weight.shape[1] ** 0.5
+    text = f"rows of model.embed_tokens.weight without a token, whose change has the norm {norm:.3g}"
+    assert reported == {str(tmp_path / name): [text] for name in ("token and rows", "rows alone")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tokens_of_a_model_with_its_own_head_are_merged_in_embeddings_and_head(
+    tmp_path: Path, tiny_base: Path, dtype: str
+) -> None:
+    loaded = load_model(str(tiny_base))
+    untied: Any = loaded.model
+    untied.lm_head.weight = torch.nn.Parameter(untied.lm_head.weight.detach() * 1.5)
+    untied.config.tie_word_embeddings = False
+    untied.to(getattr(torch, dtype)).save_pretrained(tmp_path / "base")
+    loaded.tokenizer.save_pretrained(tmp_path / "base")
+    updates = [tmp_path / name for name in ("one", "two")]
+    for seed, (path, tokens) in enumerate(zip(updates, (FIRST, SECOND), strict=True)):
+        save_with_tokens(tmp_path / "base", path, tokens, seed=seed)
+    merged = soup(tmp_path / "base", updates, tmp_path, "--rule", "linear")
+    one, two = (load_model(str(path)) for path in updates)
+    for part in ("get_input_embeddings", "get_output_embeddings"):
+
+        def own(model: Any, token: str, part: str = part) -> torch.Tensor:
+            weight: torch.Tensor = getattr(model.model, part)().weight
+            return weight[model.tokenizer.convert_tokens_to_ids(token)].float()
+
+        assert torch.equal(own(merged, "<a>"), own(one, "<a>"))
+        assert torch.equal(own(merged, "<b>"), own(two, "<b>"))
+        expected = (own(one, "<think>") + own(two, "<think>")) / 2
+        limit = 1e-6 if dtype == "float32" else 2**-8 * float(expected.detach().abs().max())
+        torch.testing.assert_close(own(merged, "<think>"), expected, rtol=0, atol=limit)
+    assert not torch.equal(own(merged, "<think>"), row(merged, "<think>").float())
