@@ -63,8 +63,10 @@ def lora_change(
     old = model_tensors(base)
     factors = factors_on(model, old)
     spec = BaseSpec("the base", "", {name: tuple(tensor.shape) for name, tensor in old.items()})
-    whole = model_tensors(merged(model if owned else copy.deepcopy(model)))
-    whole, added = (whole, None) if tokenizers is None else split_vocabulary(whole, old, tokenizers)
+    tuned = merged(model if owned else copy.deepcopy(model))
+    whole, added = (
+        (model_tensors(tuned), None) if tokenizers is None else split_vocabulary(tuned, old, tokenizers)
+    )
     new = checked_tensors(whole, spec, "tuned")
     values: dict[str, Tensor] = {}
     for name in new.keys() - factors.keys():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from gym_fed.base.modeling.vocabulary import (
     text_tokenizer,
     token_changes,
     vocabulary_difference,
+    vocabulary_parameters,
 )
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
@@ -34,18 +34,14 @@ from gym_fed.delta.added_tokens import (
     shown_tokens,
     unnamed_rows,
 )
-from gym_fed.delta.base import BaseSpec, Tensors
+from gym_fed.delta.base import BaseSpec, Tensors, model_tensors
 from gym_fed.delta.file import DeltaFile, apply_delta
-from gym_fed.delta.policy import parts_of
 from gym_fed.delta.writer import DeltaEntry, DeltaInfo, write_delta
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from gym_fed.base.models import LoadedModel
-
-_POSITIONS = re.compile(r"wpe|position")
-_HEAD_BIASES = ("lm_head.bias", "embed_out.bias")
 
 
 @dataclass(frozen=True)
@@ -81,14 +77,14 @@ class VocabularyChange:
 
 
 def split_vocabulary(
-    tuned: Tensors, base: Tensors, tokenizers: tuple[Any, Any] = (None, None), name: str = "the fine-tune"
+    tuned: nn.Module, base: Tensors, tokenizers: tuple[Any, Any] = (None, None), name: str = "the fine-tune"
 ) -> tuple[dict[str, Tensor], VocabularyChange]:
     """Split a fine-tune's tensors into those of the base's shapes, and the change of its vocabulary.
 
     A vocabulary that was cut to the tokenizer's size (the base's is padded) gets the base's rows again.
 
     Args:
-        tuned: Tensors of the fine-tune; unchanged ones are returned as they are.
+        tuned: The fine-tune; its unchanged tensors are returned as they are.
         base: Tensors of the base.
         tokenizers: Tokenizers of the base and the fine-tune, if both are known.
         name: Name of the fine-tune in errors.
@@ -97,22 +93,21 @@ def split_vocabulary(
         GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer, or have no rows.
     """
     tokens = _added_tokens(*tokenizers, name)
-    parts = parts_of({key: tuple(tensor.shape) for key, tensor in base.items()})
-    words = [key for key, part in parts.items() if part == "embeddings" and not _POSITIONS.search(key)]
-    old = max((len(base[key]) for key in words), default=0)
-    heads = [key for key, part in parts.items() if part == "head" or key.endswith(_HEAD_BIASES)]
-    keys = [key for key in words + heads if key in tuned and len(base[key]) == old]
-    sizes = {len(tuned[key]) for key in keys}
-    if len(sizes) != 1 or any(tuned[key].shape[1:] != base[key].shape[1:] for key in keys):
-        return dict(tuned), VocabularyChange(tokens)  # another model, which the comparison of shapes reports
+    split = model_tensors(tuned)
+    keys = [key for key in vocabulary_parameters(tuned) if key in base]
+    before = {len(base[key]) for key in keys}
+    sizes = {len(split[key]) for key in keys}
+    if len(before) != 1 or any(split[key].shape[1:] != base[key].shape[1:] for key in keys):
+        return split, VocabularyChange(tokens)  # another model, which the comparison of shapes reports
+    (old,) = before
     (new,) = sizes
     _require_rows(tokens, new, name)
     if new < old:
         _require_unnamed(tokenizers[0], new, name)
     first = min([old, *(token.id for token in tokens.tokens)])
-    split, rows = dict(tuned), {}
+    rows: dict[str, Tensor] = {}
     for key in keys if new != old or first < old else ():
-        whole, own = tuned[key], base[key].to(tuned[key])
+        whole, own = split[key], base[key].to(split[key])
         split[key] = torch.cat([whole[: min(first, new)], own[min(first, new) :]])
         rows[key] = torch.cat([whole[first:], own[max(first, new) :]]).detach().to("cpu", torch.float32)
     if new <= old and first == old:
@@ -234,12 +229,19 @@ def _require_rows(tokens: AddedTokens, rows: int, name: str) -> None:
 
 
 def _require_unnamed(tokenizer: Any, size: int, name: str) -> None:
-    """Refuse embeddings that were cut below the base's tokens."""
-    largest = -1 if tokenizer is None else max(text_tokenizer(tokenizer).get_vocab().values(), default=-1)
+    """Refuse embeddings that were cut below the base's tokens, or whose base has unknown tokens."""
+    rows = f"{name}: its embeddings have {counted(size, 'row')}, "
+    if tokenizer is None:
+        raise GymError(
+            ErrorCode.BASE_MISMATCH,
+            f"{rows}fewer than its base's, and the base's tokenizer is not known",
+            "give the base and the fine-tune by name, so that their tokenizers are read",
+        )
+    largest = max(text_tokenizer(tokenizer).get_vocab().values(), default=-1)
     if largest >= size:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"{name}: its embeddings have {counted(size, 'row')}, and its base has tokens up to the id {largest}",
+            f"{rows}and its base has tokens up to the id {largest}",
             "a delta cannot remove tokens; give a fine-tune with all of them",
         )
 

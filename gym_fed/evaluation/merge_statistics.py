@@ -236,7 +236,7 @@ def layer_errors(
     Raises:
         GymError: ``DATA_INVALID`` if the rows have nothing to encode.
     """
-    split, _ = split_vocabulary(model_tensors(tuned), base)
+    split, _ = split_vocabulary(tuned, base, (tokenizer, None))
     if delta.added_rows is not None:  # the file has the base's own values there, as no change
         first = delta.added_rows.first
         for name in delta.added_rows.names:

@@ -24,7 +24,7 @@ from gym_fed.base.modeling.adapters import merged
 from gym_fed.base.modeling.differences import require_same_settings
 from gym_fed.base.models import load_model, load_tuned, model_name
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.base import BaseSpec, checked_tensors, model_tensors
+from gym_fed.delta.base import BaseSpec, checked_tensors
 from gym_fed.delta.budget import MENU, Sensitivity
 from gym_fed.delta.encode import encode_source, energy_of, lora_delta
 from gym_fed.delta.factors import factors_on
@@ -158,7 +158,7 @@ class Quantizer:
         different = require_same_settings(
             teacher.name, given.model, whole, tokenizers, allow=allow_differences, added_tokens=True
         )
-        split, added = split_vocabulary(model_tensors(whole), old, tokenizers, teacher.name)
+        split, added = split_vocabulary(whole, old, tokenizers, teacher.name)
         target = Path(out).with_name(f".{Path(out).name}.part") if added else Path(out)
         new = checked_tensors(split, spec, "tuned")
         deltas = {name: new[name].cpu().float() - old[name].cpu().float() for name in old}

@@ -49,7 +49,7 @@ def unadapted_names(model: Any) -> list[str]:
             last in _NAMES
             or _CLASS.search(kind)
             or kind.endswith(_GROUPED)
-            or (hasattr(modules[path], "A_log") and last in _weights_read(type(modules[path])))
+            or (hasattr(modules[path], "A_log") and last in _weights_read(modules[path].__class__))
         ):
             ends[name] = last
         elif path and (parent == "router" or _CLASS.search(type(modules[path]).__name__)):

@@ -214,9 +214,7 @@ class Inputs:
                 return path
             tuned = merged(tuned, name)
         exact = CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False)
-        split, added = split_vocabulary(
-            model_tensors(tuned), model_tensors(self.base.model), tokenizers, name
-        )
+        split, added = split_vocabulary(tuned, model_tensors(self.base.model), tokenizers, name)
         encode_delta(split, self.base.model, exact, path, self.spec)
         if added:
             attach_vocabulary(path, self.spec, added)

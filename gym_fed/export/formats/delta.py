@@ -66,7 +66,7 @@ class Delta(ExportFormat):
             if change.added:
                 attach_vocabulary(target, spec, change.added)
         else:
-            split, added = split_vocabulary(model_tensors(source.whole()), tensors, tokenizers, source.name)
+            split, added = split_vocabulary(source.whole(), tensors, tokenizers, source.name)
             encode_delta(split, tensors, codec, target, spec)
             if added:
                 attach_vocabulary(target, spec, added)

@@ -24,7 +24,10 @@ from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.vocabulary import extended_by
 from gym_fed.evaluation.scoring.models import ModelRequest, open_models, resolve_model
 from gym_fed.evaluation.scoring.scorer import Continuation
+from gym_fed.quantization.config import CalibratedPolicy
+from gym_fed.quantization.quantizer import Quantizer
 from tests.support.added_tokens import save_with_tokens
+from tests.support.tiny_models import tiny_model
 
 TOKENS = ["<think>", "</think>", "<|step|>"]
 TEXT = "<think>one two</think> yes<|step|>"
@@ -371,3 +374,45 @@ def test_an_exported_lora_run_with_resized_embeddings_keeps_its_factors_and_its_
     with DeltaFile.open(file, added_tokens=True) as delta:
         assert [token.text for token in delta.vocabulary.tokens] == ["<think>"]
         assert "lora" in {delta.record(name).codec for name in delta.names}
+
+
+def test_another_table_that_grew_with_the_vocabulary_is_refused_when_it_is_encoded(tmp_path: Path) -> None:
+    base, tuned = tiny_model("llama"), tiny_model("llama")
+    rows = len(base.get_input_embeddings().weight)
+    tuned.resize_token_embeddings(rows + 2, mean_resizing=False)
+    for model in (base, tuned):  # as Gemma 3n's embeddings per layer
+        model.model.embed_tokens_per_layer = torch.nn.Embedding(len(model.get_input_embeddings().weight), 8)
+    out = tmp_path / "d.gymdelta"
+    with pytest.raises(GymError, match=r"'model\.embed_tokens_per_layer\.weight' has shape") as caught:
+        Quantizer(CalibratedPolicy(codec="bitdelta")).quantize(base, tuned, out=out, progress=False)
+    assert caught.value.code is ErrorCode.BASE_MISMATCH
+    assert not out.exists()
+
+
+def test_a_vocabulary_that_was_cut_is_refused_where_the_tokens_of_the_base_are_not_known(
+    tmp_path: Path,
+) -> None:
+    base, tuned = tiny_model("llama"), tiny_model("llama")
+    rows = len(base.get_input_embeddings().weight)
+    tuned.resize_token_embeddings(rows - 2, mean_resizing=False)
+    with pytest.raises(
+        GymError, match=f"have {rows - 2} rows, .* the base's tokenizer is not known"
+    ) as caught:
+        Quantizer(CalibratedPolicy(codec="bitdelta")).quantize(
+            base, tuned, out=tmp_path / "d", progress=False
+        )
+    assert "by name" in str(caught.value.hint)
+
+
+def test_a_processor_gets_the_tokens_in_a_copy_of_its_tokenizer() -> None:
+    pytest.importorskip("PIL")
+    from transformers import CLIPImageProcessorPil, LlavaProcessor
+
+    image = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    processor = LlavaProcessor(image, load_tokenizer("gym-nano"))
+    number = len(processor.tokenizer)
+    tokens = AddedTokens((TableToken(number, "<think>", ("special",)),), {"eos_token": "<think>"})
+    extended = extended_by(processor, tokens, "a fine-tune")
+    assert isinstance(extended, LlavaProcessor)
+    assert extended.tokenizer("<think>")["input_ids"][-1] == extended.tokenizer.eos_token_id == number
+    assert len(processor.tokenizer) == number
