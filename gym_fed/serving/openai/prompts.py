@@ -22,7 +22,7 @@ from gym_fed.serving.openai.template_variables import TemplateNames
 from gym_fed.serving.openai.tool_template import AUTO, ToolTemplate
 from gym_fed.serving.pictures.reader import ExpandedPrompt, MessagePictures, NoPictures, PictureReader
 from gym_fed.serving.reasoning.base import TAIL_TOKENS, ReasoningParser, Thinking
-from gym_fed.serving.reasoning.detection import NONE, reasoning_parser
+from gym_fed.serving.reasoning.detection import NONE, name_of, reasoning_parser
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import PlacedPicture
@@ -73,7 +73,7 @@ class Prompts:
         for _ in range(_COPIES):  # copies of a plain tokenizer share its large parts
             self._free.put(copy.deepcopy(tokenizer))
         control = {str(token): i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.tools = ToolTemplate(self._render, control, tool_format)
+        self.tools = ToolTemplate(self._render, control, tool_format, lambda: name_of(self.reasoning))
         self._reasoning_parser = reasoning_parser
         self.names = TemplateNames(tokenizer)
         self.pictures = pictures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -275,15 +276,20 @@ class ChatRequest(GuidedFields):
             self.require_no_stops()
 
     def _require_known_calls(self) -> None:
-        known: set[str] = set()
+        unanswered: dict[str, int] = {}  # by id: the calls without a result in its last message
         for index, message in enumerate(self.messages):
             if isinstance(message, AssistantMessage):
-                known |= {call.id for call in message.tool_calls or []}
-            if isinstance(message, ToolMessage) and message.tool_call_id not in known:
+                unanswered |= Counter(call.id for call in message.tool_calls or [])
+            if not isinstance(message, ToolMessage):
+                continue
+            if not unanswered.get(message.tool_call_id):
+                known = message.tool_call_id in unanswered
                 raise off(
                     f"messages[{index}].tool_call_id",
-                    f"tool_call_id {message.tool_call_id!r} is of no call before it",
+                    f"tool_call_id {message.tool_call_id!r} is of no call before it"
+                    + (" that has no result yet" if known else ""),
                 )
+            unanswered[message.tool_call_id] -= 1
 
     @property
     def longest(self) -> int | None:

@@ -58,13 +58,20 @@ class ToolTemplate:
         render: Function that renders the template.
         control: Ids of the tokenizer's control tokens, by their texts.
         name: The name of the format; ``auto`` detects it.
+        parser: Returns the name of the model's reasoning parser; None: a format that needs one is not checked.
 
     Attributes:
         malformed: Number of texts in answers that looked like calls but were malformed.
     """
 
-    def __init__(self, render: Render, control: Mapping[str, int], name: str = AUTO) -> None:
-        self._render, self._control, self._name = render, control, name
+    def __init__(
+        self,
+        render: Render,
+        control: Mapping[str, int],
+        name: str = AUTO,
+        parser: Callable[[], str] | None = None,
+    ) -> None:
+        self._render, self._control, self._name, self._parser = render, control, name, parser
         self._lock = threading.Lock()
         self.malformed = 0
 
@@ -73,7 +80,8 @@ class ToolTemplate:
         """The format of the model's calls.
 
         Raises:
-            RequestError: For a template that shows tools but writes calls in an unknown format.
+            RequestError: For a template that shows tools but writes calls in an unknown format, or in one that needs
+                another reasoning parser.
         """
         form = self._found
         if isinstance(form, RequestError):
@@ -84,9 +92,11 @@ class ToolTemplate:
     def _found(self) -> ToolFormat | RequestError:
         """Detect the format once; an error is also cached."""
         try:
-            return self._find()
+            form = self._find()
+            self._require_parser(form)
         except RequestError as error:
             return error.with_traceback(None)
+        return form
 
     def _find(self) -> ToolFormat:
         if self._name != AUTO:
@@ -208,6 +218,16 @@ class ToolTemplate:
             name="unsupported_parameter",
             hint=f"set the server's tool_format to {AUTO} to describe them in a system message instead",
         )
+
+    def _require_parser(self, form: ToolFormat) -> None:
+        if form.reasoning_parser and self._parser is not None and self._parser() != form.reasoning_parser:
+            raise RequestError(
+                f"field 'tools' is not supported: calls of this model are found by the reasoning parser "
+                f"{form.reasoning_parser}, and the server has {self._parser()}",
+                param="tools",
+                name="unsupported_parameter",
+                hint=f"set the server's reasoning_parser to {form.reasoning_parser}",
+            )
 
     def _require_calls_shown(self, rows: list[Row], tools: list[Row] | None) -> None:
         silent = [{key: value for key, value in row.items() if key != "tool_calls"} for row in rows]

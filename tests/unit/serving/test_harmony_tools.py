@@ -22,7 +22,9 @@ def tokenizer(nano_tokenizer: Any) -> Iterator[Any]:
     nano_tokenizer.chat_template = before
 
 
-def prompt(tokenizer: Any, messages: list[dict[str, Any]], **fields: Any) -> str:
+def prompt(
+    tokenizer: Any, messages: list[dict[str, Any]], reasoning_parser: str = "auto", **fields: Any
+) -> str:
     engine = ScriptedEngine()
     service = OpenAIService(
         engine,  # type: ignore[arg-type]
@@ -31,7 +33,7 @@ def prompt(tokenizer: Any, messages: list[dict[str, Any]], **fields: Any) -> str
         vocab_size=262,
         fingerprint="",
         max_at_once=1,
-        reasoning_parser="auto",
+        reasoning_parser=reasoning_parser,
     )
     service.handle(CHAT, {"model": "m", "messages": messages, "tools": [TOOL], **fields}, LOCAL)
     return str(tokenizer.decode(engine.requests[0].prompt_ids))
@@ -60,6 +62,29 @@ def test_every_call_of_a_message_is_shown_with_its_result(tokenizer: Any) -> Non
     places = [shown.index(text) for text in ("Two cities.", "I will look.", "Rome", "dry", "Oslo", "wet")]
     assert places == sorted(places)
     assert shown.count("to=functions.rain") == 2
+
+
+def test_a_result_belongs_to_the_last_message_with_its_call(tokenizer: Any) -> None:
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Where does it rain?"}]
+    for city, result in (("Rome", "dry"), ("Oslo", "wet")):
+        turns.append({"role": "assistant", "content": None, "tool_calls": [call(0, city)]})
+        turns.append({"role": "tool", "tool_call_id": "call_0", "content": result})
+    shown = prompt(tokenizer, turns)
+    places = [shown.index(text) for text in ("Rome", "dry", "Oslo", "wet")]
+    assert places == sorted(places)
+    with pytest.raises(
+        RequestError, match="'call_0' is of no call before it that has no result yet"
+    ) as caught:
+        prompt(tokenizer, [*turns, turns[-1]])
+    assert caught.value.param == "messages[5].tool_call_id"
+
+
+def test_tools_are_refused_without_the_parser_that_finds_their_calls(tokenizer: Any) -> None:
+    with pytest.raises(
+        RequestError, match="reasoning parser openai_gptoss, and the server has none"
+    ) as caught:
+        prompt(tokenizer, [{"role": "user", "content": "x"}], reasoning_parser="none")
+    assert caught.value.param == "tools"
 
 
 @pytest.mark.parametrize(

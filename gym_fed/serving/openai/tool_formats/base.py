@@ -96,6 +96,9 @@ class ToolFormat(ABC):
     opening: ClassVar[str] = ""
     """The end of a prompt whose answer must be a call."""
 
+    reasoning_parser: ClassVar[str] = ""
+    """The reasoning parser that this format reads the output of, if it needs one."""
+
     describes: ClassVar[bool] = False
     """True if ``prepare`` adds the tools to the messages, so that the template need not support any."""
 

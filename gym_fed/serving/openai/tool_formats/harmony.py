@@ -25,6 +25,7 @@ class Harmony(ToolFormat):
     marks = (CALL_MARK,)
     controls = (CHANNEL, MESSAGE, CONSTRAIN)
     close = CALL
+    reasoning_parser = "openai_gptoss"
 
     def hinted(self, shown: str) -> bool:
         return "Calls to these tools must go to the commentary channel" in shown
@@ -37,20 +38,26 @@ class Harmony(ToolFormat):
 
     def prepare(self, rows: Sequence[Row], tools: Sequence[Row], *, system: bool) -> list[Row]:
         """Give every call a message of its own, followed by its result: the template shows one call per message."""
-        results = {row["tool_call_id"]: row for row in rows if row["role"] == "tool"}
-        prepared: list[Row] = []
+        prepared: list[list[Row]] = []
+        waiting: dict[str, list[list[Row]]] = {}  # by id: the calls without a result, each in its place
         for row in rows:
             if row.get("tool_calls"):
-                prepared += _one_by_one(row, results)
-            elif row["role"] != "tool" or row["tool_call_id"] in results:
-                prepared.append(row)
-        return prepared
+                places = [[message] for message in _one_by_one(row)]
+                ids = [call["id"] for call in row["tool_calls"]]
+                # Ids may repeat: a result belongs to the last message with such a call
+                waiting |= {call_id: [] for call_id in ids}
+                for call_id, place in zip(ids, places, strict=True):
+                    waiting[call_id].append(place)
+                prepared += places
+            elif row["role"] == "tool" and waiting.get(row["tool_call_id"]):
+                waiting[row["tool_call_id"]].pop(0).append(row)
+            else:
+                prepared.append([row])
+        return [row for place in prepared for row in place]
 
 
-def _one_by_one(row: Row, results: dict[str, Row]) -> Iterator[Row]:
+def _one_by_one(row: Row) -> Iterator[Row]:
     # A message with a call has one text, which the template shows in the channel analysis
     text = "\n".join(filter(None, (row.get("thinking"), row["content"])))
     for number, call in enumerate(row["tool_calls"]):
         yield {"role": "assistant", "content": "" if number else text, "tool_calls": [call]}
-        if (result := results.pop(call["id"], None)) is not None:
-            yield result
