@@ -294,7 +294,9 @@ class ChatAnswer(Answer):
     def _whole(self, index: int, choice: AnswerChoice) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
-            message |= {**_thought(choice.reasoning), "content": choice.text or None}
+            message |= _thought(choice.reasoning)
+        if choice.reasoning_tokens:
+            message["content"] = choice.text or None
         if choice.calls:
             message["content"] = choice.text.strip() or None
             message["tool_calls"] = [call.to_dict() for call in choice.calls]

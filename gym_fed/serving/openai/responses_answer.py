@@ -365,7 +365,8 @@ def _messages(body: dict[str, Any]) -> list[dict[str, Any]]:
     calls = []
     for item in body["output"]:
         if item["type"] == "reasoning":
-            message["reasoning_content"] = item["content"][0]["text"]
+            earlier = [message["reasoning_content"]] if "reasoning_content" in message else []
+            message["reasoning_content"] = "\n".join([*earlier, item["content"][0]["text"]])
         elif item["type"] == "message":
             message["content"] = (message["content"] or "") + item["content"][0]["text"]
         elif item["status"] == "completed":

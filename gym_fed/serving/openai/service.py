@@ -244,10 +244,11 @@ class OpenAIService:
         render = partial(self._prompts.expanded, seen=seen, **how)
         context = self._context if form.truncate else None
         prompt = ids_that_fit(request.messages, render, context, request.longest)
+        thinking = self._prompts.thinking(prompt.ids, request.budget)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
-            thinking=None if tools.opens_call else self._prompts.thinking(prompt.ids, request.budget),
+            thinking=None if tools.opens_call else thinking,
             **request.guiding(),
             **tools.sampling(),
         )

@@ -28,7 +28,8 @@ class ReadAnswer(NamedTuple):
 class AnswerReader:
     """Decodes the answers of one tokenizer; its chat template decides how thoughts are written.
 
-    Only answers to prompts of the chat template have thoughts: after any other text, nothing is split.
+    Only answers to prompts of the chat template have thoughts: after any other text, and with a template that writes no
+    generation prompt to recognise it by, nothing is split.
 
     Attributes:
         thinks: True if the template has thoughts.
@@ -51,7 +52,8 @@ class AnswerReader:
         if self._parser is None:
             return None
         tail = str(self._tokenizer.decode(list(prompt_ids[-TAIL_TOKENS:]), skip_special_tokens=False))
-        is_chat = tail.endswith(self._parser.written.prompt)
+        prompt = self._parser.written.prompt
+        is_chat = bool(prompt) and tail.endswith(prompt)
         return Thinking(self._parser, tail) if is_chat and self._parser.splitter(tail) else None
 
     def has_headers(self, prompt_ids: Sequence[int]) -> bool:
@@ -69,7 +71,7 @@ class AnswerReader:
         if splitter.thinking:
             return [*prompt_ids, *thinking.parser.closing]
         written = thinking.parser.written
-        if written.prompt and written.prompt in (written.before or ""):
+        if written.prompt in (written.before or ""):
             opening = str(written.before).rpartition(written.prompt)[2]
             return [*prompt_ids, *encoded(self._tokenizer, opening + written.after)]
         return [*prompt_ids, *thinking.parser.opening, *thinking.parser.closing]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 from gym_fed.core.registries import REASONING_PARSERS
@@ -19,24 +19,20 @@ _THOUGHT, _ANSWER = "a thought of a probe", "an answer of a probe"
 _QUESTION = {"role": "user", "content": "x"}
 _TURN = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(THOUGHT_KEYS, _THOUGHT)}
 
-Render = Callable[[list[dict[str, Any]], bool], str | None]
-"""Renders messages, with the generation prompt if the flag is set; returns None if the template refuses them."""
 
-
-def reasoning_parser(name: str, tokenizer: Any, render: Render | None = None) -> ReasoningParser | None:
+def reasoning_parser(name: str, tokenizer: Any) -> ReasoningParser | None:
     """Create the reasoning parser of a model.
 
     Args:
         name: A member of ``REASONING_PARSERS``, ``auto`` to detect it from the chat template, or ``none``.
         tokenizer: The tokenizer; without a chat template, ``auto`` finds no parser.
-        render: Renders messages; by default with the tokenizer.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for an unknown name.
     """
     if name == NONE:
         return None
-    written = _written(tokenizer, render or _renderer(tokenizer))
+    written = _written(tokenizer)
     if name != AUTO:
         made: ReasoningParser = REASONING_PARSERS.type_of(name)(tokenizer, written)
         return made
@@ -55,32 +51,29 @@ def name_of(parser: ReasoningParser | None) -> str:
     )
 
 
-def _renderer(tokenizer: Any) -> Render:
+def _render(tokenizer: Any, rows: list[dict[str, Any]], *, prompt: bool = False) -> str | None:
+    """Render messages; None without a template, or if it refuses them."""
     from jinja2 import TemplateError
 
-    def render(rows: list[dict[str, Any]], prompt: bool) -> str | None:
-        if not tokenizer.chat_template:
-            return None
-        try:
-            return str(tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=prompt))
-        except (TemplateError, TypeError, ValueError):  # chats are refused with the reason
-            return None
-
-    return render
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return str(tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=prompt))
+    except (TemplateError, TypeError, ValueError):  # chats are refused with the reason
+        return None
 
 
-def _written(tokenizer: Any, render: Render) -> WrittenThought:
+def _written(tokenizer: Any) -> WrittenThought:
     """Render a question, and the same with an answer that has a thought."""
     template = tokenizer.chat_template
     source = "".join(template.values()) if isinstance(template, dict) else template or ""
     if not any(word in source for word in _WORDS):
         return WrittenThought("", source=source)
-    question, prompt, turn = (
-        render([_QUESTION], False),
-        render([_QUESTION], True),
-        render([_QUESTION, _TURN], False),
-    )
-    begin = (prompt or "").removeprefix(question or "")
+    prompt = _render(tokenizer, [_QUESTION], prompt=True) or ""
+    turn = _render(tokenizer, [_QUESTION, _TURN])
+    # A template may end a conversation without a prompt in a way of its own
+    pairs = zip(prompt, _render(tokenizer, [_QUESTION]) or "", strict=False)
+    begin = prompt[sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) :]
     if turn is None or _THOUGHT not in turn or _ANSWER not in turn:
         return WrittenThought(begin, source=source)
     before, _, after = turn.partition(_THOUGHT)

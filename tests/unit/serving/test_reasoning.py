@@ -14,6 +14,7 @@ from gym_fed.config.serving import ServingConfig
 from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.responses_answer import _messages
 from gym_fed.serving.openai.service import CHAT, RESPONSES
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.thinking_model import HARMONY, THINK, TOOL, Learned, learn, template_file
@@ -151,6 +152,9 @@ def test_without_a_parser_the_thought_is_a_part_of_the_answer(with_marks: Path) 
         with pytest.raises(RequestError) as caught:
             choice(serving, thinking_token_budget=3)
         assert caught.value.param == "thinking_token_budget"
+        with pytest.raises(RequestError) as caught:
+            choice(serving, "rain", tools=[TOOL], tool_choice="required", thinking_token_budget=3)
+        assert caught.value.param == "thinking_token_budget"
 
 
 @pytest.fixture
@@ -278,6 +282,18 @@ def test_the_thought_can_be_left_out(qwen: Serving) -> None:
     whole = choice(qwen, include_reasoning=False)
     assert whole["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
     assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    cut = choice(qwen, include_reasoning=False, max_tokens=6)
+    assert cut["message"] == {"role": "assistant", "content": None, "refusal": None}
+
+
+def test_a_stored_answer_keeps_all_its_thoughts() -> None:
+    def thought(text: str) -> dict[str, Any]:
+        return {"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}]}
+
+    message = {"type": "message", "content": [{"type": "output_text", "text": ANSWER}]}
+    assert _messages({"output": [thought("one"), message, thought("two")]}) == [
+        {"role": "assistant", "content": ANSWER, "reasoning_content": "one\ntwo"}
+    ]
 
 
 def test_responses_have_a_reasoning_item_that_can_be_sent_back(qwen: Serving) -> None:

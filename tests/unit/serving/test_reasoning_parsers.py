@@ -14,6 +14,7 @@ from gym_fed.core.registries import REASONING_PARSERS
 from gym_fed.serving.engine.thoughts import Thought
 from gym_fed.serving.openai.tool_formats.base import CallParser
 from gym_fed.serving.openai.tool_formats.harmony import Harmony
+from gym_fed.serving.reasoning.answers import AnswerReader
 from gym_fed.serving.reasoning.base import AnswerSplit, joined
 from gym_fed.serving.reasoning.detection import name_of, reasoning_parser
 from gym_fed.serving.reasoning.parsers._tags import TagSplitter
@@ -58,6 +59,36 @@ def test_a_tokenizer_without_a_template_has_no_parser_but_may_be_given_one(nano_
             made = reasoning_parser(name, nano_tokenizer)
             assert made is not None
             assert made.closing
+    finally:
+        nano_tokenizer.chat_template = before
+
+
+THINKING = "<think>{{ m.reasoning_content }}</think>"
+TURNS = (
+    "{% for m in messages %}<|{{ m.role }}|>{% if m.reasoning_content %}" + THINKING + "{% endif %}"
+    "{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "thinks"),
+    [
+        ("{% if add_generation_prompt %}<|assistant|>{% else %}[END]{% endif %}", True),
+        ("", False),  # without a generation prompt, any text could be a chat's
+    ],
+)
+def test_only_what_follows_a_generation_prompt_is_searched_for_thoughts(
+    end: str, thinks: bool, nano_tokenizer: Any
+) -> None:
+    before, nano_tokenizer.chat_template = nano_tokenizer.chat_template, TURNS + end
+    try:
+        reader = AnswerReader(nano_tokenizer)
+        assert reader.thinks
+        chat = nano_tokenizer.apply_chat_template(
+            [{"role": "user", "content": "sum"}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        assert (reader.thinking(chat) is not None) == thinks
+        assert reader.thinking(nano_tokenizer.encode("a text", add_special_tokens=False)) is None
     finally:
         nano_tokenizer.chat_template = before
 
