@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 STATE = "environment_state"
@@ -72,7 +73,7 @@ class Environment(Grader):
         if len(self._weights) != len(self._funcs):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{name}: {len(self._funcs)} reward functions and {len(self._weights)} weights",
+                f"{name}: {counted(len(self._funcs), 'reward function')} and {counted(len(self._weights), 'weight')}",
             )
         self._parser = getattr(rubric, "parser", None) or getattr(environment, "parser", None)
         for attribute, known in (
