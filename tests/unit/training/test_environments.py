@@ -18,7 +18,7 @@ from gym_fed.evaluation.graders.base import Sample
 from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
 from gym_fed.training.algorithms.rewards._rollouts import GrpoRollouts, _environment_rollouts
 
-ROWS = [
+ROWS: list[dict[str, Any]] = [
     {"prompt": [{"role": "user", "content": f"copy: {word}"}], "answer": word}
     for word in ("ab", "cd", "ef", "gh")
 ]
@@ -192,7 +192,7 @@ def test_control_tokens_in_a_reply_do_not_become_turns_of_the_context() -> None:
 def test_any_end_token_of_the_model_is_written_once() -> None:
     class Ending(Scripted):
         def _generate_single_turn(self, contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], None]:
-            answers, _ = super()._generate_single_turn(contexts)
+            answers = super()._generate_single_turn(contexts)[0]
             return [[*ids[:-1], self.eos_token_ids[0]] for ids in answers], None
 
     trainer = Ending([["x", "y", "z"]])
