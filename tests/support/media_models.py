@@ -290,13 +290,22 @@ def sound(seconds: float = 0.5, frequency: float = 440.0, rate: int = RATE) -> b
     return file.getvalue()
 
 
-def video(frames: int = 20, width: int = 64, height: int = 48, fps: int = 10) -> bytes:
-    """An MP4 file whose frames get brighter."""
+def video(
+    frames: int = 20,
+    width: int = 64,
+    height: int = 48,
+    fps: int = 10,
+    *,
+    format: str = "mp4",
+    codec: str = "mpeg4",
+    options: dict[str, str] | None = None,
+) -> bytes:
+    """A file whose frames get brighter."""
     import av
 
     file = BytesIO()
-    with av.open(file, "w", format="mp4") as container:
-        stream: Any = container.add_stream("mpeg4", rate=fps)
+    with av.open(file, "w", format=format) as container:
+        stream: Any = container.add_stream(codec, rate=fps, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for number in range(frames):
             pixels = np.full((height, width, 3), 6 * number % 256, np.uint8)

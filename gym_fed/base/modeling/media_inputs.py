@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import VideoFacts
 
 SOUND_RATE = 16_000
@@ -24,7 +25,11 @@ def sound_rate(processor: Any) -> int:
 
 
 def frames_to_read(processor: Any, facts: VideoFacts) -> list[int]:
-    """Return the numbers of the frames that the processor's own rule samples from a video."""
+    """Return the numbers of the frames that the processor's own rule samples from a video.
+
+    Raises:
+        GymError: ``USAGE`` if the rule does not fit the video, as with fewer frames than it takes.
+    """
     from transformers.video_utils import VideoMetadata
 
     part = processor.video_processor
@@ -38,7 +43,16 @@ def frames_to_read(processor: Any, facts: VideoFacts) -> list[int]:
     settings = {key: getattr(part, key, None) for key in part.valid_kwargs.__annotations__}
     if settings.get("fps") is None and settings.get("num_frames") is None:  # Qwen2-VL's files set neither
         settings["fps"] = DEFAULT_FPS
-    return [int(index) for index in part.sample_frames(metadata=metadata, **settings)]
+    if settings.get("num_frames") is not None:  # transformers takes one of them
+        settings["fps"] = None
+    try:
+        return [int(index) for index in part.sample_frames(metadata=metadata, **settings)]
+    except (ValueError, ZeroDivisionError, NotImplementedError, TypeError) as error:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"has {facts.frames} frames at {facts.fps:g} per second, which cannot be sampled: {str(error)[:200]}",
+            "give a longer one, or set fps or num_frames in the processor's files",
+        ) from error
 
 
 def video_metadata(facts: VideoFacts, indices: Sequence[int]) -> dict[str, Any]:

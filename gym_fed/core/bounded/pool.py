@@ -82,11 +82,14 @@ def evaluate(function: Callable[..., Any], *, seconds: float | None = None, **ar
 def evaluation_deadline(deadline: float, error: GymError) -> Iterator[None]:
     """Set a deadline for all evaluations in the block, including process starts and waiting time.
 
+    An earlier deadline of an outer block stays.
+
     Args:
         deadline: Time on the clock of ``time.monotonic``, in seconds.
         error: Raised if an evaluation starts after the deadline or does not finish before it.
     """
-    token = _deadline.set((deadline, error))
+    outer = _deadline.get()
+    token = _deadline.set(outer if outer is not None and outer[0] < deadline else (deadline, error))
     try:
         yield
     finally:

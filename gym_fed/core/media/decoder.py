@@ -7,8 +7,9 @@ that its first bytes name, one of a few, and nothing is guessed.
 from __future__ import annotations
 
 import base64
+from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,14 @@ MAX_PIXELS = 2**24
 """Maximum pixels of a frame in the file."""
 MAX_FRAME_PIXELS = 2**20
 """Pixels to which larger frames are scaled down."""
+MAX_RATIO = 50
+"""Maximum ratio of the longer side of a frame to the shorter one: processors enlarge the shorter one."""
 MAX_PACKETS = 1_000_000
+_CODECS = {
+    "audio": ("aac", "mp3", "flac", "vorbis", "opus", "alac"),
+    "video": ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"),
+}
+"""The decoders that untrusted bytes may reach, besides PCM: FFmpeg has some hundred others."""
 _HEAD_BYTES = 16
 _REMEDY = "save sound as WAV, FLAC, MP3 or Ogg, and video as MP4 or WebM"
 
@@ -53,59 +61,96 @@ def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[
                 )
     if not count:
         raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
-    samples = np.concatenate(chunks).astype(np.float32)
-    return {"samples": base64.b64encode(samples.tobytes()).decode("ascii")}
+    samples = np.concatenate(chunks, dtype=np.float32)
+    chunks.clear()  # the samples of 10 minutes exist few times within the child's memory
+    return {"samples": base64.b64encode(samples).decode("ascii")}
 
 
 def probe_video(source: dict[str, str], max_seconds: float) -> dict[str, Any]:
-    """Return ``frames``, ``fps``, ``width``, ``height`` and ``seconds`` of a file's first video stream."""
-    frames = 0
+    """Return facts of a file's first video stream, without decoding it.
+
+    Returns:
+        ``frames``, ``fps``, ``width``, ``height``, ``seconds``, and ``times``: the time of each frame in the order of
+        display, int64 in base64, in the stream's unit.
+    """
+    times = array("q")
     with _opened(source, "video") as (container, stream):
         width, height, fps = stream.width, stream.height, float(stream.average_rate or 0)
-        _require_size(width, height)
         for packet in container.demux(stream):
-            frames += packet.pts is not None
-            if frames > MAX_PACKETS:
+            if packet.pts is not None and not packet.is_discard:
+                times.append(packet.pts)
+            if len(times) > MAX_PACKETS:
                 break
+    frames = len(times)
     if not frames or not fps:
         raise GymError(ErrorCode.USAGE, "has no frames in it", _REMEDY)
     seconds = frames / fps
     if seconds > max_seconds or frames > MAX_PACKETS:
         raise GymError(ErrorCode.TOO_LARGE, f"is longer than {max_seconds:g} s", "cut it into shorter files")
-    return {"frames": frames, "fps": fps, "width": width, "height": height, "seconds": seconds}
+    encoded = base64.b64encode(array("q", sorted(times))).decode("ascii")
+    return {
+        "frames": frames,
+        "fps": fps,
+        "width": width,
+        "height": height,
+        "seconds": seconds,
+        "times": encoded,
+    }
 
 
-def decode_frames(source: dict[str, str], indices: Sequence[int]) -> dict[str, Any]:
+def decode_frames(
+    source: dict[str, str], times: Sequence[int], size: Sequence[int] | None = None
+) -> dict[str, Any]:
     """Decode frames of a file's first video stream to RGB, scaled down to ``MAX_FRAME_PIXELS``.
+
+    Decoding starts at the last key frame before the first of them.
 
     Args:
         source: ``path``, or ``data`` in base64.
-        indices: The numbers of the frames, in ascending order; the last frame stands in for numbers beyond it.
+        times: The times of the frames as ``probe_video`` returns them, in ascending order. The next frame replaces a
+            missing one, and the last frame those after it.
+        size: Width and height of the result; by default those of the first frame, scaled.
 
     Returns:
         ``width``, ``height``, and ``frames``: uint8 ``[height, width, 3]`` each, in base64.
     """
-    wanted = set(indices)
-    kept: dict[int, str] = {}
-    last, size = -1, (0, 0)
-    with _opened(source, "video") as (container, stream):
-        frame = None
-        for number, frame in enumerate(container.decode(stream)):
-            _require_size(frame.width, frame.height)
-            size = size if last >= 0 else _scaled(frame.width, frame.height)
-            last = number
-            if number in wanted:
-                kept[number] = _rgb(frame, size)
-            if number >= indices[-1]:
-                break
-        if frame is None:
+    frames: list[str] = []
+    for frame in _frames_from(source, times[0]):
+        size = size or _scaled(frame.width, frame.height)
+        due = sum(time <= frame.pts for time in times) - len(frames)
+        frames += [_rgb(frame, size)] * due if due > 0 else []
+        if len(frames) == len(times):
+            break
+    else:
+        if size is None:
             raise GymError(ErrorCode.USAGE, "has no frames in it", _REMEDY)
-        if last < indices[-1]:
-            kept[last] = _rgb(frame, size)
-    return {"width": size[0], "height": size[1], "frames": [kept[min(index, last)] for index in indices]}
+        frames += [_rgb(frame, size)] * (len(times) - len(frames))
+    return {"width": size[0], "height": size[1], "frames": frames}
 
 
-def _rgb(frame: Any, size: tuple[int, int]) -> str:
+def _frames_from(source: dict[str, str], time: int) -> Iterator[Any]:
+    """Yield the decoded frames of a video from a key frame at or before ``time``, or from the beginning."""
+    import av
+
+    for seeks in (True, False):
+        with _opened(source, "video") as (container, stream):
+            if seeks:
+                with suppress(av.error.FFmpegError):  # decoded from the beginning
+                    container.seek(time, stream=stream)
+            is_first = True
+            for frame in container.decode(stream):
+                if frame.pts is None:
+                    continue
+                _require_size(frame.width, frame.height)
+                if seeks and is_first and frame.pts > time:
+                    break  # the file's index is wrong
+                is_first = False
+                yield frame
+            if not is_first:
+                return
+
+
+def _rgb(frame: Any, size: Sequence[int]) -> str:
     array = frame.reformat(width=size[0], height=size[1], format="rgb24").to_ndarray()
     return base64.b64encode(array.tobytes()).decode("ascii")
 
@@ -121,6 +166,12 @@ def _require_size(width: int, height: int) -> None:
             ErrorCode.TOO_LARGE,
             f"has {width:,} x {height:,} pixels; {MAX_PIXELS:,} are allowed",
             "make it smaller",
+        )
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise GymError(
+            ErrorCode.TOO_LARGE,
+            f"has {width:,} x {height:,} pixels; one side may be {MAX_RATIO} times the other",
+            "crop it",
         )
 
 
@@ -147,6 +198,15 @@ def _opened(source: dict[str, str], kind: str) -> Iterator[tuple[Any, Any]]:
                 streams = getattr(container.streams, kind)
                 if not streams:
                     raise GymError(ErrorCode.USAGE, f"has no {name} in it", _REMEDY)
+                codec = streams[0].codec_context.codec.canonical_name
+                if codec not in _CODECS[kind] and not (kind == "audio" and codec.startswith("pcm_")):
+                    raise GymError(
+                        ErrorCode.USAGE,
+                        f"is encoded as {codec}, which is not decoded here",
+                        f"encode it as one of {', '.join(_CODECS[kind])}",
+                    )
+                if kind == "video":
+                    _require_size(streams[0].width, streams[0].height)
                 streams[0].thread_type = "NONE"
                 streams[0].codec_context.thread_count = 1
                 yield container, streams[0]

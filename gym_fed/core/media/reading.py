@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.bounded.errors import LimitExceededError
-from gym_fed.core.bounded.pool import EvaluationError, evaluate
+from gym_fed.core.bounded.pool import EvaluationError, evaluate, evaluation_deadline
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.decoder import MAX_FRAME_PIXELS, decode_frames, decode_sound, probe_video
 from gym_fed.core.requirements import require_package
@@ -30,6 +31,8 @@ MAX_FRAMES = 768
 """Maximum frames of a video that are decoded."""
 _SECONDS = 60.0
 """Time limit of one call to the child process."""
+MAX_READ_SECONDS = 600.0
+"""Time limit of all calls for one video."""
 _CALL_BYTES = 32 * 2**20
 """Approximate maximum bytes of the frames of one call."""
 _URL = re.compile(r"data:(audio|video|application)/[\w.+-]{1,60}(?:;[\w.+=-]{1,60}){0,4};base64,", re.ASCII)
@@ -57,6 +60,11 @@ class VideoFacts:
     seconds: float
 
     @property
+    def frame_pixels(self) -> int:
+        """Pixels of a decoded frame."""
+        return min(self.width * self.height, MAX_FRAME_PIXELS)
+
+    @property
     def is_scaled(self) -> bool:
         """True if its frames are scaled down when they are decoded."""
         return self.width * self.height > MAX_FRAME_PIXELS
@@ -76,7 +84,12 @@ def read_sound(source: Source, rate: int, max_seconds: float = MAX_SOUND_SECONDS
 
 
 def read_video(
-    source: Source, choose: Callable[[VideoFacts], Sequence[int]], max_seconds: float = MAX_VIDEO_SECONDS
+    source: Source,
+    choose: Callable[[VideoFacts], Sequence[int]],
+    max_seconds: float = MAX_VIDEO_SECONDS,
+    *,
+    time_limit: float = MAX_READ_SECONDS,
+    before_call: Callable[[], None] = lambda: None,
 ) -> tuple[NDArray[Any], VideoFacts, list[int]]:
     """Decode chosen frames of a video.
 
@@ -84,6 +97,8 @@ def read_video(
         source: The video.
         choose: Function that returns the numbers of the frames, in ascending order.
         max_seconds: Maximum duration.
+        time_limit: Time limit in seconds.
+        before_call: Called before each call to the child process; may raise to stop.
 
     Returns:
         The frames, uint8 ``[frames, height, width, 3]``; the facts of the video; the numbers of the frames.
@@ -91,10 +106,24 @@ def read_video(
     Raises:
         GymError: As ``read_sound``.
     """
+    late = GymError(
+        ErrorCode.TOO_LARGE, f"needs more than {time_limit:g} s to decode", "make it shorter or smaller"
+    )
+    with evaluation_deadline(time.monotonic() + time_limit, late):
+        return _read_video(_given(source), choose, max_seconds, before_call)
+
+
+def _read_video(
+    given: dict[str, str],
+    choose: Callable[[VideoFacts], Sequence[int]],
+    max_seconds: float,
+    before_call: Callable[[], None],
+) -> tuple[NDArray[Any], VideoFacts, list[int]]:
     import numpy as np
 
-    given = _given(source)
-    facts = VideoFacts(**_evaluated(probe_video, source=given, max_seconds=max_seconds))
+    reply = _evaluated(probe_video, source=given, max_seconds=max_seconds)
+    times = np.frombuffer(base64.b64decode(reply.pop("times")), dtype=np.int64)
+    facts = VideoFacts(**reply)
     indices = sorted(int(index) for index in choose(facts))
     if not 0 < len(indices) <= MAX_FRAMES:
         raise GymError(
@@ -102,16 +131,20 @@ def read_video(
             f"has {len(indices)} frames to read; {MAX_FRAMES} are allowed",
             "cut it, or lower the processor's fps or max_frames",
         )
-    each = 3 * min(facts.width * facts.height, MAX_FRAME_PIXELS)
-    at_once = max(1, _CALL_BYTES // each)
-    arrays = []
+    wanted = [int(times[min(max(index, 0), len(times) - 1)]) for index in indices]
+    at_once = max(1, _CALL_BYTES // (3 * facts.frame_pixels))
+    frames: NDArray[Any] | None = None
+    size = None
     for start in range(0, len(indices), at_once):
-        reply = _evaluated(decode_frames, source=given, indices=indices[start : start + at_once])
-        shape = (reply["height"], reply["width"], 3)
-        arrays += [
-            np.frombuffer(base64.b64decode(frame), dtype=np.uint8).reshape(shape) for frame in reply["frames"]
-        ]
-    return np.stack(arrays), facts, indices
+        before_call()
+        reply = _evaluated(decode_frames, source=given, times=wanted[start : start + at_once], size=size)
+        size = [reply["width"], reply["height"]]
+        if frames is None:
+            frames = np.empty((len(indices), size[1], size[0], 3), np.uint8)
+        for at, frame in enumerate(reply["frames"], start):
+            frames[at] = np.frombuffer(base64.b64decode(frame), dtype=np.uint8).reshape(frames.shape[1:])
+    assert frames is not None  # there is at least one index
+    return frames, facts, indices
 
 
 def _given(source: Source) -> dict[str, str]:
@@ -123,7 +156,7 @@ def _given(source: Source) -> dict[str, str]:
     if not text.startswith("data:"):
         file = Path(text).expanduser()
         if not file.is_file():
-            raise GymError(ErrorCode.USAGE, "is no file", "correct its path")
+            raise GymError(ErrorCode.USAGE, "is not a file", "correct its path")
         _require_bytes(file.stat().st_size, MAX_FILE_BYTES)
         return {"path": str(file.resolve())}
     match = _URL.match(text[:400])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.media import reading
+from gym_fed.core.media import decoder, reading
 from gym_fed.core.media.reading import read_sound, read_video
 from tests.support.media_models import sound, video
 
@@ -31,6 +31,52 @@ def test_chosen_frames_of_a_video_are_returned_in_order() -> None:
     assert (frames.shape, indices) == ((3, 48, 64, 3), [0, 10, 19])
     means = frames.mean(axis=(1, 2, 3))
     assert means == pytest.approx([0, 60, 114], abs=3)
+
+
+@pytest.mark.parametrize(
+    ("format", "codec", "options"),
+    [
+        ("avi", "mpeg4", {"bf": "2"}),
+        ("mp4", "libx264", {"g": "10"}),
+        ("mp4", "libx264", {"g": "600"}),
+        ("webm", "libvpx-vp9", {"g": "10"}),
+    ],
+)
+def test_frames_of_several_calls_are_those_of_their_numbers(
+    format: str, codec: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = video(40, format=format, codec=codec, options=options)
+    whole, _, _ = read_video(data, lambda facts: range(facts.frames))
+    assert whole.mean(axis=(1, 2, 3)) == pytest.approx([6 * number for number in range(40)], abs=5)
+    monkeypatch.setattr(reading, "_CALL_BYTES", 2 * 3 * 64 * 48)
+    calls: list[None] = []
+    numbers = [0, 3, 4, 13, 20, 21, 38, 90]
+    parts, _, _ = read_video(data, lambda _facts: numbers, before_call=lambda: calls.append(None))
+    assert len(calls) == 4
+    assert np.array_equal(parts, whole[[*numbers[:-1], 39]])
+
+
+def test_frames_late_in_a_video_are_decoded_from_a_key_frame_near_them() -> None:
+    source = {"data": base64.b64encode(video(40, codec="libx264", options={"g": "10"})).decode()}
+    first = next(decoder._frames_from(source, 35 * 1024))
+    assert first.pts == 30 * 1024
+
+
+def test_the_time_of_all_calls_for_a_video_is_limited() -> None:
+    with pytest.raises(GymError, match="needs more than 0 s to decode") as caught:
+        read_video(video(), lambda _facts: [0], time_limit=0)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_a_strip_of_a_video_is_refused() -> None:
+    with pytest.raises(GymError, match="has 1,024 x 16 pixels; one side may be 50 times the other"):
+        read_video(video(2, width=1024, height=16), lambda _facts: [0])
+
+
+def test_a_codec_that_is_not_listed_is_refused() -> None:
+    with pytest.raises(GymError, match="is encoded as ffv1, which is not decoded here") as caught:
+        read_video(video(2, format="matroska", codec="ffv1"), lambda _facts: [0])
+    assert "h264" in caught.value.hint
 
 
 def test_large_frames_are_scaled_down() -> None:
@@ -74,5 +120,5 @@ def test_limits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_kind_of_address_is_refused() -> None:
     for url in ("https://example.org/a.wav", "data:text/plain;base64,AA==", "data:audio/wav,AA"):
-        with pytest.raises(GymError, match=r"is no file|is not a base64 data URL"):
+        with pytest.raises(GymError, match=r"is not a file|is not a base64 data URL"):
             read_sound(url, 16_000)

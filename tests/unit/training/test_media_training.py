@@ -170,7 +170,7 @@ def test_a_sound_longer_than_the_model_reads_is_counted(
 @pytest.mark.parametrize(
     ("column", "source", "problem"),
     [
-        ("audios", "missing.wav", "row 2: audios: missing.wav is no file"),
+        ("audios", "missing.wav", "row 2: audios: missing.wav is not a file"),
         ("audios", "https://example.org/a.mp3", "row 2: audios: https://example.org/a.mp3 is on the network"),
         (
             "audios",
@@ -310,7 +310,7 @@ def test_the_answers_of_a_pair_alone_are_compared(listener: Path, tmp_path: Path
     ends = [f"{answer}<|im_end|>" for answer in (*ANSWERS, "nothing", "nothing")]
     assert [processor.tokenizer.decode(ids) for ids in answers] == ends
     assert len(batch["input_features"]) == 4
-    with pytest.raises(GymError, match=r"row 1: audios: missing.wav is no file"):
+    with pytest.raises(GymError, match=r"row 1: audios: missing.wav is not a file"):
         encode_media_pairs(
             config(listener, algorithm="dpo"), processor, [{**given[0], "audios": ["missing.wav"]}]
         )
