@@ -25,7 +25,7 @@ from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
-from gym_fed.serving.pictures.processor import is_wanted
+from gym_fed.serving.pictures.wanted import is_wanted
 
 T = TypeVar("T")
 

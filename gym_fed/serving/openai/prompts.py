@@ -111,18 +111,8 @@ class Prompts:
         return MessagePictures(messages, self.pictures)
 
     def expanded(self, messages: list[Message], seen: MessagePictures, **how: Any) -> ExpandedPrompt:
-        """Render messages of the request like ``of_messages``, and insert the tokens of their pictures."""
-        prompt = seen.expand(self.of_messages(messages, **how), messages)
-        if self._context is not None and prompt.runs and len(prompt) >= self._context:
-            raise RequestError(
-                f"the prompt has {counted(len(prompt), 'token')} including its pictures; prompt and answer "
-                "together can have "
-                f"{self._context:,}",
-                param="messages",
-                name="context_length_exceeded",
-                hint="send fewer pictures, or smaller ones",
-            )
-        return prompt
+        """Render messages of the request like ``of_messages``, and insert the tokens of their media."""
+        return seen.expand(self.of_messages(messages, **how), messages, self._context)
 
     def placed(self, prompt: ExpandedPrompt, owner: str) -> tuple[PlacedPicture, ...]:
         """Return the pictures of a prompt, with their features, for the engine; ``owner`` is the calling account."""

@@ -10,16 +10,18 @@ import binascii
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 from gym_fed.base.modeling.media_inputs import frames_to_read, sound_rate, video_metadata
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.media.reading import read_sound, read_video
+from gym_fed.core.media.reading import VideoFacts, read_sound, read_video
+from gym_fed.serving.pictures.wanted import require_wanted
 
 MAX_CLIP_BYTES = 6 * 2**20
 MAX_SOUND_SECONDS = 120.0
 MAX_VIDEO_SECONDS = 120.0
+MAX_DECODING_SECONDS = 60.0
+"""Time limit of decoding one video."""
 _FORMATS = ("wav", "mp3", "flac", "ogg")
 _VIDEO_URL = re.compile(r"data:video/[\w.+-]{1,40}(?:;[\w.+=-]{1,60}){0,2};base64,", re.ASCII)
 _SOUND = "send base64 of a WAV, MP3, FLAC or Ogg file as data, and its format"
@@ -45,11 +47,15 @@ class Clip:
         """Zero: the size of its frames is limited when it is decoded."""
         return 0
 
-    def inputs(self, processor: Any) -> dict[str, Any]:
+    def inputs(self, processor: Any, max_pixels: int) -> dict[str, Any]:
         """Decode it, and return the processor's arguments.
 
+        Args:
+            processor: The processor of the model; only its settings are read.
+            max_pixels: Maximum pixels of all frames together, checked before they are decoded.
+
         Raises:
-            GymError: ``USAGE`` for a broken file, ``TOO_LARGE`` beyond a limit.
+            GymError: ``USAGE`` for a broken file, ``TOO_LARGE`` beyond a limit, ``INTERRUPTED`` if nobody waits.
         """
         name = "sound" if self.kind == "audio" else "video"
         try:
@@ -57,8 +63,24 @@ class Clip:
                 rate = sound_rate(processor)
                 samples = read_sound(self.data, rate, MAX_SOUND_SECONDS)
                 return {"audio": [samples], "audio_kwargs": {"sampling_rate": rate}}
-            chosen = partial(frames_to_read, processor)
-            frames, facts, indices = read_video(self.data, chosen, MAX_VIDEO_SECONDS)
+
+            def choose(facts: VideoFacts) -> list[int]:
+                indices = frames_to_read(processor, facts)
+                if (pixels := len(indices) * facts.frame_pixels) > max_pixels:
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"has {pixels:,} pixels in {len(indices)} frames; {max_pixels:,} are allowed",
+                        "make it shorter or smaller, or send fewer at once",
+                    )
+                return indices
+
+            frames, facts, indices = read_video(
+                self.data,
+                choose,
+                MAX_VIDEO_SECONDS,
+                time_limit=MAX_DECODING_SECONDS,
+                before_call=require_wanted,
+            )
         except GymError as error:
             if error.code not in (ErrorCode.USAGE, ErrorCode.TOO_LARGE):
                 raise

@@ -63,8 +63,8 @@ class MediumEmbedder:
         """Compute the embeddings of a medium.
 
         Raises:
-            GymError: ``INTERNAL`` if the model does not take the processor's input; ``MODEL_INVALID`` if media go into
-                its language model in a way that steps do not know.
+            GymError: ``USAGE`` if the model does not take this medium, ``INTERNAL`` if its files do not fit each other;
+                ``MODEL_INVALID`` if media go into its language model in a way that steps do not know.
         """
         import torch
 
@@ -90,7 +90,13 @@ class MediumEmbedder:
             self._model(**inputs, use_cache=False)
         except _Reached as reached:
             return reached.given
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, IndexError, ZeroDivisionError) as error:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"the model does not take this medium: {str(error)[:200]}",
+                "send one of another size or length",
+            ) from error
+        except (TypeError, RuntimeError) as error:
             raise GymError(
                 ErrorCode.INTERNAL,
                 f"the model does not take its processor's input: {str(error)[:200]}",

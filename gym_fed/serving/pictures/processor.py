@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +12,7 @@ from gym_fed.base.modeling.processors import media_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.rows import MEDIA
 from gym_fed.serving.pictures.clips import Clip
-from gym_fed.serving.pictures.decoding import Picture
+from gym_fed.serving.pictures.decoding import MAX_REQUEST_PIXELS, Picture
 
 Medium = Picture | Clip
 NOUNS = {"image": "picture", "audio": "sound", "video": "video"}
@@ -32,12 +30,14 @@ class ProcessedPicture:
         inputs: The arguments of the model's forward besides the ids.
         before: The special token that the chat template writes directly before its place; some models look for it.
         behind: The one directly behind it.
+        pixels: The pixels of a video's decoded frames; 0 for others.
     """
 
     run: list[int]
     inputs: dict[str, Any]
     before: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
+    pixels: int = 0
 
 
 class PictureProcessor:
@@ -79,40 +79,57 @@ class PictureProcessor:
         del self._tokens[kind]
         self.places = {token: name for token, name in self.places.items() if name != kind}
 
-    def process(self, medium: Medium) -> ProcessedPicture:
+    def process(self, medium: Medium, max_pixels: int = MAX_REQUEST_PIXELS) -> ProcessedPicture:
         """Compute the tokens and input of a medium.
 
+        Args:
+            medium: The medium.
+            max_pixels: Maximum pixels of the frames of a video.
+
         Raises:
-            GymError: ``USAGE`` for a broken one, and for a ``detail`` that the model does not have.
+            GymError: ``USAGE`` for a broken one, one that the processor does not take, and for a ``detail`` that the
+                model does not have; ``TOO_LARGE`` beyond a limit.
         """
         kind = "image" if isinstance(medium, Picture) else medium.kind
-        processed = self._processed(medium, self._tokens[kind])
+        processed, pixels = self._processed(medium, self._tokens[kind], max_pixels=max_pixels)
         run = [int(token) for token in processed["input_ids"][0]]
         inputs = {key: processed[key] for key in processed if key != "input_ids"}
-        return ProcessedPicture(run, inputs, *self._frames[kind])
+        return ProcessedPicture(run, inputs, *self._frames[kind], pixels)
 
     def check_numbers(self, picture: Picture) -> None:
         """Set ``is_numbered``: whether a picture's tokens depend on those before it (MiniCPM-V writes its number)."""
         token = self._tokens["image"]
         one, two = (
-            self._processed(picture, token * count, count)["input_ids"][0].tolist() for count in (1, 2)
+            self._processed(picture, token * count, count)[0]["input_ids"][0].tolist() for count in (1, 2)
         )
         self.is_numbered = two != one * 2
 
-    def _processed(self, medium: Medium, text: str, count: int = 1) -> Any:
-        """Run the processor on one medium, or on so many copies of a picture."""
-        with self._lock:
-            if isinstance(medium, Picture):
-                pictures = [medium.decoded()] * count
-                arguments: dict[str, Any] = {"images": pictures, "images_kwargs": self._settings(medium)}
-            else:
-                arguments = medium.inputs(self._processor)
-            return self._processor(
-                text=[text],
-                text_kwargs={"add_special_tokens": False},
-                return_tensors="pt",
-                **arguments,
-            )
+    def _processed(
+        self, medium: Medium, text: str, count: int = 1, max_pixels: int = MAX_REQUEST_PIXELS
+    ) -> tuple[Any, int]:
+        """Run the processor on one medium, or on so many copies of a picture; also return the pixels of its frames."""
+        if isinstance(medium, Picture):
+            pictures = [medium.decoded()] * count
+            arguments: dict[str, Any] = {"images": pictures, "images_kwargs": self._settings(medium)}
+        else:  # decoded outside the lock, since this may take long
+            arguments = medium.inputs(self._processor, max_pixels)
+        pixels = sum(frames.size // 3 for frames in arguments.get("videos", ()))
+        try:
+            with self._lock:
+                processed = self._processor(
+                    text=[text],
+                    text_kwargs={"add_special_tokens": False},
+                    return_tensors="pt",
+                    **arguments,
+                )
+        except (ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+            noun = NOUNS["image" if isinstance(medium, Picture) else medium.kind]
+            raise GymError(
+                ErrorCode.USAGE,
+                f"the {noun} is not taken by the model's processor: {str(error)[:200]}",
+                "send one of another size or length",
+            ) from error
+        return processed, pixels
 
     def _frame(self, place: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the special tokens that the chat template writes directly before and behind a place."""
@@ -151,17 +168,3 @@ class PictureProcessor:
                 ErrorCode.USAGE, f"detail {picture.detail!r}: this model reads pictures in one way", _IN_ONE
             )
         return {self._in_parts: picture.detail == "high"}
-
-
-is_wanted: ContextVar[Callable[[], bool]] = ContextVar("is_wanted", default=lambda: True)
-"""Function that returns False when nobody waits for the media any more; set by the caller in its own context."""
-
-
-def require_wanted() -> None:
-    """Stop reading media that nobody waits for.
-
-    Raises:
-        GymError: ``INTERRUPTED`` if nobody waits any more.
-    """
-    if not is_wanted.get()():
-        raise GymError(ErrorCode.INTERRUPTED, "nobody waits for these pictures any more")

@@ -18,7 +18,7 @@ from gym_fed.serving.openai.content_types import AudioPart, ImagePart, TextPart,
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import Message, UserMessage
 from gym_fed.serving.pictures.clips import read_clip_of_sound, read_clip_of_video
-from gym_fed.serving.pictures.decoding import Picture, read_picture, require_limits
+from gym_fed.serving.pictures.decoding import MAX_REQUEST_PIXELS, Picture, read_picture, require_limits
 from gym_fed.serving.pictures.embedding import MediumEmbedder
 from gym_fed.serving.pictures.encoder import PictureEncoder
 from gym_fed.serving.pictures.processor import (
@@ -26,9 +26,9 @@ from gym_fed.serving.pictures.processor import (
     Medium,
     PictureProcessor,
     ProcessedPicture,
-    require_wanted,
 )
 from gym_fed.serving.pictures.trial import Probe
+from gym_fed.serving.pictures.wanted import require_wanted
 
 if TYPE_CHECKING:
     from gym_fed.serving.forward.chunk import PlacedPicture
@@ -64,7 +64,7 @@ class MessagePictures:
         self._reader = reader
         self._read: dict[int, tuple[Medium, str, str]] = {}
         self._processed: dict[bytes, ProcessedPicture] = {}
-        pixels = 0
+        self._pixels = 0
         for place, part in _parts(messages):
             kind = _kind(part)
             if (why := reader.why_not(kind)) is not None:
@@ -74,31 +74,49 @@ class MessagePictures:
                 raise RequestError(f"field {place!r}: {problem}", param=place, name="unsupported_parameter")
             assert isinstance(reader, PictureReader)
             place = f"{place}.{part.type}"
-            with _refusals(place):
+            with _refusals(place, kind):
                 medium = _read(part)
                 if isinstance(medium, Picture):
                     reader.processor.require_detail(medium)
             self._read[id(part)] = medium, place, kind
-            pixels += medium.pixels
-            with _refusals("messages"):  # before the next one is read
-                require_limits(len(self._read), pixels)
+            self._pixels += medium.pixels
+            with _refusals("messages", kind):  # before the next one is read
+                require_limits(len(self._read), self._pixels)
 
     def __len__(self) -> int:
         return len(self._read)
 
-    def expand(self, ids: list[int], messages: Sequence[Message]) -> ExpandedPrompt:
-        """Expand the rendered prompt of some of the messages to the tokens of their pictures.
+    def expand(
+        self, ids: list[int], messages: Sequence[Message], context: int | None = None
+    ) -> ExpandedPrompt:
+        """Expand the rendered prompt of some of the messages to the tokens of their media.
+
+        Args:
+            ids: The rendered prompt, with one placeholder for each.
+            messages: The messages.
+            context: Maximum tokens of prompt and answer. No further medium is read when the prompt exceeds it.
 
         Raises:
-            RequestError: For a broken picture, and for a template that does not write a placeholder for each.
+            RequestError: For a broken medium, for a template that does not write a placeholder for each, and for a
+                prompt that is too long.
         """
         if isinstance(self._reader, NoPictures) or not self._read:
             return ExpandedPrompt(ids)
         reader = self._reader
         read = [self._read[id(part)] for _, part in _parts(messages)]
         processed: dict[str, list[tuple[Medium, ProcessedPicture]]] = {kind: [] for kind in NOUNS}
+        length = len(ids)
         for medium, place, kind in read:
-            processed[kind].append((medium, self._process(reader, medium, place)))
+            processed[kind].append((medium, self._process(reader, medium, place, kind)))
+            length += len(processed[kind][-1][1].run) - 1  # in place of the placeholder
+            if context is not None and length >= context:
+                raise RequestError(
+                    f"the prompt has {counted(length, 'token')} or more including its media; prompt and answer "
+                    f"together can have {context:,}",
+                    param="messages",
+                    name="context_length_exceeded",
+                    hint="send fewer pictures, sounds or videos, or smaller ones",
+                )
         if reader.processor.is_numbered and len(processed["image"]) > 1:
             raise RequestError(
                 "this model numbers its pictures, and only one at a time is read here",
@@ -114,12 +132,14 @@ class MessagePictures:
                 )
         return reader.expand(ids, processed)
 
-    def _process(self, reader: PictureReader, picture: Medium, place: str) -> ProcessedPicture:
-        processed = self._processed.get(picture.digest)
+    def _process(self, reader: PictureReader, medium: Medium, place: str, kind: str) -> ProcessedPicture:
+        processed = self._processed.get(medium.digest)
         if processed is None:
             require_wanted()
-            with _refusals(place):
-                processed = self._processed[picture.digest] = reader.processor.process(picture)
+            with _refusals(place, kind):
+                processed = reader.processor.process(medium, MAX_REQUEST_PIXELS - self._pixels)
+            self._processed[medium.digest] = processed
+            self._pixels += processed.pixels
         return processed
 
 
@@ -164,8 +184,8 @@ def _read(part: MediumPart) -> Medium:
 
 
 @contextmanager
-def _refusals(place: str) -> Iterator[None]:
-    """Name the position in errors raised within, all of which the request has caused."""
+def _refusals(place: str, kind: str) -> Iterator[None]:
+    """Name the position, and the kind of medium, in errors raised within, all of which the request has caused."""
     try:
         yield
     except GymError as error:
@@ -174,7 +194,7 @@ def _refusals(place: str) -> Iterator[None]:
         raise RequestError(
             f"field {place!r}: {error.message}",
             param=place,
-            name="image_too_large" if error.code is ErrorCode.TOO_LARGE else "invalid_image",
+            name=f"{kind}_too_large" if error.code is ErrorCode.TOO_LARGE else f"invalid_{kind}",
             hint=error.hint,
         ) from error
 

@@ -6,21 +6,28 @@ import base64
 import importlib.util
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from transformers.processing_utils import VideosKwargs
+from transformers.video_utils import default_sample_indices_fn
 
 from gym_fed.base.modeling.media_inputs import frames_to_read, video_metadata
 from gym_fed.base.modeling.processors import load_vision_model
 from gym_fed.config.serving import EngineConfig, ServingConfig
-from gym_fed.core.media.reading import read_sound, read_video
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.media.reading import VideoFacts, read_sound, read_video
 from gym_fed.serving.engine.request import Generation
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.refusals import RequestError
+from gym_fed.serving.openai.schemas import UserMessage
 from gym_fed.serving.openai.service import CHAT
 from gym_fed.serving.pictures import clips
 from gym_fed.serving.pictures.reader import PictureReader
+from gym_fed.serving.pictures.wanted import is_wanted
 from gym_fed.serving.setup import Serving, open_serving
 from tests.support.media_models import RATE, media_model, sound, video
 from tests.support.siblings import SIBLINGS, make_sibling
@@ -193,8 +200,6 @@ def test_limits_of_sounds_are_kept(listener: Serving, monkeypatch: pytest.Monkey
 
 
 def test_a_video_on_the_network_is_not_fetched(tmp_path: Path) -> None:
-    from gym_fed.core.errors import GymError
-
     for url, why in (
         ("https://example.org/a.mp4", "fetches nothing"),
         ("data:video/mp4,x", "not a base64 data URL"),
@@ -211,3 +216,87 @@ def test_a_place_of_sound_from_a_user_is_text(listener: Serving) -> None:
     assert len(found) == TOKENS
     ids = listener.service._prompts.of_question(said)
     assert reader.places(ids, "audio") == 0
+
+
+def test_the_frames_of_all_videos_of_a_request_are_limited_before_they_are_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clip = clips.read_clip_of_video(video_part(video(frames=20))["video_url"]["url"])
+    monkeypatch.setattr(clips, "frames_to_read", lambda _processor, facts: range(facts.frames))
+    pixels = 20 * 64 * 48
+    (frames,) = clip.inputs(None, pixels)["videos"]
+    assert frames.size == 3 * pixels
+    with pytest.raises(GymError, match=r"the video has 61,440 pixels in 20 frames; 61,439 are") as caught:
+        clip.inputs(None, pixels - 1)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+
+
+def test_a_video_that_nobody_waits_for_is_not_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clips, "frames_to_read", lambda _processor, _facts: [0])
+    clip = clips.read_clip_of_video(video_part(video())["video_url"]["url"])
+    token = is_wanted.set(lambda: False)
+    try:
+        with pytest.raises(GymError) as caught:
+            clip.inputs(None, 10**9)
+    finally:
+        is_wanted.reset(token)
+    assert caught.value.code is ErrorCode.INTERRUPTED
+
+
+def test_no_medium_is_decoded_after_the_prompt_exceeds_the_context(listener: Serving) -> None:
+    prompts = listener.service._prompts
+    messages = [
+        UserMessage.model_validate(
+            {"role": "user", "content": [audio_part(sound(0.3 + 0.1 * number)) for number in range(4)]}
+        )
+    ]
+    ids = prompts.of_messages(list(messages))
+    whole = prompts.pictures_of(list(messages))
+    runs = whole.expand(ids, messages).runs
+    context = runs[1].start + 1
+    seen = prompts.pictures_of(list(messages))
+    with pytest.raises(RequestError, match="or more including its media") as caught:
+        seen.expand(ids, messages, context)
+    assert caught.value.name == "context_length_exceeded"
+    assert len(seen._processed) < len(runs) == len(whole._processed) == 4
+
+
+def test_a_medium_that_the_processor_refuses_is_an_error_of_the_request(
+    listener: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {"audio": [np.zeros(800, np.float32)], "audio_kwargs": {"sampling_rate": RATE + 1}}
+    monkeypatch.setattr(clips.Clip, "inputs", lambda *_: other)
+    with pytest.raises(RequestError, match="the sound is not taken by the model's processor") as caught:
+        answer(listener, [audio_part(sound(0.9))])
+    assert (caught.value.name, caught.value.code) == ("invalid_audio", ErrorCode.USAGE)
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "settings"), [(5, 1.0, {"fps": 2.0}), (5, 10.0, {"num_frames": 10})]
+)
+def test_a_video_with_too_few_frames_for_the_processor_is_refused(
+    frames: int, fps: float, settings: dict[str, Any]
+) -> None:
+    processor = SimpleNamespace(video_processor=Sampler(**settings))
+    facts = VideoFacts(frames, fps, 64, 48, frames / fps)
+    with pytest.raises(GymError, match=f"has {frames} frames at .*, which cannot be sampled") as caught:
+        frames_to_read(processor, facts)
+    assert caught.value.code is ErrorCode.USAGE
+
+
+def test_a_processor_with_a_rate_and_a_number_of_frames_samples_the_number() -> None:
+    processor = SimpleNamespace(video_processor=Sampler(fps=2.0, num_frames=4))
+    assert len(frames_to_read(processor, VideoFacts(20, 10.0, 64, 48, 2.0))) == 4
+
+
+class Sampler:
+    """The sampling of transformers' video processors, which need torchvision for the rest."""
+
+    valid_kwargs = VideosKwargs
+
+    def __init__(self, **settings: Any) -> None:
+        self.fps = settings.get("fps")
+        self.num_frames = settings.get("num_frames")
+
+    def sample_frames(self, metadata: Any, **settings: Any) -> Any:
+        return default_sample_indices_fn(metadata, num_frames=settings["num_frames"], fps=settings["fps"])

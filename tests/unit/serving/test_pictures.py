@@ -336,7 +336,7 @@ def test_detail_is_what_the_model_has(serving: Serving, idefics3: Path) -> None:
 
 def test_more_pictures_than_the_context_has_room_for_are_refused_before_they_are_read(llava: Path) -> None:
     with opened(llava, engine=EngineConfig(max_context=64)) as serving:
-        with pytest.raises(RequestError, match="tokens including its pictures") as caught:
+        with pytest.raises(RequestError, match="tokens or more including its media") as caught:
             answer(serving, [{"role": "user", "content": [image_part(data_url(FIRST))] * 4}])
         assert caught.value.name == "context_length_exceeded"
         assert reader(serving).encoder.computed == 0
