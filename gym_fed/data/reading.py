@@ -141,8 +141,9 @@ def converted(
                 raise learned.refused()
             with unread_noted() as unread, learning_roles(learned.roles):
                 row = reader.read(renamed)
-            for column in MEDIA.keys() & row.keys():
-                row[column] = [_medium(source, folder, column) for source in row[column]]
+            for column in MEDIA:
+                if column in row:
+                    row[column] = [_medium(source, folder, column) for source in row[column]]
                 _check_places(row, column)
             learned.mark(row)
             if (problem := surrogate_in(row)) is not None:
@@ -227,18 +228,18 @@ def _medium(source: Any, folder: Path | None, column: str) -> Any:
 def _check_places(row: Row, column: str) -> None:
     """Check that a column has as many media as places; without any, they precede the first question."""
     turns = row.get("messages") or row.get("prompt")
-    contents = [turn["content"] for turn in turns] if isinstance(turns, list) else [turns]
-    name = MEDIA[column]
+    contents = [turn.get("content") for turn in turns] if isinstance(turns, list) else [turns]
+    name, count = MEDIA[column], len(row.get(column) or ())
     mark = f"<{name}>"
-    places = sum(
-        content.count(mark)
-        if isinstance(content, str)
-        else sum(part["type"] == name or part.get("text", "").count(mark) for part in content or ())
-        for content in contents
-    )
-    if places not in (0, len(row[column])):
+    places = 0
+    for content in contents:
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        places += sum(part["type"] == name for part in parts)
+        if count:  # otherwise the mark is a word
+            places += sum(part.get("text", "").count(mark) for part in parts)
+    if places not in (0, count):
         raise BadRow(
-            f"has {counted(places, 'place')} for {column} and {counted(len(row[column]), name)}",
+            f"has {counted(places, 'place')} for {column} and {counted(count, name)}",
             f"write {mark} once for each",
         )
 

@@ -63,7 +63,7 @@ def decode_sound(source: dict[str, str], rate: int, max_seconds: float) -> dict[
         raise GymError(ErrorCode.USAGE, "has no sound in it", _REMEDY)
     samples = np.concatenate(chunks, dtype=np.float32)
     chunks.clear()  # the samples of 10 minutes exist few times within the child's memory
-    return {"samples": base64.b64encode(samples).decode("ascii")}
+    return {"samples": base64.b64encode(samples.data).decode("ascii")}
 
 
 def probe_video(source: dict[str, str], max_seconds: float) -> dict[str, Any]:

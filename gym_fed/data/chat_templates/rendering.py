@@ -61,9 +61,11 @@ class Template:
 
 
 def template_of(tokenizer: Any, tools: Any = None) -> Template:
-    """Return the template that a tokenizer uses for rows with these tools."""
-    source = tokenizer.get_chat_template(None, tools)
-    return Template(str(source), dict(tokenizer.special_tokens_map))
+    """Return the template that a tokenizer, or a processor, uses for rows with these tools."""
+    inner = getattr(tokenizer, "tokenizer", tokenizer)
+    is_processor = inner is not tokenizer  # it has one template, and no method to choose it
+    source = tokenizer.chat_template if is_processor else tokenizer.get_chat_template(None, tools)
+    return Template(str(source), dict(inner.special_tokens_map))
 
 
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")

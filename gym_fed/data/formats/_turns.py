@@ -39,6 +39,11 @@ _READ = {
     *("role", "content", "from", "value", "tool_calls", "function_call", "name", "tool_call_id"),
     *(*MASK_KEYS, *REASONING),
 }
+_TYPES_OF_MEDIA = {
+    **dict.fromkeys(("audio", "audio_url", "input_audio"), "audio"),
+    **dict.fromkeys(("video", "video_url"), "video"),
+}
+"""The media of content parts other than pictures, by their type."""
 _READ_IN_PARTS = {
     "type",
     "text",
@@ -152,9 +157,8 @@ def _part(part: Any) -> Raw:
     note_unread(f"a part's {key}" for key in part if key not in _READ_IN_PARTS) if kind else None
     if (text := text_of_part(part)) is not None:
         return {"type": "text", "text": text}
-    for medium in ("audio", "video"):
-        if isinstance(kind, str) and medium in kind:  # audio, audio_url, input_audio, video, video_url
-            return _medium(part, medium, kind)
+    if isinstance(kind, str) and (medium := _TYPES_OF_MEDIA.get(kind)) is not None:
+        return _medium(part, medium, kind)
     image: Any = None
     if kind == "image_url":
         place = part.get("image_url", part.get("value"))  # the keys of OpenAI and LLaMA-Factory v1
@@ -171,7 +175,7 @@ def _part(part: Any) -> Raw:
             return {"type": "image"}
     if not isinstance(image, str | dict):
         raise BadRow(
-            "'content' has parts that are not text, images, audio or video",
+            f"'content' has parts that are not text, images, audio or video, such as of type {str(kind)[:40]!r}",
             'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
         )
     return {"type": "image", "source": image}

@@ -23,10 +23,11 @@ from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.features.base import active_features
 from gym_fed.training.model.template_tokens import template_tokenizer
 from gym_fed.training.rows.run_rows import rows_to_encode, rows_to_learn
-from gym_fed.training.vision.conversations import RowReader, check_vision_keys
+from gym_fed.training.vision.conversations import RowReader, check_vision_keys, require_conversations
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
+    from gym_fed.training.algorithms.base import Algorithm
 
 
 MOST_ROWS = 1000
@@ -118,8 +119,7 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
         return len(placed)
     if algorithm.reads_images and config.model is not None and is_vision_model(config.model):
         processor = use_chat_template(load_processor(config.model), config.chat_template)
-        chats = [row for row in learned if _is_chat(row)]
-        RowReader(config, processor).read(chats, algorithm.assistant_only(config))
+        _read_media(config, algorithm, processor, rows_to_encode(config, processor, learned))
         return len(placed)
     tokenizer = template_tokenizer(load_tokenizer(_tokenizer_name(config)), config)
     chats = [row for row in rows_to_encode(config, tokenizer, learned) if _is_chat(row)]
@@ -134,6 +134,19 @@ def check_template(config: TrainingConfig, rows: Iterable[PlacedRow]) -> int:
     renderer = ChatRenderer(tokenizer, assistant_only, config.mask_history, config.reasoning)
     render_rows(renderer, [(row, place_of(row, number)) for number, row in enumerate(chats, 1)])
     return len(placed)
+
+
+def _read_media(config: TrainingConfig, algorithm: Algorithm, processor: Any, rows: Sequence[Row]) -> None:
+    """Render rows for a model that reads media, like the run."""
+    from gym_fed.training.algorithms.sft import Sft
+    from gym_fed.training.vision.pairs import read_pairs
+
+    reader = RowReader(config, processor)
+    if not isinstance(algorithm, Sft):
+        read_pairs(reader, rows)
+        return
+    require_conversations(rows)
+    reader.read(rows, algorithm.assistant_only(config))
 
 
 def check_graders(config: TrainingConfig, graders: Sequence[Grader]) -> None:

@@ -120,13 +120,8 @@ def encode_media_rows(
     refuse_first((packing, "packing: rows with media cannot be joined", "set packing: false"))
     reader = RowReader(config, processor)
     counts, encoded, too_long = RowCounts(), [], TooLong(config.max_length)
+    require_conversations(rows)
     for number, row in enumerate(rows, start=1):
-        if "messages" not in row:
-            raise GymError(
-                ErrorCode.DATA_INVALID,
-                f"{place_of(row, number)} is not a conversation",
-                "models that read images or sound train on messages",
-            )
         refuse_first(
             (any("masked" in message for message in row["messages"]), "has parts that are not learned"),
             ("train_on_eos" in row, "has train_on_eos"),
@@ -156,6 +151,22 @@ def encode_media_rows(
         raise counts.nothing_learned(config.max_length)
     report_media(reader.media.counts)
     return EncodedRows(encoded, counts)
+
+
+def require_conversations(rows: Sequence[Row]) -> None:
+    """Refuse rows that are not conversations, nor pairs of answers to one.
+
+    Raises:
+        GymError: ``DATA_INVALID`` naming the row.
+    """
+    for number, row in enumerate(rows, start=1):
+        texts = (row.get(key, ()) for key in ("prompt", "chosen", "rejected"))
+        if not row.keys() & {"messages", "chosen"} or any(isinstance(text, str) for text in texts):
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"{place_of(row, number)} is not a conversation",
+                "models that read images or sound train on messages",
+            )
 
 
 class RowReader:
@@ -315,21 +326,21 @@ def place_media(messages: list[Row], counts: dict[str, int], place: str) -> list
     Raises:
         GymError: ``DATA_INVALID`` if places and media differ in number.
     """
-    columns = [column for column in MEDIA if counts.get(column)]
-    if not columns:
-        return messages
-    kinds = [MEDIA[column] for column in columns]
-    placed = [{**message, "content": _parts(message.get("content"), kinds)} for message in messages]
+    placed = messages
+    if kinds := [MEDIA[column] for column in MEDIA if counts.get(column)]:
+        placed = [{**message, "content": _parts(message.get("content"), kinds)} for message in messages]
+    contents = [message.get("content") for message in placed]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
     first = next((message for message in placed if message["role"] == "user"), None)
-    for column in reversed(columns):
-        name, count = MEDIA[column], counts[column]
-        places = sum(part["type"] == name for message in placed for part in message["content"])
-        if places == 0 and first is not None:
+    for column in reversed(MEDIA):
+        name, count = MEDIA[column], counts.get(column, 0)
+        places = sum(part["type"] == name for part in parts)
+        if places == 0 and count and first is not None:
             first["content"] = [{"type": name}] * count + first["content"]
         elif places != count:
             raise GymError(
                 ErrorCode.DATA_INVALID,
-                f"{place} has {counted(count, name)} and {places} places for them",
+                f"{place} has {counted(count, name)} and {counted(places, 'place')} for them",
                 f"write <{name}> once for each",
             )
     return placed

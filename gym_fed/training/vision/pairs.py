@@ -9,10 +9,15 @@ from typing import Any
 import torch
 
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.rows import MEDIA, PlacedDict, Row, place_of
-from gym_fed.training.vision.conversations import RowReader, TooLong, report_media, require_no_media
+from gym_fed.training.vision.conversations import (
+    RowReader,
+    TooLong,
+    report_media,
+    require_conversations,
+    require_no_media,
+)
 from gym_fed.training.vision.trainer import MediaBatches
 
 _ANSWERS = ("chosen", "rejected")
@@ -29,13 +34,7 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
     reader = RowReader(config, processor)
     require_no_media(rows, reader.media.kinds)
     counts, encoded, too_long = RowCounts(), [], TooLong(config.max_length)
-    whole = {
-        answer: [_conversation(row, number, answer) for number, row in enumerate(rows, 1)]
-        for answer in _ANSWERS
-    }
-    reads = {
-        answer: reader.read(conversations, assistant_only=True) for answer, conversations in whole.items()
-    }
+    reads = read_pairs(reader, rows)
     for number, row in enumerate(rows, start=1):
         place = place_of(row, number)
         pair = {answer: reads[answer][number - 1] for answer in _ANSWERS}
@@ -60,14 +59,21 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
     return EncodedRows(encoded, counts)
 
 
-def _conversation(row: Row, number: int, answer: str) -> Row:
+def read_pairs(reader: RowReader, rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Read both answers of each row like supervised conversations; ``chosen`` and ``rejected``.
+
+    Raises:
+        GymError: As ``require_conversations`` and ``RowReader.read``.
+    """
+    require_conversations(rows)
+    return {
+        answer: reader.read([_conversation(row, answer) for row in rows], assistant_only=True)
+        for answer in _ANSWERS
+    }
+
+
+def _conversation(row: Row, answer: str) -> Row:
     """Return a supervised row of the prompt and one answer, of which only the answer is learned."""
-    if isinstance(row["prompt"], str) or isinstance(row[answer], str):
-        raise GymError(
-            ErrorCode.DATA_INVALID,
-            f"{place_of(row, number)} is not a conversation",
-            "models that read images or sound train on messages",
-        )
     silent = [{**turn, "weight": 0} if turn["role"] == "assistant" else turn for turn in row["prompt"]]
     kept = {key: row[key] for key in ("tools", *MEDIA) if key in row}
     return PlacedDict.like({"messages": [*silent, *row[answer]], **kept}, row)

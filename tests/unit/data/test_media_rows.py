@@ -96,3 +96,19 @@ def test_empty_bytes_are_not_replaced_by_the_file_at_their_path(tmp_path: Path) 
     row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
     ((_, found),) = converted([("row 1", {**row, "images": [empty]})], "auto")
     assert found["images"] == [empty]
+
+
+@pytest.mark.parametrize("kind", ["image", "audio", "video"])
+def test_a_part_without_a_file_is_refused_by_its_row(kind: str, tmp_path: Path) -> None:
+    content = [{"type": kind}, {"type": "text", "text": "what?"}]
+    good = {"messages": [{"role": "user", "content": f"a <{kind}> is a word"}, GOOD]}
+    assert len(read(tmp_path, good)) == 1
+    with pytest.raises(GymError, match=rf"row 2.*: has 1 place for {kind}s and 0 {kind}s"):
+        read(tmp_path, good, {"messages": [{"role": "user", "content": content}, GOOD]})
+
+
+@pytest.mark.parametrize("kind", ["audio_transcript", "my_video", "audios"])
+def test_a_part_of_a_type_that_only_contains_a_known_one_is_refused(kind: str, tmp_path: Path) -> None:
+    part = {"type": kind, "text": "said", "audio": "a.wav"}
+    with pytest.raises(GymError, match=f"such as of type '{kind}'"):
+        read(tmp_path, {"messages": [{"role": "user", "content": [part]}, GOOD]})

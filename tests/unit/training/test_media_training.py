@@ -15,6 +15,7 @@ from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import read_sound
+from gym_fed.training.run.checks import check_template
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.vision.conversations import encode_media_rows
 from gym_fed.training.vision.trainer import MediaBatches
@@ -323,3 +324,23 @@ def test_other_algorithms_refuse_rows_with_media_by_name(tmp_path: Path) -> None
     with pytest.raises(GymError, match="row 1 has audios, and orpo reads only text") as caught:
         Trainer(settings, model=nano.model, tokenizer=nano.tokenizer).train([row])
     assert "use dpo or sft" in str(caught.value.hint)
+
+
+def test_a_check_before_a_run_reads_pairs_as_the_run_does(listener: Path, tmp_path: Path) -> None:
+    settings = config(listener, algorithm="dpo", default_system="Be kind.")
+    given = pairs(tmp_path, frozenset({"audios"}))
+    text = {"prompt": "q", "chosen": "y", "rejected": "n"}
+    placed = [(f"row {number}", row) for number, row in enumerate([*given, text], 1)]
+    assert check_template(settings, placed) == 3
+    changed = {**given[0], "prompt": [{"role": "user", "content": "<audio><audio>what?"}]}
+    with pytest.raises(GymError, match="row 1 has 1 audio and 2 places for them"):
+        check_template(settings, [("row 1", changed)])
+
+
+@pytest.mark.parametrize("kind", ["image", "audio"])
+def test_a_place_without_a_medium_is_refused_before_training(kind: str, listener: Path) -> None:
+    _, processor = load_vision_model(str(listener), dtype="float32", arguments={})
+    content = [{"type": kind}, {"type": "text", "text": "what?"}]
+    row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "y"}]}
+    with pytest.raises(GymError, match=f"row 1 has 0 {kind}s and 1 place for them"):
+        encode_media_rows(config(listener), processor, [row], assistant_only=True, packing=False)
