@@ -220,9 +220,11 @@ class Terminal:
     def _retry(self, argument: str) -> None:
         """answer the last question again"""
         before = list(self.conversation.messages), self.conversation.forgotten
-        question = self.conversation.undo()
-        if question is None:
+        last = self.conversation.undo()
+        if last is None:
             raise GymError(ErrorCode.USAGE, "there is no question yet")
+        question, parts = last
+        pending, self.conversation.attached = self.conversation.attached, parts
         num_messages = len(self.conversation.messages)
         try:
             self.answer(question)
@@ -231,18 +233,21 @@ class Terminal:
                 len(self.conversation.messages) == num_messages
             ):  # there is no new answer to replace the old one
                 self.conversation.messages, self.conversation.forgotten = before
-                self.conversation.attached = []
+            self.conversation.attached = pending
         if self.conversation.messages == before[0] and self._always_the_same:
             self._note("the same again: /set temperature=0.7 seed=none lets answers differ")
 
     def _undo(self, argument: str) -> None:
         """remove the last question and its answer"""
-        question = self.conversation.undo()
-        self.conversation.attached = []
-        self._note("there is no question yet" if question is None else f"removed: {question}")
+        last = self.conversation.undo()
+        self._note("there is no question yet" if last is None else f"removed: {last[0]}")
 
     def _attach(self, argument: str) -> None:
-        """FILE: attach a picture, sound or video to the next message"""
+        """FILE or none: attach a picture, sound or video to the next message"""
+        if argument.strip() == "none":
+            self.conversation.attached = []
+            self._note("nothing is attached")
+            return
         path = _path(argument, "/attach cat.png")
         self.conversation.attach(path)
         self._note(f"{path.name} goes with the next message")

@@ -33,7 +33,9 @@ def read_attachment(path: Path) -> dict[str, Any]:
     kind = _SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise GymError(
-            ErrorCode.USAGE, f"{path}: is no picture, sound or video", f"attach one of {', '.join(_SUFFIXES)}"
+            ErrorCode.USAGE,
+            f"{path}: is not a picture, sound or video",
+            f"attach one of {', '.join(_SUFFIXES)}",
         )
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -60,10 +62,14 @@ def text_shown(content: str | list[dict[str, Any]]) -> str:
 
 
 def is_content(content: Any) -> bool:
-    """Return True if a value is the content of a message: a text, or parts of which each has a known type."""
+    """Return True if a value is the content of a message: a text, or at least one part, each of a known type."""
     if isinstance(content, str):
         return True
-    return isinstance(content, list) and all(
-        isinstance(part, dict) and (isinstance(part.get("text"), str) or part.get("type") in _NOUNS)
-        for part in content
-    )
+    return isinstance(content, list) and bool(content) and all(map(_is_part, content))
+
+
+def _is_part(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind == "text":
+        return isinstance(part.get("text"), str)
+    return isinstance(kind, str) and kind in _NOUNS and isinstance(part.get(kind), dict)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -65,7 +65,8 @@ class LocalWriter:
     def write(self, url: str, body: dict[str, Any]) -> Generator[dict[str, Any]]:
         """Stream an answer; half of the context, or ``max_tokens`` if less, is reserved for it. See ``Writer``."""
         requested = body.get("max_tokens") or self._context
-        length = self._length(body)
+        with _as_too_large():
+            length = self._length(body)
         room = self._context - min(requested, self._context // 2)
         if length > room:
             raise GymError(
@@ -74,13 +75,11 @@ class LocalWriter:
                 "shorten it, or lower max_tokens",
             )
         most = min(requested, self._context - length)
-        try:
-            with closing(self._service.stream(url, {**body, "max_tokens": most}, LOCAL)) as chunks:
-                yield from chunks
-        except RequestError as error:
-            if error.name != "context_length_exceeded":
-                raise
-            raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
+        with (
+            _as_too_large(),
+            closing(self._service.stream(url, {**body, "max_tokens": most}, LOCAL)) as chunks,
+        ):
+            yield from chunks
 
     def _length(self, body: dict[str, Any]) -> int:
         """Return the number of tokens of the prompt."""
@@ -90,6 +89,17 @@ class LocalWriter:
         if messages is not None and any(not isinstance(message["content"], str) for message in messages):
             return self._count(messages)
         return len(prompt_ids(self._tokenizer, body["prompt"] if messages is None else messages))
+
+
+@contextmanager
+def _as_too_large() -> Iterator[None]:
+    """Raise the service's refusal of a prompt that is too long as the ``TOO_LARGE`` of ``Writer``."""
+    try:
+        yield
+    except RequestError as error:
+        if error.name != "context_length_exceeded":
+            raise
+        raise GymError(ErrorCode.TOO_LARGE, error.message, error.hint) from error
 
 
 def open_engine(

@@ -127,7 +127,7 @@ class ChatSession:
         """Stream the answer to ``text`` and what is attached; parts of its thought are ``ThoughtText``.
 
         An answer that ends early (the iterator is closed, or fails) is stored up to that point. If it is empty,
-        ``text`` is not stored either.
+        ``text`` is not stored either, and what was attached stays attached.
 
         Raises:
             GymError: ``TOO_LARGE`` if ``text`` alone does not fit the context; or the writer's refusal.
@@ -150,24 +150,25 @@ class ChatSession:
         finally:
             if pieces or is_complete:
                 self.messages += [question, {"role": "assistant", "content": "".join(pieces)}]
+            else:
+                self.attached = [*parts, *self.attached]
 
-    def undo(self) -> str | None:
-        """Remove the last question and its answer, and return the question; None if there is none.
-
-        What was attached to it is attached to the next question.
-        """
+    def undo(self) -> tuple[str, list[dict[str, Any]]] | None:
+        """Remove the last question and its answer, and return its text and attachments; None if there is none."""
         while self.messages:
             message = self.messages.pop()
             self.forgotten = min(self.forgotten, len(self.messages))
             if message["role"] == "user":
                 content = message["content"]
-                self.attached = [] if isinstance(content, str) else content[:-1]
-                return content if isinstance(content, str) else str(content[-1]["text"])
+                if isinstance(content, str):
+                    return content, []
+                texts = [part["text"] for part in content if part["type"] == "text"]
+                return "\n".join(texts), [part for part in content if part["type"] != "text"]
         return None
 
     def reset(self) -> None:
-        """Remove all messages except the system's."""
-        self.messages = []
+        """Remove all messages except the system's, and what is attached to the next question."""
+        self.messages, self.attached = [], []
         self.forgotten = 0
 
     def save(self, path: Path) -> None:
@@ -265,6 +266,7 @@ def read_messages(path: Path) -> list[Message]:
             or message.keys() != {"role", "content"}
             or message["role"] not in ROLES
             or not is_content(message["content"])
+            or (message["role"] != "user" and not isinstance(message["content"], str))
             or (message["role"] == "system" and number > 1)
         ):
             raise GymError(

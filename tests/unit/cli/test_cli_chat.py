@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,8 +262,9 @@ def test_an_attachment_goes_with_the_next_message_and_is_kept(
     other = ChatSession(RuleWriter())
     other.load(tmp_path / "talk.json")
     assert other.messages == conversation.messages
-    assert conversation.undo() == "and?"
-    assert (conversation.attached, conversation.undo()) == ([], "what?")
+    assert conversation.undo() == ("and?", [])
+    question, parts = conversation.undo() or ("", [])
+    assert (question, len(parts), conversation.attached) == ("what?", 3, [])
 
 
 @pytest.mark.parametrize(
@@ -284,3 +286,56 @@ def test_a_file_that_cannot_be_attached_is_refused_by_name(
     assert caught.value.code is code
     assert caught.value.hint
     assert not conversation.attached
+
+
+def test_an_attachment_stays_until_its_question_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cat.png").write_bytes(b"x")
+    writer = RuleWriter()
+    conversation = ChatSession(writer)
+    conversation.attach(tmp_path / "cat.png")
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write", _busy)
+        with pytest.raises(GymError, match="busy"):
+            list(conversation.say("what?"))
+    assert len(conversation.attached) == 1
+    list(conversation.say("what?"))
+    assert conversation.messages[0]["content"][0]["type"] == "image_url"
+    assert conversation.attached == []
+    conversation.attach(tmp_path / "cat.png")
+    terminal = Terminal(conversation, ChatSettings.of({}))
+    terminal._retry("")
+    assert len(conversation.attached) == 1, "it is for the next question"
+    assert len(conversation.messages[0]["content"]) == 2
+    terminal._undo("")
+    assert len(conversation.attached) == 1
+    terminal._attach("none")
+    assert conversation.attached == []
+
+
+def _busy(_url: str, _body: object) -> Any:
+    raise GymError(ErrorCode.BUSY, "busy", "try again")
+    yield
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *([], [{"text": "x"}], [{"type": ["a"]}], [{"type": "image_url"}]),
+        *([{"type": "text"}], [{"type": "image_url", "image_url": "x"}], [1]),
+    ],
+)
+def test_parts_that_are_not_content_are_not_loaded(tmp_path: Path, content: Any) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([{"role": "user", "content": content}]))
+    with pytest.raises(GymError, match="message 1 is not"):
+        ChatSession(RuleWriter()).load(tmp_path / "a.json")
+
+
+def test_text_is_found_wherever_it_is_among_the_parts_of_a_question(tmp_path: Path) -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    parts = [{"type": "text", "text": "a"}, picture, {"type": "text", "text": "b"}, picture]
+    (tmp_path / "a.json").write_text(json.dumps([{"role": "user", "content": parts}]))
+    conversation = ChatSession(RuleWriter())
+    conversation.load(tmp_path / "a.json")
+    assert conversation.undo() == ("a\nb", [picture, picture])

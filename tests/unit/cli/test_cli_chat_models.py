@@ -19,6 +19,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_plain
 from gym_fed.serving.chat.remote_writer import RemoteWriter
 from gym_fed.serving.chat.session import ChatSession
+from gym_fed.serving.openai.refusals import RequestError
 from tests.support.media_models import media_model, sound
 
 
@@ -122,7 +123,28 @@ def test_a_sound_is_heard_by_a_model_of_sound_and_refused_by_name_by_others(
         conversation.attach(tmp_path / "a.wav")
         with pytest.raises(GymError, match=problem):
             list(conversation.say("what?"))
+        assert conversation.attached.pop()["type"] == "input_audio"
         assert "".join(conversation.say("copy: hello")) == "hello"
+
+
+def test_old_turns_are_dropped_if_their_attachments_fill_the_context(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(sound())
+    with closing(open_engine(str(media_model("qwen2_audio", tmp_path / "listener")), device="cpu")) as writer:
+        conversation = ChatSession(writer, sampling=GREEDY)
+        conversation.attach(tmp_path / "a.wav")
+        list(conversation.say("what?"))
+        writer._context = 1 + writer._length({"messages": conversation.messages})
+        count = writer._count
+
+        def limited(messages: list[dict[str, Any]]) -> int:
+            if (length := count(messages)) >= writer._context:
+                raise RequestError("the prompt is too long", name="context_length_exceeded")
+            return length
+
+        writer._count = limited
+        conversation.attach(tmp_path / "a.wav")
+        list(conversation.say("and?"))
+        assert conversation.forgotten == 2
 
 
 def test_a_model_that_the_engine_cannot_serve_answers_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
