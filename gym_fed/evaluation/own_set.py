@@ -17,7 +17,7 @@ from gym_fed.data.chat_templates.conversation import Reasoning
 from gym_fed.data.encoding import IGNORED, encode_rows
 from gym_fed.data.reading import iter_rows, renaming
 from gym_fed.data.row_counts import EncodedRows
-from gym_fed.data.rows import PlacedDict, Row, as_kind, kind_of
+from gym_fed.data.rows import MEDIA, PlacedDict, Row, as_kind, kind_of
 from gym_fed.data.string_rows import as_turns, with_system
 
 MAX_WORDS, MAX_TOKENS = 10, 64
@@ -180,11 +180,11 @@ def _content(row: Row) -> str:
 
 
 def _own_row(place: str, row: Row, raw: Mapping[str, Any], graders: Sequence[GraderConfig]) -> OwnRow:
-    if row.get("images"):
+    if column := next((column for column in MEDIA if row.get(column)), None):
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"{place}: has images",
-            "only rows without images are evaluated; drop these rows",
+            f"{place}: has {column}",
+            "only rows of text are evaluated; drop these rows",
         )
     has_answer = kind_of(row) != "prompt"
     if has_answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -285,7 +286,12 @@ class PictureReader:
             )
         processor = PictureProcessor(load_processor(name))
         probes: dict[str, Probe | str] = {}
-        for kind in processor.kinds - {"video"}:
+        for kind in processor.kinds:
+            if kind != "image" and importlib.util.find_spec("av") is None:
+                probes[kind] = "the package av is missing (pip install 'gym-fed[media]')"
+                continue
+            if kind == "video":  # read like pictures
+                continue
             try:
                 probes[kind] = Probe.of(model, processor, kind)
             except (GymError, RuntimeError, ValueError, TypeError, AttributeError) as error:
@@ -304,8 +310,13 @@ class PictureReader:
                 self._reasons[name] = (
                     f"{NOUNS[name].capitalize()}s of this {kind} model are not read, as {why}"
                 )
-        if "image" in self._reasons and "video" in self.processor.kinds:
-            self._reasons["video"] = self._reasons["image"]
+        if "video" in self.processor.kinds and "video" not in self._reasons:
+            if "image" not in self.processor.kinds:
+                self._reasons["video"] = (
+                    f"Videos of this {kind} model are not read, as it reads no pictures to probe"
+                )
+            elif "image" in self._reasons:
+                self._reasons["video"] = self._reasons["image"]
         for name, reason in self._reasons.items():
             _log.warning("%s", reason)
             self.processor.drop(name)

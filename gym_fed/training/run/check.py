@@ -23,6 +23,7 @@ from gym_fed.core.progress import Activity, spinner
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids
+from gym_fed.data.rows import MEDIA
 from gym_fed.evaluation.compare import paired_difference
 from gym_fed.evaluation.generation import context_of, greedy_ids
 from gym_fed.evaluation.loss import row_losses
@@ -42,8 +43,8 @@ from gym_fed.training.run.reward_warnings import reward_warnings
 
 
 def prompt_of(row: dict[str, Any]) -> str | list[dict[str, Any]] | None:
-    """Return a row's prompt up to the last answer; None for texts, encoded rows, and rows with tools or images."""
-    if row.get("tools") or row.get("images"):
+    """Return a row's prompt up to the last answer; None for texts, encoded rows, and rows with tools or media."""
+    if any(row.get(key) for key in ("tools", *MEDIA)):
         return None
     if "messages" in row:
         messages = list(row["messages"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,11 +79,12 @@ def _by_tokens(tokenizer: Any, ids: list[int], row: Row) -> tuple[list[int], int
     labels = span_labels(plain, out["offset_mapping"], row["spans"])
     whole: list[int] = []
     at, last = 0, -1
+    repeated = Counter(ids) - Counter(plain)
     for token, label in zip(plain, labels, strict=True):
         if at == len(ids) or ids[at] != token:
             return None
         end = at + 1
-        while end < len(ids) and ids[end] == token and plain.count(token) < ids.count(token):
+        while end < len(ids) and ids[end] == token and token in repeated:
             end += 1
         whole += [label] * (end - at)
         last = end - 1 if end - at > 1 else last

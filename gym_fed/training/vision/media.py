@@ -21,7 +21,9 @@ from gym_fed.base.modeling.media_inputs import (
 from gym_fed.base.modeling.processors import media_of
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.media.reading import MAX_SOUND_SECONDS, VideoFacts, read_sound, read_video
+from gym_fed.core.media.decoder import MAX_FRAME_PIXELS
+from gym_fed.core.media.reading import MAX_FRAMES, MAX_SOUND_SECONDS, VideoFacts, read_sound, read_video
+from gym_fed.core.text import counted
 from gym_fed.data.rows import MEDIA, Row
 
 _SHOWN = 60
@@ -140,7 +142,13 @@ class MediaProcessor:
                 },
                 **given,
             )
-        except (ValueError, StopIteration, IndexError) as error:
+        except (ValueError, TypeError, KeyError, StopIteration, IndexError) as error:
+            if not given:
+                raise GymError(
+                    ErrorCode.DATA_INVALID,
+                    f"{names[0]}: rows without a picture: {type(self.processor).__name__} needs media in every row",
+                    "give rows with pictures or sound, or train a model of text",
+                ) from error
             raise GymError(
                 ErrorCode.DATA_INVALID,
                 f"{names[0]}: the model's processor refuses its media: {str(error)[:300]}",
@@ -198,8 +206,17 @@ class MediaProcessor:
     def _frame_list(self, sources: list[str], place: str) -> tuple[Any, dict[str, Any]]:
         import numpy as np
 
+        if not 0 < len(sources) <= MAX_FRAMES:
+            problem = f"has {counted(len(sources), 'frame')}; 1 to {MAX_FRAMES} are allowed"
+            raise bad_medium(place, "videos", "a list", problem, "list fewer of them")
         images = [self._image(frame, place).convert("RGB") for frame in sources]
-        frames = np.stack([np.asarray(image.resize(images[0].size)) for image in images])
+        (width, height), *others = dict.fromkeys(image.size for image in images)
+        if others or width * height > MAX_FRAME_PIXELS:
+            sizes = f"{width} x {height}" + (f" and {others[0][0]} x {others[0][1]}" if others else "")
+            problem = f"has frames of {sizes} pixels"
+            remedy = f"give all frames one size, of at most {MAX_FRAME_PIXELS:,} pixels"
+            raise bad_medium(place, "videos", sources[0], problem, remedy)
+        frames = np.stack([np.asarray(image) for image in images])
         fps = float(getattr(self.processor.video_processor, "fps", None) or DEFAULT_FPS)
         return frames, {
             "total_num_frames": len(frames),
@@ -223,16 +240,21 @@ def source_of(medium: Any, column: str, place: str) -> Any:
     if isinstance(medium, list) and column == "videos":
         return [source_of(frame, "images", place) for frame in medium]
     if isinstance(medium, dict):
-        if medium.get("bytes") is not None:
+        if isinstance(medium.get("bytes"), bytes):
             return f"data:{MEDIA[column]}/unknown;base64,{base64.b64encode(medium['bytes']).decode()}"
         if "array" in medium and "sampling_rate" in medium:
-            return _wave_url(medium["array"], int(medium["sampling_rate"]))
+            try:
+                return _wave_url(medium["array"], int(medium["sampling_rate"]))
+            except (TypeError, ValueError, struct.error) as error:
+                problem = f"cannot be read: {error}"
+                remedy = "give numbers as array, and the samples per second as sampling_rate"
+                raise bad_medium(place, column, "an array of samples", problem, remedy) from error
         medium = medium.get("path")
     if isinstance(medium, Path):
         medium = str(medium)
     if not isinstance(medium, str):
         raise bad_medium(
-            place, column, type(medium).__name__, "is no path", f"give paths of {MEDIA[column]} files"
+            place, column, type(medium).__name__, "is not a path", f"give paths of {MEDIA[column]} files"
         )
     if "://" in medium.split(",")[0]:
         raise bad_medium(place, column, medium, "is on the network", "save it, and give its path")
@@ -240,10 +262,19 @@ def source_of(medium: Any, column: str, place: str) -> Any:
 
 
 def _wave_url(samples: Any, rate: int) -> str:
-    """Return mono samples as a data URL of a WAV file of float32."""
+    """Return samples as a data URL of a mono WAV file of float32; the channels are the shorter axis.
+
+    Raises:
+        ValueError: For samples of another shape or type, or a rate of less than 1.
+    """
     import numpy as np
 
-    data = np.asarray(samples, dtype="<f4").reshape(-1).tobytes()
+    values = np.asarray(samples, dtype="<f4")
+    if values.ndim == 2:
+        values = values.mean(axis=int(np.argmin(values.shape)), dtype="<f4")
+    if values.ndim != 1 or not 1 <= rate < 2**30:
+        raise ValueError(f"samples have {counted(values.ndim, 'dimension')}, and the rate is {rate}")
+    data = values.tobytes()
     head = struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", 36 + len(data), b"WAVE", b"fmt ", 16, 3, 1, rate, 4 * rate, 4, 32, b"data", len(data))  # fmt: skip  # noqa: E501
     return "data:audio/wav;base64," + base64.b64encode(head + data).decode()
 

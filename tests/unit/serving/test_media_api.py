@@ -271,6 +271,21 @@ def test_a_medium_that_the_processor_refuses_is_an_error_of_the_request(
     assert (caught.value.name, caught.value.code) == ("invalid_audio", ErrorCode.USAGE)
 
 
+def test_without_the_package_of_media_sound_is_refused_at_start_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = media_model("qwen2_audio", tmp_path / "listener")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "av" else found(name, *rest)
+    )
+    with opened(folder) as serving:
+        (model,) = serving.service.catalogue.list(LOCAL)
+        assert "input_modalities" not in model.to_dict()
+        with pytest.raises(RequestError, match=r"pip install 'gym-fed\[media\]'"):
+            answer(serving, [audio_part(sound())])
+
+
 @pytest.mark.parametrize(
     ("frames", "fps", "settings"), [(5, 1.0, {"fps": 2.0}), (5, 10.0, {"num_frames": 10})]
 )

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,9 +16,12 @@ from gym_fed.base.models import load_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.reading import read_sound
+from gym_fed.evaluation.own_set import _own_row
+from gym_fed.training.run.check import prompt_of
 from gym_fed.training.run.checks import check_template
 from gym_fed.training.trainer import Trainer
 from gym_fed.training.vision.conversations import encode_media_rows
+from gym_fed.training.vision.media import ImageLimits, MediaProcessor, source_of
 from gym_fed.training.vision.trainer import MediaBatches
 from tests.support.media_models import MAKERS, RATE, media_model, sound, video
 from tests.support.siblings import make_sibling
@@ -344,3 +348,67 @@ def test_a_place_without_a_medium_is_refused_before_training(kind: str, listener
     row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "y"}]}
     with pytest.raises(GymError, match=f"row 1 has 0 {kind}s and 1 place for them"):
         encode_media_rows(config(listener), processor, [row], assistant_only=True, packing=False)
+
+
+def test_an_array_of_two_channels_is_mixed_to_mono() -> None:
+    left, right = np.full(1600, 0.5, np.float32), np.zeros(1600, np.float32)
+    for array in (np.stack([left, right]), np.stack([left, right], axis=1).tolist()):
+        url = source_of({"array": array, "sampling_rate": RATE}, "audios", "row 1")
+        assert read_sound(url, RATE) == pytest.approx(np.full(1600, 0.25), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "medium",
+    [
+        {"array": [0.0, "x"], "sampling_rate": RATE},
+        {"array": [0.0], "sampling_rate": None},
+        {"array": [0.0], "sampling_rate": 0},
+        {"array": [[[0.0]]], "sampling_rate": RATE},
+        {"bytes": "text"},
+    ],
+)
+def test_an_array_that_is_not_sound_is_refused_by_its_row(medium: dict[str, Any]) -> None:
+    with pytest.raises(GymError, match="row 1: audios: ") as caught:
+        source_of(medium, "audios", "row 1")
+    assert caught.value.code is ErrorCode.DATA_INVALID
+
+
+def test_frames_in_a_list_have_one_size_and_are_limited(listener: Path, tmp_path: Path) -> None:
+    _, processor = load_vision_model(str(listener), dtype="float32", arguments={})
+    for number, width in enumerate((40, 40, 24)):
+        drawn(number, width, 40).save(tmp_path / f"{number}.png")
+    files = [str(tmp_path / f"{number}.png") for number in range(3)]
+    media = MediaProcessor(processor, ImageLimits())
+    processor.video_processor = None
+    frames, _ = media._frame_list(files[:2], "row 1")
+    assert frames.shape == (2, 40, 40, 3)
+    for bad, problem in (
+        (files, "frames of 40 x 40 and 24 x 40 pixels"),
+        ([], "0 frames"),
+        (files * 300, "900 frames"),
+    ):
+        with pytest.raises(GymError, match=f"row 1: videos: .*{problem}"):
+            media._frame_list(bad, "row 1")
+
+
+def test_a_processor_that_needs_media_refuses_rows_of_text_by_its_name(
+    listener: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, processor = load_vision_model(str(listener), dtype="float32", arguments={})
+    media = MediaProcessor(processor, ImageLimits())
+
+    def needs_pictures(**_given: Any) -> None:
+        raise TypeError("'NoneType' object is not iterable")
+
+    monkeypatch.setattr(media, "processor", needs_pictures)
+    row = {"text": "x", "images": [], "audios": [], "videos": []}
+    with pytest.raises(GymError, match="rows without a picture: function needs media in every row"):
+        media.inputs([row])
+
+
+def test_rows_with_sound_are_not_evaluated_or_prompted_as_text() -> None:
+    row = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    assert prompt_of(row) is not None
+    assert prompt_of({**row, "audios": ["a.wav"]}) is None
+    with pytest.raises(GymError, match="row 1: has audios"):
+        _own_row("row 1", {**row, "audios": ["a.wav"]}, {}, [])
