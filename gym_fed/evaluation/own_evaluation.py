@@ -10,7 +10,7 @@ from typing import Any
 from gym_fed.base.models import load_tokenizer, quiet_loading
 from gym_fed.config.train.graders import GraderConfig
 from gym_fed.core.text import counted
-from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of
+from gym_fed.evaluation.own_set import OwnRow, Rendering, num_learned, render, rendering_of, turn_settings
 from gym_fed.evaluation.retention import (
     Retention,
     RetentionScores,
@@ -104,6 +104,11 @@ class OwnEvaluation:
             notes.append(
                 f"{learned} of {counted(len(self.rows), 'row', 'are')} in the training data of this run: for these "
                 "rows the figures measure memorisation, not ability"
+            )
+        if settings := turn_settings(self.model.run_config):
+            notes.append(
+                f"the run's data set {' and '.join(settings)}; here the loss is that of the assistant's turns with "
+                "their end tokens"
             )
         retention_check = _RetentionCheck(
             self.check and self.reference is not None, tokenizer, self.on_progress

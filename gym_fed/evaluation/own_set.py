@@ -158,6 +158,17 @@ def rendering_of(config: Mapping[str, Any] | None) -> Rendering:
     )
 
 
+def turn_settings(config: Mapping[str, Any] | None) -> list[str]:
+    """Return the settings in the data of a run's config that its rows were learned with, and these are not scored."""
+    sources = [source for source in (config or {}).get("data") or [] if isinstance(source, dict)]
+    defaults = {"roles_to_train": None, "train_on_eos": "turn"}
+    return [
+        key
+        for key, default in defaults.items()
+        if any(source.get(key, default) not in (None, default) for source in sources)
+    ]
+
+
 def num_learned(config: Mapping[str, Any] | None, rows: Sequence[OwnRow]) -> int:
     """Count the ``rows`` that are also in the training files of a run's config, if these exist on this machine."""
     sources = (config or {}).get("data") or []

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from gym_fed.base.models import load_model, load_tokenizer
@@ -360,3 +362,13 @@ def test_a_base_that_is_gone_is_named_and_the_run_is_evaluated_alone(trained: Pa
     assert found["reference"] is None
     assert "was made from away/gone, which is not on this machine" in found["notes"][0]
     assert "--compare" in found["notes"][0]
+
+
+def test_turns_that_the_run_has_learned_in_another_way_are_named(trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(trained / "run", tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["data"][0] |= {"roles_to_train": ["user", "assistant"], "train_on_eos": "last"}
+    file.write_text(yaml.safe_dump(config))
+    found = evaluated("./run", "--data", str(trained / "mine.csv"), *COLUMNS, "--limit", "3", "--no-check")
+    assert any("set roles_to_train and train_on_eos; here the loss is" in note for note in found["notes"])
