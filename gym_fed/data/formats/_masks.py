@@ -50,7 +50,8 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
     """
     weight, roles = given_weight(turn, role), _roles.get()
     default = weight if weight is not None else int(role in (("assistant",) if roles is None else roles))
-    masked, selected = {}, False
+    masked: dict[str, list[list[int]]] = {}
+    selected = False
     for ours, theirs in keys.items():
         ranges, is_selected = _masked_of(turn, ours, theirs, bool(default))
         masked |= {ours: ranges} if ranges else {}

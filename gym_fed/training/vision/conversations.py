@@ -124,7 +124,7 @@ def encode_media_rows(
     for number, row in enumerate(rows, start=1):
         refuse_first(
             (any("masked" in message for message in row["messages"]), "has parts that are not learned"),
-            ("train_on_eos" in row, "has train_on_eos"),
+            ("train_on_eos" in row, "has train_on_eos", "remove it from the data source"),
             code=ErrorCode.DATA_INVALID,
             prefix=f"{place_of(row, number)} ",
             suffix=", which is not supported for models that read images or sound",

@@ -338,6 +338,11 @@ def test_what_cannot_be_learnt_is_refused(
             [{**good, "tools": [{"type": "function"}]}],
             "row 1 has tools, but the model's chat template leaves them out",
         ),
+        (
+            config(tmp_path / "run", tiny_llava),
+            [{**good, "train_on_eos": "all"}],
+            "row 1 has train_on_eos, .*remove it from the data source",
+        ),
     ]
     for settings, rows, problem in cases:
         with pytest.raises(GymError, match=problem):
