@@ -135,6 +135,18 @@ CONVERSATIONS = {
     "ranges": [*CHAT[:-1], {**CHAT[-1], "train_detail": RANGES}],
     "parts": [*CHAT[:-1], {"role": "assistant", "content": PARTS}],
     "weights of parts": [*CHAT[:-1], {"role": "assistant", "content": WEIGHED}],
+    "parts of a user": [
+        CHAT[0],
+        {"role": "user", "content": [PARTS[0], WEIGHED[2]]},
+        CHAT[2],
+        {"role": "user", "content": [WEIGHED[0], WEIGHED[2]]},
+        CHAT[4],
+    ],
+    "ranges of a user": [
+        CHAT[0],
+        {**CHAT[1], "train_detail": [{"begin_offset": 0, "end_offset": 10, "train": True}]},
+        CHAT[2],
+    ],
 }
 
 

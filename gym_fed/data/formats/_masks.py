@@ -48,16 +48,18 @@ def learned_parts(turn: Raw, role: str, keys: dict[str, str]) -> Message:
     Raises:
         BadRow: For weights other than 0 and 1, different weights, and ranges that are not in the text.
     """
-    weight, roles = given_weight(turn, role), _roles.get()
-    default = weight if weight is not None else int(role in (("assistant",) if roles is None else roles))
+    given, roles = given_weight(turn, role), _roles.get()
     masked: dict[str, list[list[int]]] = {}
-    selected = False
+    flagged = False
     for ours, theirs in keys.items():
-        ranges, is_selected = _masked_of(turn, ours, theirs, bool(default))
+        ranges, has_flags = _masked_of(turn, ours, theirs)
         masked |= {ours: ranges} if ranges else {}
-        selected |= is_selected
-    if not default and not (selected and weight is None):
-        return {"weight": 0} if role == "assistant" or weight == 0 else {}
+        flagged |= has_flags
+    weight = given
+    if weight is None:  # as in Axolotl, a flag of a part makes its turn one that is learned
+        weight = int(flagged or role in (("assistant",) if roles is None else roles))
+    if not weight:
+        return {"weight": 0} if role == "assistant" or given == 0 else {}
     return ({} if role == "assistant" else {"weight": 1}) | ({"masked": masked} if masked else {})
 
 
@@ -80,29 +82,26 @@ def _require_binary(weight: Any, switch: bool, what: str) -> None:
         raise BadRow(f"{what} is {weight!r}, expected {'true or false' if switch else '0 or 1'}", _REMEDY)
 
 
-def _masked_of(turn: Raw, ours: str, theirs: str, default: bool) -> tuple[list[list[int]], bool]:
-    """Return the ranges of a text that are not learned, and True if a part of it is selected to be learned.
-
-    Args:
-        default: True to learn what has no flag of its own.
-    """
+def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool]:
+    """Return the ranges of a text that are not learned, and True if the turn says so of parts of it."""
     text = turn.get(theirs)
     if isinstance(text, list):
-        return _of_parts(text, theirs, default)
+        return _of_parts(text, theirs)
     given = turn.get("masked")
-    if given is not None and not isinstance(given, dict):
+    if isinstance(given, dict):
+        ranges = _checked(given.get(ours, []), text, "masked")
+        return ranges, bool(ranges)
+    if given is not None:
         note_unread(["a message's masked"])  # a column of another tool
-    elif given is not None and default:
-        return _checked(given.get(ours, []), text, "masked"), False
     details = next((turn[key] for key in _DETAILS if turn.get(key) is not None), None)
-    if details is not None and ours == "content":
-        return _of_details(details, text)
-    return ([] if default or not isinstance(text, str) or not text else [[0, len(text)]]), False
+    if not details or ours != "content":
+        return [], False
+    return _of_details(details, text), True
 
 
-def _of_parts(parts: list[Any], key: str, default: bool) -> tuple[list[list[int]], bool]:
-    """Return ``_masked_of`` by the flags of parts: ``train`` and ``weight``."""
-    ranges, at, selected = [], 0, False
+def _of_parts(parts: list[Any], key: str) -> tuple[list[list[int]], bool]:
+    """Return the ranges of parts with ``train: false`` or ``weight: 0``, and True if a part has a flag."""
+    ranges, at, flagged = [], 0, False
     for part in parts:
         flags = {
             flag: part[flag] for flag in PART_FLAGS if isinstance(part, dict) and part.get(flag) is not None
@@ -114,12 +113,12 @@ def _of_parts(parts: list[Any], key: str, default: bool) -> tuple[list[list[int]
             raise BadRow(
                 f"a part of {key!r} that is not text has a weight", "remove it: pictures are not learned"
             )
-        length, is_learned = len(text or ""), any(flags.values()) if flags else default
-        if length and not is_learned:
+        length = len(text or "")
+        if length and flags and not any(flags.values()):
             ranges.append([at, at + length])
-        selected |= bool(length and flags and is_learned)
+        flagged |= bool(flags)
         at += length
-    return ranges, selected
+    return ranges, flagged
 
 
 def text_of_part(part: Any) -> str | None:
@@ -130,8 +129,8 @@ def text_of_part(part: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _of_details(details: Any, text: Any) -> tuple[list[list[int]], bool]:
-    """Return ``_masked_of`` by ranges with ``train: true``, whose ends are inclusive (Axolotl)."""
+def _of_details(details: Any, text: Any) -> list[list[int]]:
+    """Return the ranges outside those with ``train: true``, whose ends are inclusive (Axolotl)."""
     problem = BadRow(
         "'train_detail' is not a list of ranges",
         'write [{"begin_offset": 0, "end_offset": 8, "train": true}, ...]',
@@ -152,7 +151,7 @@ def _of_details(details: Any, text: Any) -> tuple[list[list[int]], bool]:
         if start > at:
             ranges.append([at, start])
         at = max(at, end)
-    return ranges + ([[at, len(text)]] if at < len(text) else []), bool(learned)
+    return ranges + ([[at, len(text)]] if at < len(text) else [])
 
 
 def _checked(ranges: Any, text: Any, key: str) -> list[list[int]]:

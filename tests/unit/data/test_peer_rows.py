@@ -111,19 +111,18 @@ def parts(**flag: bool) -> list[Row]:
     return [{"type": "text", "text": "ab", **flag}, {"type": "text", "text": "cd"}]
 
 
-def test_of_a_role_that_is_not_learned_exactly_the_selected_parts_are() -> None:
-    def first(content: list[Row], learned: Learned = Learned(), role: str = "user") -> Row:
-        return dict(read({"messages": [{"role": role, "content": content}, SAY]}, learned)["messages"][0])
+def test_a_flag_of_a_part_makes_its_turn_learned_whatever_its_role_as_in_axolotl() -> None:
+    def first(learned: Learned = Learned(), **turn: Any) -> Row:
+        return dict(read({"messages": [{"role": "user", **turn}, SAY]}, learned)["messages"][0])
 
-    user = {"role": "user", "content": "abcd"}
-    assert first(parts(train=True)) == {**user, "weight": 1, "masked": {"content": [[2, 4]]}}
-    assert first(parts(train=False)) == user
-    both = first(parts(train=False), Learned(["user", "assistant"]))
-    assert both == {**user, "weight": 1, "masked": {"content": [[0, 2]]}}
-    answer = {"role": "assistant", "content": "abcd"}
-    assert first(parts(train=False), Learned([]), "assistant") == {**answer, "weight": 0}
-    selected = first(parts(train=True), Learned([]), "assistant")
-    assert selected == {**answer, "masked": {"content": [[2, 4]]}}
+    user = {"role": "user", "content": "abcd", "weight": 1}
+    assert first(content=parts(train=True)) == user
+    assert first(content=parts(train=False)) == {**user, "masked": {"content": [[0, 2]]}}
+    whole = [{"begin_offset": 0, "end_offset": 3, "train": True}]
+    assert first(content="abcd", train_detail=whole) == user
+    assert first(content=parts(train=True), train=False) == {**user, "weight": 0}
+    answer = first(Learned([]), role="assistant", content=parts(train=True))
+    assert answer == {"role": "assistant", "content": "abcd"}
 
 
 def test_a_column_masked_of_another_tool_is_not_read() -> None:
