@@ -107,7 +107,9 @@ class AddedRows:
             )
         ((first, size),) = ranges
         if size > MAX_VOCABULARY:
-            raise _invalid(f"tensor {min(parts)!r}: a vocabulary of {size} rows, over {MAX_VOCABULARY}")
+            raise _invalid(
+                f"tensor {min(parts)!r}: a vocabulary of {counted(size, 'row')}, over {MAX_VOCABULARY}"
+            )
         return cls(first, size, tuple(sorted(name for name, _ in parts.values())))
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-from gym_fed.base.modeling.config_checks import largest_size
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import is_panic
 from gym_fed.core.text import counted
@@ -56,6 +55,8 @@ def load_weights(
             if "does not support an attention implementation" not in str(error):
                 raise
             model, info = kind.from_pretrained(source, **given, attn_implementation="eager")
+            from gym_fed.base.modeling.config_checks import largest_size  # it imports numpy
+
             if largest_size(model.config.get_text_config(), "num_attention_heads"):
                 _warn_of_eager(name, type(model).__name__)
     require_exact_tensors(name, model, info, headless=headless)
