@@ -92,7 +92,7 @@ def load_model(
     from gym_fed.base.modeling.checkpoint import class_of
     from gym_fed.base.modeling.config_checks import require_architecture, require_sizes, require_text
     from gym_fed.base.modeling.mixture_of_depths import is_mixture_of_depths, load_mixture_of_depths
-    from gym_fed.base.modeling.processors import class_for
+    from gym_fed.base.modeling.model_class import class_for
 
     if dtype not in DTYPES:
         raise GymError(ErrorCode.USAGE, f"dtype {dtype!r} is unknown", f"one of {', '.join(DTYPES)}")
@@ -380,5 +380,5 @@ def _put_on(
     base = load_model(base_name, dtype=dtype, device=device, images=images)
     with quiet_loading(), readable_errors(name):
         model = load_on(merge_adapters(base.model, chain[:-1]), chain[-1])
-    tokenizer = adapter_tokenizer(chain[-1:], base.tokenizer, model)
+    tokenizer = adapter_tokenizer(chain[-1:], base.tokenizer, model, load_tokenizer)
     return LoadedModel(model.eval(), tokenizer, name)

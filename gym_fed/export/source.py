@@ -22,6 +22,7 @@ from gym_fed.base.models import (
     folder_here,
     is_hub_name,
     load_model,
+    load_tokenizer,
     model_name,
     quiet_loading,
     resolve,
@@ -226,7 +227,7 @@ def open_source(
     return Source(
         name,
         model.eval(),
-        adapter_tokenizer(chain, tokenizer, model),
+        adapter_tokenizer(chain, tokenizer, model, load_tokenizer),
         home_name,
         chain[:-1],
         _folders(chain, home),
@@ -247,7 +248,7 @@ def _with_delta(name: str, named_base: str, adapters: Sequence[str], delta: Path
     loaded, tokenizer = _load(base)
     with quiet_loading():
         model = merge_adapters(loaded, chain)
-    below = LoadedModel(model, adapter_tokenizer(chain, tokenizer, model), base)
+    below = LoadedModel(model, adapter_tokenizer(chain, tokenizer, model, load_tokenizer), base)
     whole = apply_with_tokens(below, delta, BaseSpec.of(model, model_name(base)))
     return Source(
         name,

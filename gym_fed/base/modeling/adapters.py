@@ -322,12 +322,12 @@ def load_on(model: Any, adapter: Adapter) -> Any:
     from peft import PeftModel
     from safetensors import SafetensorError
 
-    from gym_fed.base.modeling.adapter_vocabulary import fit_rows
     from gym_fed.base.modeling.patterns import names_of, require_quick_patterns
     from gym_fed.base.modeling.rope import apply_base_changes
+    from gym_fed.base.modeling.vocabulary import fit_rows
 
     apply_base_changes(model, adapter.folder)
-    fit_rows(model, adapter, adapter.folder / WEIGHTS)
+    fit_rows(model, adapter.name, adapter.folder / WEIGHTS)
     require_quick_patterns(adapter.config, names_of(model), str(adapter.folder / CONFIG))
     try:
         with own_names_kept(), warnings.catch_warnings():

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gym_fed.base.modeling.config_checks import images_type, require_architecture
+from gym_fed.base.modeling.config_checks import require_architecture
+from gym_fed.base.modeling.model_class import class_for, reads_media
 from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
 from gym_fed.base.models import quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
@@ -72,12 +73,7 @@ def load_processor(name_or_path: str) -> Any:
 
 def is_vision_model(name_or_path: str) -> bool:
     """Return True if the model's config has a part that reads images or sound."""
-    folder = Path(resolve(name_or_path))
-    file = folder / "config.json"
-    if not file.is_file():
-        return False
-    config = read_object(file)
-    return "vision_config" in config or "audio_config" in config or images_type(folder) is not None
+    return reads_media(Path(resolve(name_or_path)))
 
 
 def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any]) -> tuple[Any, Any]:
@@ -109,24 +105,6 @@ def load_vision_model(name_or_path: str, *, dtype: str, arguments: dict[str, Any
     except (ImportError, AttributeError, OSError, ValueError, KeyError, RecursionError) as error:
         raise unreadable(name_or_path, error) from error
     return model.eval(), processor
-
-
-def class_for(folder: Path) -> Any:
-    """Return the class that loads a model, always whole: also where transformers has a class for its text alone.
-
-    It is an auto class, or the class that the config names if none of the auto classes knows its type.
-    """
-    import transformers
-
-    if not is_vision_model(str(folder)):
-        return transformers.AutoModelForCausalLM
-    config = read_object(folder / "config.json")
-    mapping: Any = transformers.CONFIG_MAPPING
-    classes: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
-    kind = mapping.get(config.get("model_type"))
-    named = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
-    is_known = kind in classes
-    return transformers.AutoModelForMultimodalLM if is_known or named is None else named
 
 
 _PARTS = {

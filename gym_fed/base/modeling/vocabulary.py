@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -206,3 +207,35 @@ def grow(model: Any, size: int) -> None:
         with torch.no_grad():
             for parameter in vocabulary_parameters(model).values():
                 parameter[rows:] = 0.0
+
+
+def fit_rows(model: Any, name: str, weights: Path) -> None:
+    """Extend a base's vocabulary to the embedding rows that an adapter's file has, for PEFT to load them into.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` if only some of the matrices have additional rows.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    parameters = vocabulary_parameters(model)
+    try:
+        with safe_open(weights, framework="pt") as file:
+            sizes = {
+                own: shape[0]
+                for key in file.keys()  # noqa: SIM118 (it is no dict)
+                if (own := key.removeprefix("base_model.model.").replace(".base_layer.", ".")) in parameters
+                if (shape := file.get_slice(key).get_shape())
+            }
+    except SafetensorError:
+        return  # loading reports it
+    largest = max(sizes.values(), default=0)
+    if not parameters or largest <= len(next(iter(parameters.values()))):
+        return
+    if missing := [key for key in parameters if sizes.get(key) != largest]:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: has {counted(largest, 'embedding row')}, more than its base, but no such rows of "
+            f"{', '.join(missing)}",
+            "save the adapter with save_embedding_layers=True",
+        )
+    grow(model, largest)

@@ -69,7 +69,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         (config.quantization, " does not go with quantization", "use ddp, or remove quantization"),
         (
             settings.strategy == "tensor_parallel" and TUNING.new(config.finetuning).is_adapter,
-            f" splits the layers, and PEFT's {config.finetuning} layers expect whole ones",
+            f" splits the layers, and PEFT's layers for {config.finetuning} expect whole ones",
             "use ddp or fsdp2, or finetuning: full",
         ),
         (

@@ -81,7 +81,7 @@ def test_a_layer_split_over_processes_gets_no_adapter(tmp_path: Path) -> None:
         distributed={"strategy": "tensor_parallel"},
     )
     with pytest.raises(
-        GymError, match="tensor_parallel splits the layers, and PEFT's lora layers expect whole ones"
+        GymError, match="tensor_parallel splits the layers, and PEFT's layers for lora expect whole ones"
     ):
         check_distributed(config, 2)
 

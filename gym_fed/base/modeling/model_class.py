@@ -1,0 +1,36 @@
+"""The class of transformers that loads a model folder, by its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gym_fed.base.modeling.config_checks import images_type
+from gym_fed.core.json_files import read_object
+
+
+def reads_media(folder: Path) -> bool:
+    """Return True if the config of a model has a part that reads images or sound."""
+    file = folder / "config.json"
+    if not file.is_file():
+        return False
+    config = read_object(file)
+    return "vision_config" in config or "audio_config" in config or images_type(folder) is not None
+
+
+def class_for(folder: Path) -> Any:
+    """Return the class that loads a model, always whole: also where transformers has a class for its text alone.
+
+    It is an auto class, or the class that the config names if none of the auto classes knows its type.
+    """
+    import transformers
+
+    if not reads_media(folder):
+        return transformers.AutoModelForCausalLM
+    config = read_object(folder / "config.json")
+    mapping: Any = transformers.CONFIG_MAPPING
+    classes: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
+    kind = mapping.get(config.get("model_type"))
+    named = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
+    is_known = kind in classes
+    return transformers.AutoModelForMultimodalLM if is_known or named is None else named
