@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.bounded.errors import LimitExceededError
-from gym_fed.core.bounded.pool import EvaluationError, evaluate, evaluation_deadline
+from gym_fed.core.bounded.pool import MAX_PROCESSES, EvaluationError, evaluate, evaluation_deadline
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.media.decoder import MAX_FRAME_PIXELS, decode_frames, decode_sound, probe_video
 from gym_fed.core.requirements import require_package
@@ -33,6 +34,8 @@ _SECONDS = 60.0
 """Time limit of one call to the child process."""
 MAX_READ_SECONDS = 600.0
 """Time limit of all calls for one video."""
+_free = threading.BoundedSemaphore(MAX_PROCESSES // 2)
+"""The child processes that may decode media at the same time; the others stay free for chat templates."""
 _CALL_BYTES = 32 * 2**20
 """Approximate maximum bytes of the frames of one call."""
 _URL = re.compile(r"data:(audio|video|application)/[\w.+-]{1,60}(?:;[\w.+=-]{1,60}){0,4};base64,", re.ASCII)
@@ -180,6 +183,10 @@ def _require_bytes(size: int, most: int) -> None:
 
 def _evaluated(function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:
     require_package("av", "reading sound or video", "media")
+    if not _free.acquire(timeout=_SECONDS):
+        raise GymError(
+            ErrorCode.BUSY, f"waited {_SECONDS:g} s for other media to be decoded", "try again later"
+        )
     try:
         reply: dict[str, Any] = evaluate(function, seconds=_SECONDS, **arguments)
     except LimitExceededError as error:
@@ -188,4 +195,6 @@ def _evaluated(function: Callable[..., dict[str, Any]], **arguments: Any) -> dic
         ) from error
     except EvaluationError as error:
         raise GymError(ErrorCode.USAGE, f"cannot be decoded: {str(error)[:200]}", "save it again") from error
+    finally:
+        _free.release()
     return reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -122,3 +123,14 @@ def test_another_kind_of_address_is_refused() -> None:
     for url in ("https://example.org/a.wav", "data:text/plain;base64,AA==", "data:audio/wav,AA"):
         with pytest.raises(GymError, match=r"is not a file|is not a base64 data URL"):
             read_sound(url, 16_000)
+
+
+def test_media_leave_processes_for_other_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "_SECONDS", 5.0)
+    assert len(read_sound(sound(0.1), 16_000)) == 1600
+    monkeypatch.setattr(reading, "_free", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(reading, "_SECONDS", 0.01)
+    with reading._free, pytest.raises(GymError) as caught:
+        read_sound(sound(0.1), 16_000)
+    assert caught.value.code is ErrorCode.BUSY
+    assert reading._free.acquire(blocking=False)
