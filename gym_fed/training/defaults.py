@@ -253,13 +253,16 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     sizes = [len(json.dumps(row, default=repr)) for row in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
     sample = order[:_SAMPLE_ROWS] + order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
-    turns = rows_to_encode(config, tokenizer, [rows[i] for i in sample])
-    lengths: list[int] = algorithm.lengths(config, tokenizer, turns)
     usual_size = sizes[order[len(order) // 20]]
-    usual = max(
-        (length for length, i in zip(lengths, sample, strict=True) if sizes[i] <= usual_size), default=0
-    )
-    return max(lengths, default=0), usual
+    longest = []
+    for group in (
+        [i for i in sample if sizes[i] > usual_size],
+        [i for i in sample if sizes[i] <= usual_size],
+    ):
+        turns = rows_to_encode(config, tokenizer, [rows[i] for i in group])
+        # Rows without a learned token have no length.
+        longest.append(max(algorithm.lengths(config, tokenizer, turns), default=0))
+    return max(longest), longest[-1]
 
 
 def _context(config: TrainingConfig) -> int | None:

@@ -208,3 +208,12 @@ def test_a_plan_without_rows_leaves_their_keys_open(large_base: Path, tmp_path: 
 
     assert planned.finetuning == "lora"
     assert "max_length" not in planned.model_fields_set
+
+
+def test_a_row_without_anything_to_learn_does_not_stop_the_choice(large_base: Path, tmp_path: Path) -> None:
+    row = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"%s}]}\n'
+    file = tmp_path / "rows.jsonl"
+    file.write_text(row % "" * 24 + row % ', "weight": 0', encoding="utf-8")
+    planned = with_defaults(config(large_base, tmp_path / "run", data=[{"path": str(file)}]))
+
+    assert planned.max_length == 256
