@@ -13,8 +13,8 @@ class SegmentRows(Format):
     @classmethod
     def matches(cls, row: Raw) -> bool:
         given = row.get("segments")  # transcripts have segments of another kind next to their text
-        first = given[0] if isinstance(given, list) and given else None
-        return isinstance(first, dict) and first.keys() >= {"label", "text"}
+        parts = [part for part in given if isinstance(part, dict)] if isinstance(given, list) else []
+        return any(part.keys() >= {"label", "text"} for part in parts)
 
     def read(self, row: Raw) -> Raw:
         given = row.get("segments")

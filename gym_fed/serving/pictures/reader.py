@@ -40,8 +40,8 @@ _KINDS = ("image_url", "input_image", "input_audio", "video_url")
 MediumPart = ImagePart | AudioPart | VideoPart
 
 _REFUSAL = (
-    "content parts of type {type!r} are not supported here, only {reads}. {why}: {remedy}, or send it to a server of "
-    "models that read {noun}s, such as vLLM"
+    "content parts of type {type!r} are not supported here, only {reads}. {why}: {remedy}, or serve a "
+    "model that reads {noun}s"
 )
 _REMEDIES = {
     "image": "describe the picture in words",
@@ -239,7 +239,7 @@ class NoPictures:
         why: The reason, for the refusal.
     """
 
-    why: str = "This server only computes text models"
+    why: str = "The base of this server reads only text"
     reads = "text"
 
     def why_not(self, _kind: str) -> str | None:
