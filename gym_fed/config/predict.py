@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import LocalPath, StrictModel
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.data_source import DataConfig
 
@@ -26,7 +26,7 @@ class PredictConfig(StrictModel):
     eval_data: list[DataConfig] = Field(min_length=1)
     """Rows that end with an answer, of which the model gets the part before it."""
 
-    output_dir: Path = Path("runs/predict")
+    output_dir: LocalPath = Path("runs/predict")
     """Folder of ``generated_predictions.jsonl`` and ``predict_results.json``."""
 
     chat_template: str | None = Field(default=None, min_length=1)

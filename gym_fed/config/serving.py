@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
-from gym_fed.config.schema.base import ReadsOtherWords, StrictModel
+from gym_fed.config.schema.base import LocalPath, ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
@@ -222,7 +222,7 @@ class ServingConfig(ReadsOtherWords):
     device: str = "auto"
     num_threads: int | None = Field(default=None, ge=1)
 
-    variants: Path | None = None
+    variants: LocalPath | None = None
     """Folder of the variant store, written by `gym variant`; None to serve only the base.
 
     Without this key, `gym api` and `gym batch` use the store of `gym variant`, if there is one.
@@ -234,7 +234,7 @@ class ServingConfig(ReadsOtherWords):
     require_signature: bool = True
     """True to refuse variants without their owner's valid signature."""
 
-    adapters_folder: Path | None = None
+    adapters_folder: LocalPath | None = None
     """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""
 
     sampling: SamplingConfig = SamplingConfig()
@@ -249,10 +249,10 @@ class ServingConfig(ReadsOtherWords):
     tls: TlsConfig | None = None
     """Certificate and key of HTTPS; None for plain HTTP."""
 
-    api_keys: Path | None = None
+    api_keys: LocalPath | None = None
     """File of hashed API keys, written by `gym api keys`; None to accept every client on this machine."""
 
-    usage_log: Path | None = None
+    usage_log: LocalPath | None = None
     """JSON lines file for usage per user and version, for `gym-server ledger attribute --usage`."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)

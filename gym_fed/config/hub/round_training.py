@@ -9,6 +9,7 @@ from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.train.defaults import as_given
 from gym_fed.config.train.optimization import TrainingPrivacy
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.registries import TUNING
 
 _CHECKPOINTS_PER_ROUND = 10
 
@@ -49,6 +50,7 @@ def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
     sections = recipe.chosen_sections()
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()
-    if recipe.finetuning == "lora":
-        sections["lora"]["fused_experts"] = False  # the change of a fused weight is no product of two factors
+        if TUNING.type_of(recipe.finetuning).reaches_experts:
+            # The change of a fused weight is no product of two factors.
+            sections[recipe.finetuning]["fused_experts"] = False
     return sections

@@ -6,10 +6,12 @@ Also errors about combinations of settings, and defaults of keys that a stored c
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     ModelWrapValidatorHandler,
     ValidationError,
@@ -41,6 +43,16 @@ class StrictModel(BaseModel):
             else value
             for key, value in values.items()
         }
+
+
+def _no_url(value: Any) -> Any:
+    if isinstance(value, str) and "://" in value:
+        raise ValueError(f"{value!r} is a URL, and this is a local folder; copy the result there afterwards")
+    return value
+
+
+LocalPath = Annotated[Path, BeforeValidator(_no_url)]
+"""A path on this machine. ``Path`` alone makes the folder ``s3:`` of a URL."""
 
 
 class ReadsOtherWords(StrictModel):

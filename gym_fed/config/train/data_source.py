@@ -196,6 +196,14 @@ class DataSections(StrictModel):
             raise ValueError("mask_history and packing exclude each other; packing: bfd does not")
         return self
 
+    @property
+    def is_about_turns(self) -> bool:
+        """True if a source chooses the learned turns."""
+        return any(
+            source.roles_to_train is not None or source.train_on_eos != "turn"
+            for source in (*self.data, *self.eval_data)
+        )
+
     def _validate_learned_turns(self, learns_all: bool) -> None:
         """Refuse settings of sources about turns that a setting of the run makes ineffective."""
         for source in (*self.data, *self.eval_data):

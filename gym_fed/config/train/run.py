@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.base import LocalPath, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.train.compute import Dtype
 from gym_fed.core.registries import TRACKERS
@@ -82,7 +82,7 @@ class AutoBatchSize(StrictModel):
 class RunSections(StrictModel):
     """Top-level keys of the YAML file."""
 
-    output_dir: Path = Path("runs/train")
+    output_dir: LocalPath = Path("runs/train")
     """Run folder for config, metrics, checkpoints and result, relative to the working directory."""
 
     seed: int = 0

@@ -107,14 +107,15 @@ class TrainingConfig(
             raise ValueError(f"finetuning: {self.finetuning} needs a trained model, not model_init")
         if self.packing is True and self.assistant_only_loss:
             raise ValueError("packing and assistant_only_loss exclude each other; packing: bfd does not")
-        learns_all = not ALGORITHMS.type_of(self.algorithm).assistant_only_default
-        if self.mask_history and learns_all and not self.assistant_only_loss:
-            raise ValueError(
-                f"mask_history: {self.algorithm} learns everything; set assistant_only_loss: true as well"
-            )
-        if self.assistant_only_loss is not None:
-            learns_all = not self.assistant_only_loss
-        self._validate_learned_turns(learns_all or self.packing is True)
+        if self.mask_history or self.is_about_turns:
+            learns_all = not ALGORITHMS.type_of(self.algorithm).assistant_only_default
+            if self.mask_history and learns_all and not self.assistant_only_loss:
+                raise ValueError(
+                    f"mask_history: {self.algorithm} learns everything; set assistant_only_loss: true as well"
+                )
+            if self.assistant_only_loss is not None:
+                learns_all = not self.assistant_only_loss
+            self._validate_learned_turns(learns_all or self.packing is True)
         if self.reasoning == "off" and not ALGORITHMS.type_of(self.algorithm).packs:
             those = " and ".join(ALGORITHMS.own_with("packs"))
             raise ValueError(f"reasoning: off is for {those}; {self.algorithm} takes learn or drop")

@@ -77,7 +77,7 @@ def _require_method(config: TrainingConfig, key: str) -> None:
     if method == "bitsandbytes":
         return
     settings = config.lora
-    plain_lora = config.finetuning == "lora" and not (settings and settings.use_dora)
+    plain_lora = TUNING.type_of(config.finetuning).on_packed and not (settings and settings.use_dora)
     reason = f"{key} is tried with plain LoRA alone"
     refuse_first((not plain_lora, reason, "use finetuning: lora without use_dora, or method: bitsandbytes"))
 

@@ -36,6 +36,12 @@ class Tuning(ABC):
     per_example: ClassVar[bool] = False
     """True if per-example gradients (``privacy``) are tested with it."""
 
+    on_packed: ClassVar[bool] = False
+    """Whether it was tried on bases whose layers HQQ or torchao pack."""
+
+    reaches_experts: ClassVar[bool] = False
+    """Whether it adapts fused experts, unless ``fused_experts`` in its section is false."""
+
     federates: ClassVar[bool] = False
     """True if a hub may request it: its updates are values, or LoRA factors."""
 

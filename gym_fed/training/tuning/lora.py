@@ -37,6 +37,8 @@ class LoraTuning(Tuning):
     untried = "starts of EVA and CorDA (not offered)"
 
     per_example = True
+    on_packed = True
+    reaches_experts = True
     federates = True
     sends_factors = True
 

@@ -37,7 +37,7 @@ def test_a_start_before_the_first_variant_says_that_it_will_not_be_served(
         served_name="gym-nano",
         store=None,
         base=SimpleNamespace(digest="sha256:"),
-        served=SimpleNamespace(forward="own", base_format="bfloat16"),
+        served=SimpleNamespace(forward="own", base_format="bfloat16", pool=SimpleNamespace(paged=True)),
         service=SimpleNamespace(sampling_defaults={}, reasoning_parser="none"),
         config=ServingConfig(),
     )

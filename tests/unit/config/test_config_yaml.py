@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.serving import ServingConfig
+from gym_fed.config.train.training import TrainingConfig
 from gym_fed.config.yaml.file import dump_yaml, load_config, parse_overrides, validate
 from gym_fed.config.yaml.strict import parse_config
 from gym_fed.core.errors import ErrorCode, GymError
@@ -525,3 +527,18 @@ def test_a_number_of_many_digits_is_refused_at_once(number: str) -> None:
     assert refused.value.code is ErrorCode.CONFIG_INVALID
     assert "run.yaml:1:4" in refused.value.message
     assert "a number of" in refused.value.message  # refused before YAML reads its digits
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (TrainingConfig, "model: gym-nano\noutput_dir: s3://bucket/run\n"),
+        (ServingConfig, "base: gym-nano\nusage_log: s3://bucket/run\n"),
+    ],
+)
+def test_a_url_for_a_local_folder_is_refused_by_its_key(schema: Any, text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(
+        GymError, match=r"config\.yaml:2:\d+: \w+: 's3://bucket/run' is a URL, and this is a local"
+    ):
+        load_config(tmp_path / "config.yaml", schema)

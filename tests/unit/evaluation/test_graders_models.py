@@ -184,7 +184,7 @@ def test_the_command_grades_answers_in_a_file_and_a_models_own(
         "graders: [{grader: exact, weight: 2}, {grader: length, max: 0, soft: 2}]\n"
     )
     found = gym("grade", "said.jsonl", "--graders", "graders.yaml", "--json", "--output", "out.jsonl")
-    assert found == {"num_rows": 2, "means": {"exact": 1.0, "length": 0.5, "reward": 1.5}}
+    assert found == {"num_rows": 2, "unfinished": 0, "means": {"exact": 1.0, "length": 0.5, "reward": 1.5}}
     lines = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
     assert [line["rewards"] for line in lines] == [
         {"exact": 2.0, "length": 0.5},
