@@ -62,9 +62,10 @@ class PictureProcessor:
         reads = {MEDIA[column] for column in media_of(processor)}
         for kind in NOUNS:
             token = getattr(processor, f"{kind}_token", None)
-            if kind in reads and isinstance(token, str):
+            number = processor.tokenizer.convert_tokens_to_ids(token) if isinstance(token, str) else None
+            if kind in reads and isinstance(token, str) and number is not None:
                 self._tokens[kind] = token
-                self.places[int(processor.tokenizer.convert_tokens_to_ids(token))] = kind
+                self.places[int(number)] = kind
         self._frames = {kind: self._frame(token) for token, kind in self.places.items()}
         image_processor = getattr(processor, "image_processor", None)
         self._in_parts = next((name for name in _SPLITTING if hasattr(image_processor, name)), None)

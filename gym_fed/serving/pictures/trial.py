@@ -72,7 +72,7 @@ class Probe:
                 places = positions_between(placed, start, stop)
                 chunk = Chunk(ids[start:stop], cache, pictures=part, positions=places)
                 logits.append(served.step([chunk])[0])
-        except (GymError, RuntimeError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 (each model raises its own; its text is served all the same)
             return error.message if isinstance(error, GymError) else f"it fails with {str(error)[:200]}"
         off = distance(torch.stack(logits[1:]), self.expected.to(logits[0].device))
         if off <= _CLOSE.get(served.layout.dtype, _CLOSE["bfloat16"]):
