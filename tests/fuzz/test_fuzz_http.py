@@ -218,6 +218,8 @@ def api_document() -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         if "model" in schema["properties"]:
             schema["properties"]["model"] = {"const": "nano"}
+        for key in ("thinking_token_budget", "thinking_budget"):  # refused for a model without thoughts
+            schema["properties"].pop(key, None)
         paths[url] = {
             "post": {
                 "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
