@@ -218,7 +218,7 @@ def api_document() -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         if "model" in schema["properties"]:
             schema["properties"]["model"] = {"const": "nano"}
-        for key in ("thinking_token_budget", "thinking_budget"):  # refused for a model without thoughts
+        for key in ("thinking_token_budget", "thinking_budget", "add_generation_prompt"):  # refused here
             schema["properties"].pop(key, None)
         paths[url] = {
             "post": {
