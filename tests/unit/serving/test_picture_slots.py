@@ -174,11 +174,11 @@ def test_pictures_of_a_client_that_left_are_not_read(llava: Path, monkeypatch: p
         assert isinstance(pictures, PictureReader)
         process = pictures.processor.process
 
-        def slow(picture: Any) -> Any:
+        def slow(picture: Any, *limits: int) -> Any:
             read.append(picture)
             started.set()
             go_on.wait(SECONDS)
-            return process(picture)
+            return process(picture, *limits)
 
         monkeypatch.setattr(pictures.processor, "process", slow)
         gateway = Gateway(Authenticator(None), request_timeout_seconds=60)
