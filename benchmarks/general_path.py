@@ -45,7 +45,7 @@ TURNS, QUICK_TURNS = 5, 3
 
 
 def settings(kind: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """The sizes with what a class needs besides: every fourth layer attends in hybrids."""
+    """The sizes with the settings of single classes: in hybrids every fourth layer is attention."""
     layers = range(1, sizes["num_hidden_layers"] + 1)
     other = {"Lfm2": "conv", "Qwen3Next": "linear_attention"}.get(kind)
     if other is None:

@@ -29,7 +29,7 @@ _SHOWN_NAMES, _SHOWN_CHARACTERS = 20, 40
 
 @dataclass(frozen=True)
 class Learned:
-    """What is learned of a source's conversations: ``roles_to_train`` and ``train_on_eos`` of ``DataConfig``."""
+    """The learned part of a source's conversations: ``roles_to_train`` and ``train_on_eos`` of ``DataConfig``."""
 
     roles: Sequence[str] | None = None
     ends: str = "turn"

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VocabularyChange:
-    """What a fine-tune added to its base's vocabulary.
+    """The additions of a fine-tune to its base's vocabulary.
 
     Attributes:
         tokens: The added tokens.

@@ -159,7 +159,7 @@ def rendering_of(config: Mapping[str, Any] | None) -> Rendering:
 
 
 def turn_settings(config: Mapping[str, Any] | None) -> list[str]:
-    """Return the settings in the data of a run's config that its rows were learned with, and these are not scored."""
+    """Return the settings about learned turns in a run's config, which scoring ignores."""
     sources = [source for source in (config or {}).get("data") or [] if isinstance(source, dict)]
     defaults = {"roles_to_train": None, "train_on_eos": "turn"}
     return [

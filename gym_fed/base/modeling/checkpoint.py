@@ -71,7 +71,7 @@ class Checkpoint:
 
 
 def class_of(config: Any) -> Any:
-    """Return the language model class of a config; None unless there is exactly one, which also reads its media."""
+    """Return the only language model class of a config (it may read media); None if there are several or none."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING
 
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)

@@ -53,7 +53,7 @@ Token = tuple[int, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class TokenChanges:
-    """What has to be added to a base's tokenizer to make it a fine-tune's.
+    """The additions that turn a base's tokenizer into that of its fine-tune.
 
     Attributes:
         tokens: Tokens that the base lacks, in order of ids.

@@ -51,6 +51,6 @@ def _sections(recipe: TrainingRecipe) -> dict[str, Any]:
     if recipe.sends_factors:
         sections[recipe.finetuning] = recipe.lora.model_dump()
         if TUNING.type_of(recipe.finetuning).reaches_experts:
-            # The change of a fused weight is no product of two factors.
+            # An update consists of low-rank factors of linear layers, and fused experts are not linear layers.
             sections[recipe.finetuning]["fused_experts"] = False
     return sections

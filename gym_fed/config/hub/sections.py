@@ -183,7 +183,7 @@ class GateConfig(StrictModel):
     """Data file, or ``task:NAME`` entries joined by commas for the generated text tasks; none disables the gate."""
     format: DataFormat = "auto"
     max_examples: int = Field(200, ge=1)
-    """Of a longer file, this many rows are used: evenly spaced, with each repeated answer in proportion."""
+    """Maximum rows. From a longer file, evenly spaced rows are taken, with each repeated answer in proportion."""
     max_length: int = Field(256, ge=8)
     max_loss_increase: float = Field(0.02, ge=0)
     """Tolerated increase of the held-out loss, in nats; a soup with more is rolled back."""

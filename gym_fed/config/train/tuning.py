@@ -265,7 +265,7 @@ _NOT_QUANTISERS = {
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
     "eetq": "no package of it installs beside this torch; use bitsandbytes or torchao with 8 bits",
 }
-"""Methods of other trainers, with the reason why they are no values of ``quantization.method``."""
+"""Quantization methods of other trainers, with the reason why they are not supported."""
 
 
 class QuantizationSettings(StrictModel):

@@ -46,7 +46,7 @@ Source = str | bytes | Path
 
 @dataclass(frozen=True)
 class VideoFacts:
-    """What is known of a video before its frames are decoded.
+    """Properties of a video that are read before its frames are decoded.
 
     Attributes:
         frames: The number of its frames.

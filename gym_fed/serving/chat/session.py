@@ -167,7 +167,7 @@ class ChatSession:
         return None
 
     def reset(self) -> None:
-        """Remove all messages except the system's, and what is attached to the next question."""
+        """Remove all messages except the system's, and the attachments of the next question."""
         self.messages, self.attached = [], []
         self.forgotten = 0
 

@@ -134,7 +134,7 @@ class GenerationSequence(ScheduledRequest):
 
     @property
     def guide(self) -> TokenMask | None:
-        """What constrains the next token, if anything does."""
+        """The grammar that constrains the next token; None without one."""
         if self._thought is not None:
             return self._thought if self._thought.masks else None
         return self._guide

@@ -50,7 +50,7 @@ class Thought:
         """Tokens of the thought so far, including its marks."""
         self._pushed = 0
         self._in_answer: list[bool] = []
-        """For each token, whether it belongs to the answer; behind by the tokens that are not decided yet."""
+        """Whether each token belongs to the answer, up to the last token for which this is known."""
         self._close_if_over()
 
     @property

@@ -15,7 +15,7 @@ _SEEN = 3
 
 
 def require_causal(model: Any) -> None:
-    """Refuse a model whose logits depend on later tokens: their gradient there is exactly 0 in a causal model.
+    """Refuse a model whose logits depend on later tokens, by their gradient, which is exactly 0 in a causal model.
 
     Raises:
         GymError: ``MODEL_INVALID``.

@@ -143,7 +143,7 @@ class HiddenMean:
 
 @dataclass(frozen=True, eq=False)
 class Embedded:
-    """What replaces the embeddings of a medium's tokens.
+    """The features that replace the embeddings of a medium's tokens.
 
     Attributes:
         places: The tokens of its run whose embeddings are replaced, in order; the others separate its parts.

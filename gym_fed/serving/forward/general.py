@@ -73,7 +73,7 @@ class GeneralForward:
 
     @property
     def described(self) -> str:
-        """What requests share, for the log."""
+        """A description of what requests share, for the log."""
         if self._cache.name is None:
             return "without a cache, so every token computes its text again"
         decode = "requests in decode share a forward" if self.batches else "a forward per request"

@@ -1,4 +1,4 @@
-"""Check, before a model is served on the general path, that its state is complete, and what requests may share.
+"""Check a model before it is served on the general path: whether its state is complete, and what requests may share.
 
 The logits of one forward over five tokens are the reference. Steps that keep the state must give the same; requests in
 decode share a forward, and prompts are computed in chunks, only if this changes nothing.

@@ -1,4 +1,4 @@
-"""The arguments of transformers' models, which differ in whether they take positions, and how they name the cache."""
+"""The arguments of transformers' models: whether they take positions, and their name for the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compute what a model puts into its language model for a medium, by running its own forward up to there.
+"""Compute the inputs of the language model for a medium by running the model's own forward pass up to that point.
 
 The forward of a model that reads media embeds the prompt, replaces the embeddings of a medium's tokens, computes their
 positions, and calls its language model. A hook keeps the arguments of this call and ends the forward. So no class needs

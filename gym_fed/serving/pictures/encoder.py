@@ -42,7 +42,7 @@ class PictureEncoder:
         self.computed = 0
 
     def features(self, picture: Medium, processed: ProcessedPicture, owner: str) -> Embedded:
-        """Return what replaces the embeddings of its tokens, on the model's device.
+        """Return the features that replace the embeddings of its tokens, on the model's device.
 
         Args:
             picture: The picture.

@@ -108,7 +108,7 @@ class PictureProcessor:
     def _processed(
         self, medium: Medium, text: str, count: int = 1, max_pixels: int = MAX_REQUEST_PIXELS
     ) -> tuple[Any, int]:
-        """Run the processor on one medium, or on so many copies of a picture; also return the pixels of its frames."""
+        """Return the output for a medium, or for several copies of a picture, and the pixels of its frames."""
         if isinstance(medium, Picture):
             pictures = [medium.decoded()] * count
             arguments: dict[str, Any] = {"images": pictures, "images_kwargs": self._settings(medium)}

@@ -334,7 +334,7 @@ class PictureReader:
 
     @property
     def reads(self) -> str:
-        """What is read, in words."""
+        """The kinds of media that are read, as words for messages."""
         return " and ".join(["text", *(f"{NOUNS[kind]}s" for kind in NOUNS if kind in self.kinds)])
 
     def why_not(self, kind: str) -> str | None:

@@ -55,7 +55,7 @@ class Guessing:
 
 
 class Scripted:
-    """A trainer whose model answers what it is told; the tokenizer is real."""
+    """A trainer whose model gives the answers of the test, with a real tokenizer."""
 
     def __init__(self, answers: list[list[str]]) -> None:
         self.processing_class = load_tokenizer("gym-nano")

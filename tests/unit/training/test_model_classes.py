@@ -1,6 +1,6 @@
 """Model classes of transformers with tiny random models: what docs/support.md says of them is what happens.
 
-A fault that the page has is an expected failure; where it is mended, the test fails until the page is made again.
+A fault on the page is an expected failure. Once it is fixed, the test fails until the page is generated again.
 """
 
 from __future__ import annotations
