@@ -32,5 +32,5 @@ def class_for(folder: Path) -> Any:
     classes: Any = transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING
     kind = mapping.get(config.get("model_type"))
     named = getattr(transformers, str((config.get("architectures") or [""])[0]), None)
-    is_known = kind in classes
-    return transformers.AutoModelForMultimodalLM if is_known or named is None else named
+    is_model = isinstance(named, type) and issubclass(named, transformers.PreTrainedModel)
+    return named if is_model and kind not in classes else transformers.AutoModelForMultimodalLM

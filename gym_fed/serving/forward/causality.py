@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.serving.forward.model_arguments import text_arguments
 from gym_fed.serving.forward.trial import tokens
 
+_log = logging.getLogger(__name__)
 _SEEN = 3
 
 
@@ -33,7 +36,10 @@ def require_causal(model: Any) -> None:
         with torch.enable_grad():
             logits = model(**text_arguments(model, ids)).logits
             (gradient,) = torch.autograd.grad(logits[0, :_SEEN].float().sum(), embedded[:1])
-    except Exception:  # noqa: BLE001 - without gradients (a kernel of its own), only logits are compared
+    except Exception as error:  # noqa: BLE001 - a model's own kernels may have no gradients
+        _log.warning(
+            "%s has no gradients (%s): only its logits are compared", type(model).__name__, plain(error, 100)
+        )
         return
     finally:
         hook.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from gym_fed.base.modeling.checkpoint import class_of
+from gym_fed.base.modeling.model_class import class_for
 from gym_fed.base.models import load_model, load_tokenizer
 from gym_fed.delta.base import BaseSpec
 from gym_fed.serving.base import load_base
@@ -66,3 +68,13 @@ def test_a_config_of_a_model_with_a_class_of_text_is_planned_whole(folder: Path)
     model, config = load_model(str(folder)).model, Qwen3_5Config.from_pretrained(folder)
     assert class_of(config) is None
     assert type(model_of(config)) is type(model)
+
+
+@pytest.mark.parametrize("named", ["AutoTokenizer", "pipeline", "no_such_name", "CLIPModel"])
+def test_a_config_can_name_no_class_but_a_models(named: str, tmp_path: Path) -> None:
+    import transformers
+
+    values = {"model_type": "clip", "vision_config": {}, "architectures": [named]}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    expected = transformers.CLIPModel if named == "CLIPModel" else transformers.AutoModelForMultimodalLM
+    assert class_for(tmp_path) is expected
