@@ -278,8 +278,8 @@ def _check_codecs(manifest: Manifest, limits: DeltaLimits) -> None:
         CODECS.require_allowed(record.codec)
         with _about(record.name):
             codec = get_codec(record.codec)
-            if split_rows(record.name) is not None and record.codec != "dense":
-                raise CodecError(f"added rows have codec {record.codec!r}, not dense")
+            if split_rows(record.name) is not None and not codec.for_added_rows:
+                raise CodecError(f"added rows have codec {record.codec!r}, which is not one for added rows")
             if codec.adds_up and not limits.sums:
                 raise CodecError(f"codec {record.codec!r} is for soups alone")
             normal = codec.normalise(record.params, record.shape)

@@ -104,6 +104,9 @@ class Codec(ABC):
     for_small: ClassVar[bool] = False
     """True if it may encode norms, biases and other small tensors."""
 
+    for_added_rows: ClassVar[bool] = False
+    """True if it may encode the rows of added tokens, which the base does not have: nothing may be lost of them."""
+
     low_rank: ClassVar[bool] = False
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
 

@@ -37,6 +37,7 @@ class Dense(Codec):
     name = "dense"
     compact = ({"dtype": "bfloat16"},)
     for_small = True
+    for_added_rows = True
 
     def normalise(self, params: Mapping[str, Any], shape: Shape) -> Params:
         only_known(params, ("dtype",), self.name)

@@ -17,6 +17,7 @@ TUNING = ("finetuning", "finetuning_type", "method", "reward_model_type")
 ALLOWED = {
     'gym_fed/interop/training_keys.py: return value == "bitdelta" or (isinstance(value, dict) '
     'and value.get("method") == "bitdelta")': "the word that others write for a one-bit delta",
+    'gym_fed/interop/serving_keys.py: if value in ("int8", "int4"):': "words that others write for a base's bits",
     'gym_fed/export/formats/onnx.py: return self.quantization(options) == "int8"': "a quantization of onnxruntime",
     'gym_fed/export/gguf/adapter.py: if kind is None or kind.contents() != "lora" or alpha is None:': (
         "the word for the kind of adapter in a GGUF file"
