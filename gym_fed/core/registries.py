@@ -166,6 +166,9 @@ REASONING_PARSERS: Kind[Any] = Kind(
     "gym_fed.serving.reasoning.base:ReasoningParser",
     "gym_fed.reasoning_parsers",
 )
+SCHEDULERS: Kind[Any] = Kind(
+    "scheduler", "gym_fed.training.launch", "gym_fed.training.launch.base:Scheduler", "gym_fed.schedulers"
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (
@@ -188,5 +191,6 @@ ALL: tuple[Registry[Any], ...] = (
     EXPORT_FORMATS,
     TOOL_FORMATS,
     REASONING_PARSERS,
+    SCHEDULERS,
 )
 """All registries, for `gym docs members` and `gym doctor`."""

@@ -136,7 +136,8 @@ class Trainer(ExpectedElsewhere):
         """
         require_training(self.config)
         try:
-            with rope_undone_on_error(None if self._given is None else self._given[0]):
+            given = None if self._given is None else self._given[0]
+            with processes.refuse_lost_process(), rope_undone_on_error(given):
                 allowed = resume and self.config.resume_from_checkpoint is not False
                 self.result = self._run(dataset, eval_dataset, allowed)
             return self.result
@@ -217,7 +218,8 @@ class Trainer(ExpectedElsewhere):
             processes.on_main(lambda: folder.check(config, *rows.digests, resume=resume))
             self._report_rows(dataset, rows)
             model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)
-            checkpoint = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
+            opened = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
+            checkpoint = None if opened is None else Path(opened)
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
             arguments = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
@@ -392,9 +394,9 @@ def _prepare_model(
 
 def _open_folder(
     folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool
-) -> Path | None:
-    """Open the run folder; return the checkpoint to resume from, if there is one."""
+) -> str | None:
+    """Open the run folder; return the path of the checkpoint to resume from, if there is one."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])
-    return checkpoint
+    return None if checkpoint is None else str(checkpoint)

@@ -122,6 +122,26 @@ def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
     assert far(tmp_path / "run", alone) < TOLERANCE
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    quick([(("fsdp2", 2), ("ddp", 1)), (("ddp", 1), ("ddp", 2))], (("ddp", 1), ("ddp", 2))),
+)
+def test_a_run_resumes_on_another_number_of_processes(
+    before: tuple[str, int], after: tuple[str, int], alone: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    stopping = command(folder, before[1], [*STRATEGIES[before[0]], "save_steps=1"])
+    started = subprocess.Popen(stopping, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert started.stderr is not None
+    for line in started.stderr:
+        if line.startswith("step 2/"):
+            os.kill(started.pid, signal.SIGINT)
+    assert started.wait(SECONDS) == 128 + signal.SIGINT
+    figures = run(folder, after[1], [*STRATEGIES[after[0]], "save_steps=1"])
+    assert figures["num_processes"] == after[1]
+    assert far(folder, alone) < TOLERANCE
+
+
 def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:
     words = command(tmp_path / "run", 1, ["distributed.strategy=fsdp2"])
     ended = run_here(["gym", *words[3:]])

@@ -11,16 +11,17 @@ import typer
 from gym_fed.cli.models.needed import YesOption, require_rows, with_models
 from gym_fed.cli.next_command import print_next
 from gym_fed.cli.train.progress import progress, readable_warnings, report_rows, stop_on_ctrl_c
-from gym_fed.core.console import AsJson, err, out, print_columns, print_json, print_result
+from gym_fed.core.console import AsJson, MemberName, err, out, print_columns, print_json, print_result
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import IgnoreUnsupported, SetOption
 from gym_fed.core.progress import spinner
-from gym_fed.core.registries import ALGORITHMS
+from gym_fed.core.registries import ALGORITHMS, SCHEDULERS
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.train.training import TrainingConfig
+    from gym_fed.training.processes.ranks import Machines
     from gym_fed.training.run.result import CheckResult, TrainResult
 
 
@@ -39,6 +40,23 @@ def train(
     ] = True,
     nproc: Annotated[
         int | None, typer.Option("--nproc", min=1, help="Number of processes to train in on this machine.")
+    ] = None,
+    nnodes: Annotated[
+        int, typer.Option("--nnodes", min=1, help="Number of machines that run this command.")
+    ] = 1,
+    rdzv_endpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--rdzv-endpoint", metavar="HOST:PORT", help="Where several machines meet, the same on all."
+        ),
+    ] = None,
+    launch: Annotated[
+        str | None,
+        typer.Option(
+            "--launch",
+            click_type=MemberName(SCHEDULERS),
+            help="Print what a scheduler of machines runs for this config, and stop.",
+        ),
     ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Delete the run in output_dir first, finished or not.")
@@ -74,25 +92,30 @@ def train(
     if not overwrite:
         _require_plugins(given)
     from gym_fed.data.column_question import with_agreed_columns
-    from gym_fed.training.processes.ranks import is_main, world_size
+    from gym_fed.training.processes.ranks import Machines, is_main, world_size
 
+    machines = Machines() if launch else Machines.parse(nnodes, rdzv_endpoint)
+    processes = world_size() if nproc is None and nnodes == 1 else nnodes * (nproc or 1)
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
 
     def load() -> tuple[TrainingConfig, list[str]]:
         settings, notes = load_training_config(
-            parsed, set_ or [], ignore_unsupported=ignore_unsupported, processes=nproc or world_size()
+            parsed, set_ or [], ignore_unsupported=ignore_unsupported, processes=processes
         )
         kind = ALGORITHMS.type_of(settings.algorithm).row_kind
         return with_agreed_columns(settings, kind, yes), notes
 
-    if plan:
-        settings, notes = load()  # a plan fetches nothing
+    if plan or launch:
+        settings, notes = load()  # neither fetches anything
     else:
         settings, notes = with_models(load, _named_model(given), lambda loaded: loaded[0], yes)
     for note in notes:
         err.print(f"note: {note}")
     if plan:
-        _print_plan(settings, nproc or 1, as_json)
+        _print_plan(settings, nnodes * (nproc or 1), as_json)
+        return
+    if launch:
+        _print_launch(launch, settings, config, set_ or [], (nnodes, nproc or 1))
         return
 
     from gym_fed.training.run.folder import RunFolder
@@ -105,8 +128,8 @@ def train(
         (_preprocess if settings.preprocess_only else _evaluate)(settings, as_json)
         return
     require_rows(settings)
-    if nproc is not None and nproc > 1:
-        _in_processes(settings, nproc)
+    if processes > world_size():
+        _in_processes(settings, nproc or 1, machines, overwrite)
     err.print(f"loading {settings.model or 'a new model'} ...")
 
     with spinner("loading the trainer"):
@@ -222,15 +245,49 @@ def _next(settings: TrainingConfig, folder: Path) -> str:
     return advice
 
 
-def _in_processes(settings: TrainingConfig, nproc: int) -> NoReturn:
-    """Run this command in ``nproc`` processes, after checking that they can work."""
+def _print_launch(
+    name: str, settings: TrainingConfig, config: Path | None, overrides: list[str], size: tuple[int, int]
+) -> None:
+    """Print what a scheduler runs, after checking that the processes can work."""
+    from gym_fed.training.launch.base import Job
+    from gym_fed.training.run.checks import check_config
+
+    scheduler = SCHEDULERS.new(name)
+    if config is None:
+        raise GymError(ErrorCode.USAGE, f"--launch {name}: which CONFIG?", "write the flags into a YAML file")
+    nodes, nproc = size
+    check_config(settings, num_processes=nodes * nproc)
+    typer.echo(scheduler.text(Job(settings, config, overrides, nodes, nproc)), nl=False)
+    err.print(f"save it as a file, read it, and: {scheduler.submit}")
+
+
+def _in_processes(settings: TrainingConfig, nproc: int, machines: Machines, overwrite: bool) -> NoReturn:
+    """Run this command in ``nproc`` processes here, after checking that they can work."""
     from gym_fed.training.processes.ranks import launch
     from gym_fed.training.run.checks import check_config
 
-    check_config(settings, num_processes=nproc)
-    at = next(i for i, word in enumerate(sys.argv) if word.partition("=")[0] == "--nproc")
-    words = sys.argv[1:at] + sys.argv[at + (1 if "=" in sys.argv[at] else 2) :]
-    sys.exit(launch([word for word in words if word != "--overwrite"], nproc))
+    if overwrite and machines.count > 1:
+        reason = "--overwrite: several machines would delete the run of one another"
+        raise GymError(
+            ErrorCode.USAGE, reason, f"delete {settings.output_dir} once, before all of them start"
+        )
+    check_config(settings, num_processes=nproc * machines.count)
+    if machines.count > 1:
+        err.print(f"waiting for {counted(machines.count, 'machine')} at {machines.endpoint} ...")
+    sys.exit(launch(_without_launching(sys.argv[1:]), nproc, machines))
+
+
+def _without_launching(words: list[str]) -> list[str]:
+    """Return a command line for each of the processes: without the options that start them, and ``--overwrite``."""
+    left, rest = [], iter(words)
+    for word in rest:
+        name, is_joined, _ = word.partition("=")
+        if name in ("--nproc", "--nnodes", "--rdzv-endpoint"):
+            if not is_joined:
+                next(rest)
+        elif word != "--overwrite":
+            left.append(word)
+    return left
 
 
 _PROMPT_CHARACTERS = 120

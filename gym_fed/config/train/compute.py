@@ -144,7 +144,7 @@ class ComputeSections(StrictModel):
 
 
 class DistributedSettings(StrictModel):
-    """Settings of a run in several processes: ``gym train --nproc N`` on one machine, or torchrun on several.
+    """Settings of a run in several processes: ``gym train --nproc N`` on one machine, with ``--nnodes`` on several.
 
     A batch is ``per_device_train_batch_size`` rows per process, times ``gradient_accumulation_steps``; under
     ``tensor_parallel`` all processes work on the same rows.

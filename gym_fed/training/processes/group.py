@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -19,9 +19,19 @@ import torch.distributed as dist
 from gym_fed.config.train.compute import DistributedSettings
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.training.processes import peers
 from gym_fed.training.processes.ranks import is_main, world_size
 
-__all__ = ["agreed", "count", "is_main", "on_main", "require_all", "start", "stop", "world_size"]
+__all__ = [
+    "agreed",
+    "count",
+    "is_main",
+    "on_main",
+    "refuse_lost_process",
+    "require_all",
+    "start",
+    "world_size",
+]
 
 T = TypeVar("T")
 
@@ -40,6 +50,7 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     timeout = timedelta(seconds=settings.timeout_seconds)
+    peers.watch()
     try:
         if settings.strategy == "deepspeed":
             if device.type == "cpu":  # read when deepspeed is first imported
@@ -56,10 +67,23 @@ def start(settings: DistributedSettings, device: torch.device) -> None:
         raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
 
 
-def stop() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+@contextmanager
+def refuse_lost_process() -> Iterator[None]:
+    """Report the end of another process, which a collective of this one meets as a broken connection.
+
+    Raises:
+        GymError: ``UNAVAILABLE``.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        # NCCL and the store have an error of their own; gloo names the line of its source.
+        lost = isinstance(error, dist.DistError) or "/gloo/" in str(error)
+        if world_size() == 1 or not lost:
+            raise
+        reason = "another process of this run has ended, or its machine cannot be reached"
+        remedy = "its own output says why; the same command on all machines goes on from the last checkpoint"
+        raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
 
 
 def count() -> int:

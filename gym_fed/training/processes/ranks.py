@@ -1,21 +1,28 @@
 """This process's rank, from torchrun's environment variables, and ``gym train --nproc N``, which starts N processes.
 
-Imports no torch until processes are started.
+Several machines meet at an address by torch's own rendezvous (c10d), as under torchrun. Imports no torch until
+processes are started.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gym_fed.core.child_process import module_command
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.text import counted
 
 _SECONDS_FOR_A_CHECKPOINT = 600
+_SECONDS_TO_MEET = 600
 _SHOWN_LINES = 20
 
 
@@ -29,36 +36,134 @@ def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def launch(arguments: Sequence[str], nproc: int) -> int:
+@dataclass(frozen=True)
+class Machines:
+    """The machines of a run and the address at which they meet.
+
+    Attributes:
+        count: Number of machines, each with the same number of processes.
+        host: Name or address of one of them, which every other one reaches.
+        port: A free port of that machine.
+    """
+
+    count: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    @classmethod
+    def parse(cls, count: int, endpoint: str | None) -> Machines:
+        """Parse ``HOST:PORT``; an IPv6 address stands in brackets.
+
+        Raises:
+            GymError: ``USAGE`` if the address is missing, malformed, or given for one machine.
+        """
+        if count == 1 and endpoint is None:
+            return cls()
+        host, _, port = (endpoint or "").rpartition(":")
+        refuse_first(
+            (count == 1, "--rdzv-endpoint is for several machines", "add --nnodes N, or leave it out"),
+            (endpoint is None, f"--nnodes {count}: where do the machines meet?", _MEETING),
+            (
+                not host or not port.isdecimal() or not 0 < int(port) < 65536,
+                f"--rdzv-endpoint {endpoint}: not HOST:PORT",
+                _MEETING,
+            ),
+            code=ErrorCode.USAGE,
+        )
+        return cls(count, host.strip("[]"), int(port))
+
+    @property
+    def endpoint(self) -> str:
+        """The address for torch's rendezvous."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def here(self) -> Here:
+        """Find this machine's address on the network of the others.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that means this machine alone.
+        """
+        if self.count == 1:
+            return Here(self.host)
+        remedy = "name an address that every machine reaches, such as 10.0.0.1:29500"
+        try:
+            family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(address)  # chooses the interface; a datagram socket sends nothing here
+                own = str(probe.getsockname()[0])
+        except OSError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, f"--rdzv-endpoint {self.endpoint}: {error}", remedy
+            ) from error
+        if ipaddress.ip_address(own).is_loopback:
+            # Debian's /etc/hosts gives a machine's own name 127.0.1.1, which the others cannot reach.
+            reason = (
+                f"--rdzv-endpoint {self.endpoint}: {self.host} is {own} on this machine, for itself alone"
+            )
+            refuse_first((self.host not in ("localhost", own), reason, remedy), code=ErrorCode.USAGE)
+            return Here(own)
+        return Here(own, own == address[0])
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine among those of a run: its address, and whether it is the one at which they meet.
+
+    None leaves that to torch, which takes the first process of a machine; it does not know addresses of a second
+    network card.
+    """
+
+    address: str
+    is_meeting_point: bool | None = None
+
+
+_MEETING = "--rdzv-endpoint HOST:PORT: the address of one of them and a free port, the same on all"
+
+
+def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = None) -> int:
     """Run ``gym ARGUMENTS`` in ``nproc`` processes of this machine and wait for them.
 
-    Process 0 writes to the terminal; the output of another process is shown only if it fails first. Ctrl-C or SIGTERM
-    is sent to each process once, with time for a checkpoint.
+    The first process writes to the terminal; the output of another one is shown only if it fails first. Ctrl-C or
+    SIGTERM is sent to each process once, with time for a checkpoint.
 
     Args:
-        arguments: The command line after ``gym``, without ``--nproc``.
-        nproc: Number of processes, at least 2.
+        arguments: The command line after ``gym``, without the options of this function.
+        nproc: Number of processes on this machine.
+        machines: Several machines, each of which runs this command; by default this one alone.
 
     Returns:
-        The exit code of the first process that failed, 128 + N after signal N, or 0.
+        The exit code of the first process of this machine that failed, 128 + N after signal N, or 0.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` if the machines do not meet.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from gym_fed.training.processes.peers import MEETING, announce
+
+    machines = machines or Machines()
+    here = machines.here()
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # Otherwise every process would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
+    if machines.count > 1:
+        os.environ[MEETING] = f"{machines.host} {machines.port}"
+    if machines.count > 1 and (interface := _interface_of(here.address)):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # otherwise that of the machine's own name
     with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
         quiet = {rank: Std.ALL for rank in range(1, nproc)}
         config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
+            min_nodes=machines.count,
+            max_nodes=machines.count,
             nproc_per_node=nproc,
             run_id="gym-train",
             rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
+            rdzv_endpoint=machines.endpoint,
+            rdzv_configs=_meeting_settings(here),
+            local_addr=here.address,
             max_restarts=0,
             shutdown_timeout=_SECONDS_FOR_A_CHECKPOINT,
             logs_specs=DefaultLogsSpecs(log_dir=folder, redirects=quiet),
@@ -70,10 +175,34 @@ def launch(arguments: Sequence[str], nproc: int) -> int:
             return 128 + stopped.sigval
         except ChildFailedError as failed:
             rank, failure = failed.get_first_failure()
-            if rank != 0:
-                _print_log_end(Path(folder), rank)
+            if failure.local_rank != 0:
+                _print_log_end(Path(folder), failure.local_rank, rank)
+            if machines.count > 1:
+                announce(f"process {rank} of another machine, {here.address}, has ended")
             return _exit_code(failure.exitcode, rank)
+        except RendezvousError as error:
+            reason = f"{counted(machines.count, 'machine')} did not meet at {machines.endpoint}: {error}"
+            remedy = "start the same command on each of them, and let the port through their firewalls"
+            raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
     return 0
+
+
+def _meeting_settings(here: Here) -> dict[str, Any]:
+    """Return settings of torch's rendezvous: the first machine waits for the last one, and the others for the first."""
+    settings: dict[str, Any] = {"read_timeout": _SECONDS_TO_MEET, "join_timeout": _SECONDS_TO_MEET}
+    if here.is_meeting_point is not None:
+        settings["is_host"] = here.is_meeting_point
+    return settings
+
+
+def _interface_of(address: str) -> str:
+    """Return the name of the network interface with an address; empty if none has it."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in addresses):
+            return str(name)
+    return ""
 
 
 def _exit_code(status: int, rank: int) -> int:
@@ -85,8 +214,8 @@ def _exit_code(status: int, rank: int) -> int:
     raise GymError(ErrorCode.INTERNAL, reason, remedy)
 
 
-def _print_log_end(folder: Path, rank: int) -> None:
+def _print_log_end(folder: Path, local_rank: int, rank: int) -> None:
     """Print the last log lines of a process without a terminal."""
-    for file in sorted(folder.rglob(f"{rank}/stderr.log")):
+    for file in sorted(folder.rglob(f"{local_rank}/stderr.log")):
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()[-_SHOWN_LINES:]
         sys.stderr.write("".join(f"[process {rank}] {line}\n" for line in lines))

@@ -38,7 +38,7 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         (
             wanted not in (None, num_processes),
             size,
-            f"gym train --nproc {wanted} ..., or torchrun on several machines",
+            f"gym train --nproc {wanted} ..., or --nnodes N on each of several machines",
         ),
         (several, one_process, "use one process, or another optimizer"),
         (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),

@@ -41,6 +41,8 @@ from gym_fed.training.run.checkpoints import (
 from gym_fed.training.run.reproducibility import RunWarning
 
 LOCK_FILE = ".lock"
+_KEYS_OF_PROCESSES = {"per_device_train_batch_size", "gradient_accumulation_steps", "distributed"}
+"""Keys that a resumed run may change with its number of processes, as long as a step has as many rows."""
 
 
 class FolderLock:
@@ -303,16 +305,24 @@ class RunFolder:
         stored = read_run_config(self.path)
         old = with_schema_defaults(stored, config)
         new = config.model_dump(mode="json")
-        free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
-        changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
-        differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
         begun = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         before = begun.get("num_processes", 1)
-        same_number = f"resume with --nproc {before}, since batches depend on it; or {_OTHERWISE}"
+        free = _FREE_KEYS | (_FOUND_KEYS if config.auto_batch_size is not None else set())
+        same_step = _rows_of_a_step(old, before) == _rows_of_a_step(new, world_size())
+        same_step = same_step and _has_whole_checkpoints(old) and _has_whole_checkpoints(new)
+        if before != world_size() and same_step:
+            free = free | _KEYS_OF_PROCESSES
+        changed = sorted(k for k in {*old, *new} - free if old.get(k) != new.get(k))
+        differences = ", ".join(text for k in changed for text in _differences(k, old.get(k), new.get(k)))
+        rows = _rows_of_a_step(old, before)
+        same_number = (
+            f"resume with {counted(before, 'process')}, or with {counted(rows, 'row')} per step as before (processes "
+            f"x per_device_train_batch_size x gradient_accumulation_steps, under ddp or fsdp2); or {_OTHERWISE}"
+        )
         refuse_first(
             (changed, f"of another config: {differences}"),
             (
-                before != world_size(),
+                before != world_size() and not same_step,
                 f"of {counted(before, 'process')}, and now there are {world_size()}",
                 same_number,
             ),
@@ -326,6 +336,17 @@ class RunFolder:
             prefix=f"{self.path}: holds an unfinished run ",
             remedy=_OTHERWISE,
         )
+
+
+def _rows_of_a_step(config: dict[str, Any], processes: int) -> int:
+    rows: int = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"] * processes
+    return rows
+
+
+def _has_whole_checkpoints(config: dict[str, Any]) -> bool:
+    """Return True if any number of processes can load the run's checkpoints."""
+    strategy = (config.get("distributed") or {}).get("strategy", "ddp")
+    return strategy in ("ddp", "fsdp2")
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:

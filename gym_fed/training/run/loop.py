@@ -13,6 +13,7 @@ from gym_fed.core.files import full_disk_named
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.saving import save_final
 from gym_fed.training.processes import group as processes
+from gym_fed.training.processes.peers import stop_watching
 from gym_fed.training.rows.run_rows import RunRows
 from gym_fed.training.run.check import LearningCheck
 from gym_fed.training.run.early_stopping import EarlyStop
@@ -139,6 +140,7 @@ def save_result(
 
     The weights are written first, so that they are kept if the check fails.
     """
+    stop_watching()  # the result is written even if another machine is lost now
     with quiet_loading():
         save_final(trainer, result.model, result.tokenizer, algorithm, config, folder.path)
     if config.save_delta is not None:

@@ -1,0 +1,83 @@
+"""A JobSet for Kubernetes, with the config in a ConfigMap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.training.launch.base import PORT, SECONDS_FOR_A_CHECKPOINT, Job, Scheduler, yaml_text
+from gym_fed.version import __version__
+
+_CONFIG = "/config/train.yaml"
+_WORK = "/work"
+
+
+class JobSet(Scheduler):
+    """One pod per machine; pods find the first one by the name that JobSet's headless service gives it.
+
+    A failed pod ends the others, and the set starts again up to three times, where the run resumes. The working folder
+    is a claim that all pods share.
+    """
+
+    name = "jobset"
+    submit = "kubectl apply -f FILE"
+
+    def text(self, job: Job) -> str:
+        return _HEADER + yaml_text(self._config_map(job), self._job_set(job))
+
+    def _config_map(self, job: Job) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": job.name},
+            "data": {"train.yaml": job.file.read_text(encoding="utf-8")},
+        }
+
+    def _job_set(self, job: Job) -> dict[str, Any]:
+        pods = {"parallelism": job.nodes, "completions": job.nodes, "backoffLimit": 0}
+        template = {"spec": {**pods, "completionMode": "Indexed", "template": {"spec": self._pod(job)}}}
+        return {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": job.name},
+            "spec": {
+                "failurePolicy": {"maxRestarts": 3},
+                "network": {"enableDNSHostnames": True},
+                "replicatedJobs": [{"name": "node", "replicas": 1, "template": template}],
+            },
+        }
+
+    def _pod(self, job: Job) -> dict[str, Any]:
+        words = job.words(_CONFIG)
+        if job.nodes > 1:
+            words += ["--rdzv-endpoint", f"{job.name}-node-0-0.{job.name}:{PORT}"]
+        resources = {"nvidia.com/gpu": job.gpus} if job.gpus else {"cpu": job.nproc}
+        return {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": SECONDS_FOR_A_CHECKPOINT,
+            "containers": [
+                {
+                    "name": "train",
+                    "image": f"gym-fed-client:{__version__}",
+                    "command": words,
+                    "workingDir": _WORK,
+                    "ports": [{"containerPort": PORT}],
+                    "resources": {"limits": resources, "requests": resources},
+                    "volumeMounts": [
+                        {"name": "config", "mountPath": "/config", "readOnly": True},
+                        {"name": "work", "mountPath": _WORK},
+                        {"name": "shm", "mountPath": "/dev/shm"},
+                    ],
+                }
+            ],
+            "volumes": [
+                {"name": "config", "configMap": {"name": job.name}},
+                {"name": "work", "persistentVolumeClaim": {"claimName": "gym-train"}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},  # NCCL shares memory between processes
+            ],
+        }
+
+
+_HEADER = """# Needs the JobSet controller. The claim gym-train (ReadWriteMany) holds the model and the rows at
+# the paths of the config, relative to /work, and the run is written there. Name your own image,
+# node selector and claim.
+"""
