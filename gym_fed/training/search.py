@@ -1,14 +1,18 @@
 """Search for the best settings with Optuna: each trial has a run folder, can resume, and may be pruned.
 
-Akiba et al. 2019, "Optuna". The study is an SQLite file in the search's folder. An interrupted trial runs again with
-the same settings in the same folder, where it resumes from its last checkpoint.
+Akiba et al. 2019, "Optuna". The study is Optuna's journal in the search's folder, which several workers may share,
+also over a network's file system. An interrupted trial runs again with the same settings in the same folder, where it
+resumes from its last checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +24,7 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.core.plain_yaml import parse_value
 from gym_fed.training.run.checks import check_config
-from gym_fed.training.run.folder import FolderLock
+from gym_fed.training.run.folder import FolderLock, is_held
 from gym_fed.training.run.hooks import ShouldStop, StepReport
 from gym_fed.training.run.spikes import Diverged
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 
 _FOLDER = "folder"  # user attribute: folder of the trial
 _ENDED = "ended"  # user attribute: reason for a missing value
+_WORKERS = "workers"  # folder with a folder per trial, which the worker of the trial has locked
+_SECONDS_BETWEEN_TURNS = 0.1
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ OnTrial = Callable[[TrialResult], None]
 
 
 class Search:
-    """A search in the folder ``config.output_dir``.
+    """A search in the folder ``config.output_dir``, which any number of processes may work on at the same time.
 
     Args:
         config: The config of the search.
@@ -89,59 +95,95 @@ class Search:
             Finished trials by number. The config of the best one is in ``best.yaml``.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder has a different search;
-                ``STATE_LOCKED`` if another process is running this search.
+            GymError: ``INTERRUPTED`` after ``should_stop``; ``FILE_EXISTS`` if the folder has a different search.
         """
         import optuna
 
+        # Optuna calls constant_liar experimental.
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._claim_folder()
-        lock = FolderLock(self.folder)
-        try:
-            return self._run(num_trials or self.config.search.num_trials)
-        finally:
-            lock.release()
-
-    def _run(self, wanted: int) -> list[TrialResult]:
+        wanted = num_trials or self.config.search.num_trials
         study = self._study()
-        self._retry_unfinished(study)
-        while len(_ended(study)) < wanted:
+        while (asked := self._ask(study, wanted)) is not None:
+            trial, lock = asked
             try:
-                study.optimize(self._objective, n_trials=1, callbacks=[self._report_trial])
+                self._tell(study, trial)
             except _Stopped as stop:
                 raise GymError(
                     ErrorCode.INTERRUPTED, str(stop), "run the same command again to go on from there"
                 ) from stop
-            self._write_best(study)
+            finally:
+                lock.release()
+            with self._turn():
+                self._write_best(study)
         return [_result(trial) for trial in _ended(study)]
 
-    def _report_trial(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Let no other worker choose a trial or write the results meanwhile."""
+        while True:
+            try:
+                lock = FolderLock(self.folder)
+                break
+            except GymError as error:
+                if error.code is not ErrorCode.STATE_LOCKED:
+                    raise
+            time.sleep(_SECONDS_BETWEEN_TURNS)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _ask(self, study: optuna.Study, wanted: int) -> tuple[optuna.Trial, FolderLock] | None:
+        """Choose the next trial and lock its folder; None if as many as wanted have ended or are in work."""
+        with self._turn():
+            in_work = self._retry_unfinished(study)
+            if len(_ended(study)) + in_work >= wanted:
+                return None
+            # Workers and resumed searches would otherwise draw the same settings: each sampler draws once.
+            study.sampler = self._sampler(self.config.search.seed + len(study.get_trials(deepcopy=False)))
+            trial = study.ask()
+            name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
+            trial.set_user_attr(_FOLDER, name)
+            folder = self.folder / _WORKERS / name
+            folder.mkdir(parents=True, exist_ok=True)
+            return trial, FolderLock(folder)
+
+    def _tell(self, study: optuna.Study, trial: optuna.Trial) -> None:
+        """Train a trial and record its metric."""
+        import optuna
+
+        try:
+            study.tell(trial, self._objective(trial))
+        except optuna.TrialPruned:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        except GymError:
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+            raise
         if self._on_trial is not None:
-            self._on_trial(_result(trial))
+            self._on_trial(_result(study.trials[trial.number]))
 
     def _study(self) -> optuna.Study:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
 
-        search = self.config.search
-        name = f"sqlite:///{(self.folder / 'study.db').resolve()}"
-        storage = optuna.storages.RDBStorage(name)
-        before = [s for s in optuna.get_all_study_names(storage) if s == "search"]
-        done = len(optuna.load_study(study_name="search", storage=storage).trials) if before else 0
-        # A resumed sampler restarts: with the same seed it would draw the first settings again.
-        seed = search.seed + done
-        sampler: optuna.samplers.BaseSampler = (
-            optuna.samplers.TPESampler(seed=seed)
-            if search.sampler == "tpe"
-            else optuna.samplers.RandomSampler(seed=seed)
-        )
+        file = self.folder / "study.journal"
         return optuna.create_study(
             study_name="search",
-            storage=storage,
-            sampler=sampler,
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
             pruner=self._pruner(),
-            direction=search.direction,
+            direction=self.config.search.direction,
             load_if_exists=True,
         )
+
+    def _sampler(self, seed: int) -> optuna.samplers.BaseSampler:
+        import optuna
+
+        if self.config.search.sampler == "tpe":
+            # Trials of other workers, whose results are not known yet, count as bad: nothing is tried twice.
+            return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        return optuna.samplers.RandomSampler(seed=seed)
 
     def _pruner(self) -> optuna.pruners.BasePruner:
         import optuna
@@ -153,20 +195,25 @@ class Search:
             return optuna.pruners.HyperbandPruner(min_resource=pruner.min_resource)
         return optuna.pruners.NopPruner()
 
-    def _retry_unfinished(self, study: optuna.Study) -> None:
-        """Queue interrupted trials, so that they run first and in their own folders."""
+    def _retry_unfinished(self, study: optuna.Study) -> int:
+        """Queue interrupted trials, so that they run first and in their own folders; return how many are in work."""
         from optuna.trial import TrialState
 
+        in_work = 0
         for trial in study.get_trials(states=(TrialState.RUNNING,)):
+            name = trial.user_attrs.get(_FOLDER)
+            if name is not None and is_held(self.folder / _WORKERS / name):
+                in_work += 1
+                continue
             study.tell(trial.number, state=TrialState.FAIL)
-            study.enqueue_trial(trial.params, user_attrs={_FOLDER: trial.user_attrs.get(_FOLDER)})
+            study.enqueue_trial(trial.params, user_attrs={_FOLDER: name})
+        return in_work
 
     def _objective(self, trial: optuna.Trial) -> float:
         import optuna
 
         values = {key: _suggest(trial, key, r) for key, r in self.config.search.parameters.items()}
-        name = trial.user_attrs.get(_FOLDER) or f"trial-{trial.number:04d}"
-        trial.set_user_attr(_FOLDER, name)
+        name = trial.user_attrs[_FOLDER]
 
         def on_report(report: StepReport) -> None:
             if self._on_report is not None:

@@ -219,7 +219,7 @@ class Trainer(ExpectedElsewhere):
             self._report_rows(dataset, rows)
             model = _prepare_model(config, algorithm, tuning, model, tokenizer, device)
             opened = processes.on_main(lambda: _open_folder(folder, config, rows, begun, resume))
-            checkpoint = None if opened is None else Path(opened)
+            checkpoint = Path(opened) if opened else None
             config = self.config = choose_batch_size(config, algorithm, model, tokenizer, rows)
             hooks = self._hooks = self._make_hooks(config, folder)
             arguments = (config, algorithm, model, tokenizer, given, rows.eval_encoded, folder.path)
@@ -392,11 +392,9 @@ def _prepare_model(
     return model
 
 
-def _open_folder(
-    folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool
-) -> str | None:
-    """Open the run folder; return the path of the checkpoint to resume from, if there is one."""
+def _open_folder(folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool) -> str:
+    """Open the run folder; return the checkpoint to resume from, or an empty text."""
     counts = rows.counts, rows.eval_counts
     checkpoint = folder.open(config, *rows.digests, begun=begun, resume=resume, counts=counts)
     record_environment(folder.path, config, rows.digests[0])
-    return None if checkpoint is None else str(checkpoint)
+    return str(checkpoint or "")

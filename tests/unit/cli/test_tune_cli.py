@@ -12,9 +12,8 @@ import yaml
 from gym_fed.config.train.training import DataConfig, SearchConfig, TrainingConfig
 from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.run.folder import FolderLock
 from gym_fed.training.run.hooks import StepReport
-from gym_fed.training.search import Search
+from gym_fed.training.search import Search, TrialResult
 
 
 def config(tiny_base: Path, folder: Path, **search: Any) -> SearchConfig:
@@ -110,6 +109,21 @@ def test_a_kill_leaves_a_trial_that_is_run_again(tiny_base: Path, tmp_path: Path
     ]
 
 
+def test_workers_share_a_search(tiny_base: Path, tmp_path: Path) -> None:
+    settings = config(tiny_base, tmp_path / "search", num_trials=4)
+    seen: list[TrialResult] = []
+
+    def as_another_worker(trial: int, report: StepReport) -> None:
+        if (trial, report.step) == (0, 1):
+            seen.extend(Search(settings).run())
+
+    results = Search(settings, on_report=as_another_worker).run()
+    assert [result.number for result in seen] == [1, 2, 3], "the first trial was in work"
+    assert [result.number for result in results] == [0, 1, 2, 3]
+    assert len({json.dumps(result.parameters) for result in results}) == 4
+    assert len(json.loads((tmp_path / "search/trials.json").read_text())) == 4
+
+
 def test_trials_that_do_worse_are_given_up(tiny_base: Path, tmp_path: Path) -> None:
     rates = {"learning_rate": {"choices": [1e-2, 1e-9]}}
     pruner = {"name": "median", "n_startup_trials": 1}
@@ -141,10 +155,6 @@ def test_a_loss_that_diverges_is_an_answer_and_a_bad_row_is_not(tiny_base: Path,
     with pytest.raises(GymError, match=r"rows\.jsonl:2"):
         Search(settings).run()
     file.write_text('{"text": "to copy"}\n')
-    lock = FolderLock(tmp_path / "search")
-    with pytest.raises(GymError, match="is at work in it"):
-        Search(settings).run()
-    lock.release()
     (result,) = Search(settings).run()
     assert result.state == "pruned"
     assert "nan" in result.why

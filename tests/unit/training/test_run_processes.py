@@ -36,7 +36,13 @@ def test_another_number_of_processes_does_not_go_on(tmp_path: Path, monkeypatch:
     with pytest.raises(GymError, match="unfinished run of 2 processes, and now there are 1") as caught:
         RunFolder(config.output_dir).open(config, "digest", resume=True)
     assert caught.value.code is ErrorCode.FILE_EXISTS
-    assert "--nproc 2" in caught.value.hint
+    assert "resume with 2 processes, or with 16 rows per step" in caught.value.hint
+    moved = config.model_copy(update={"per_device_train_batch_size": 16})
+    RunFolder(config.output_dir).check(moved, "digest", resume=True)
+    with pytest.raises(GymError, match="per_device_train_batch_size was 8 and is 12"):
+        RunFolder(config.output_dir).check(
+            config.model_copy(update={"per_device_train_batch_size": 12}), "digest", resume=True
+        )
 
 
 def test_a_killed_process_frees_its_folder(tmp_path: Path) -> None:
