@@ -57,8 +57,7 @@ class MergeForm:
     Attributes:
         kind: ``signs`` (``Codec.signs``), ``factors`` (``Codec.factors``) or ``values``: decoded a block at a time.
         group_size: For signs: columns per scale; None for one scale per tensor.
-        since: Merge version that introduced the form. Recipes of older versions read values, so that their soups
-            can be reproduced bit for bit.
+        since: Merge version that introduced the form. Older recipes read values, so that their soups can be replayed.
     """
 
     kind: Literal["signs", "factors", "values"]
@@ -85,12 +84,10 @@ class Codec(ABC):
     """True if distillation may also train the bits: for a codec whose ``signs`` are its field ``bits``."""
 
     compact: ClassVar[tuple[Mapping[str, int | str], ...]] = ()
-    """Parameters for compact soups (``gym_fed.soup.compact``); ``ROW`` is the number of columns in a row
-    has."""
+    """Parameters for compact soups (``gym_fed.soup.compact``); ``ROW`` stands for one group per row."""
 
     has_scales: ClassVar[bool] = False
-    """True if its payload has a field ``scales`` that its values are multiples of: a policy's ``group_size`` and
-    ``scale_dtype`` count then, and distillation trains them."""
+    """True if its values are multiples of a field ``scales``, which a policy's ``group_size`` and ``scale_dtype`` set."""
 
     has_offsets: ClassVar[bool] = False
     """True if it reads a policy's ``symmetric: false``."""
@@ -105,7 +102,7 @@ class Codec(ABC):
     """True if it may encode norms, biases and other small tensors."""
 
     for_added_rows: ClassVar[bool] = False
-    """True if it may encode the rows of added tokens, which the base does not have: nothing may be lost of them."""
+    """True if it may encode the rows of added tokens, of which nothing may be lost."""
 
     low_rank: ClassVar[bool] = False
     """True if it encodes factors, whose rank a policy must set; then ``rank``, ``factors`` and ``scaling`` apply."""
