@@ -87,7 +87,7 @@ class Codec(ABC):
     """Parameters for compact soups (``gym_fed.soup.compact``); ``ROW`` stands for one group per row."""
 
     has_scales: ClassVar[bool] = False
-    """True if its values are multiples of a field ``scales``, which a policy's ``group_size`` and ``scale_dtype`` set."""
+    """True if its values are multiples of a field ``scales``, set by a policy's ``group_size`` and ``scale_dtype``."""
 
     has_offsets: ClassVar[bool] = False
     """True if it reads a policy's ``symmetric: false``."""
