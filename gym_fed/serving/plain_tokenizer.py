@@ -165,6 +165,7 @@ class PlainTokenizer:
         tokenize: bool = True,
         return_dict: bool = True,
         add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
         sanitize_control_tokens: bool = False,
         **variables: Any,
     ) -> Any:
@@ -185,6 +186,7 @@ class PlainTokenizer:
             tools=tools,
             chat_template=template,
             add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
             **{**self.special_tokens_map, **variables},
         )
         if not tokenize:

@@ -34,8 +34,10 @@ class ScriptedGeneration:
         if self.late is not None:
             raise self.late
         for number, letter in enumerate(self.text):
-            top = ((number, letter, -0.25), (number + 1, "?", -2.0))
-            logprobs = (TokenLogprob(number, letter, -0.25, top),) if self.with_logprobs else ()
+            data = letter.encode()
+            top = ((number, data, -0.25), (number + 1, b"?", -2.0))
+            token = TokenLogprob(number, data, -0.25, top, number, number + 1)
+            logprobs = (token,) if self.with_logprobs else ()
             yield Event(letter, (number,), logprobs)
         yield Event("", (258,), (), self.finish)
 

@@ -1,23 +1,37 @@
-"""Streaming detokenization that never emits half a character, a special token or part of a stop text."""
+"""The bytes of tokens, and the text of a growing answer, which is decoded from them.
+
+An answer that ends within a character ends before it. Other bytes that are not UTF-8 become U+FFFD, one for each
+sequence that could have begun a character, as in Python and browsers.
+"""
 
 from __future__ import annotations
 
+import codecs
+import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import Any
 
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
-_UNKNOWN = "�"
-_LONGEST_CHARACTER = 4
-"""Maximum bytes of a UTF-8 character. A byte that three further tokens do not complete is not a character."""
+_UNKNOWN = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A token of byte fallback, as SentencePiece writes it."""
 
-_WINDOW = 16
-_KEPT = 4
+_LONGEST_CHARACTER = 4
+"""Maximum bytes of a UTF-8 character."""
+
+START, IN_TEXT, IN_WORD = range(3)
+"""Positions of a token: first in the text, after other text, or inside a word whose tokens mark its end."""
 
 
 class TextDecoder:
-    """Decodes token ids of one tokenizer; shared between requests.
+    """Returns the bytes of each token of one tokenizer; shared between requests.
+
+    Bytes are those that the tokenizer's decoder writes. Two kinds of tokens differ, because the decoder works with
+    characters: parts of a character have their bytes, and an added token whose text the decoder of byte-level
+    vocabularies would damage (``café``) has the bytes of its text.
 
     Args:
         tokenizer: A tokenizer of ``transformers``, or a ``PlainTokenizer``.
@@ -33,138 +47,249 @@ class TextDecoder:
 
             # A copy: encoding with other settings in another thread borrows the original.
             self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._texts: dict[int, str] = {}
+        if self._backend is None:
+            added = tokenizer.added_tokens_decoder
+            self._special = frozenset(tokenizer.all_special_ids)
+        else:
+            added = self._backend.get_added_tokens_decoder()
+            self._special = frozenset(number for number, token in added.items() if token.special)
+        self._added = {number: str(getattr(token, "content", token)) for number, token in added.items()}
+        self._end_of_word = _end_of_word(self._backend)
+        self._bytes: dict[tuple[int, int], bytes] = {}
         with tokenizer_errors(tokenizer):
-            anchor = tokenizer.encode("a", add_special_tokens=False)
-        self._anchor = anchor[-1:]
-        self._anchor_text = self.text(self._anchor, special=True)
+            anchor = list(tokenizer.encode("a", add_special_tokens=False))[-1:]
+        self._anchors = {START: [], IN_TEXT: anchor, IN_WORD: self._inside_word(anchor)}
+        self._anchor_texts = {place: self._decoded(ids) for place, ids in self._anchors.items()}
 
-    def text(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """Decode the ids without cleaning up spaces; ``special``: include special tokens.
+    def is_special(self, token_id: int) -> bool:
+        """Return whether it is a control token, which is not part of a text unless requested."""
+        return token_id in self._special
+
+    def token(self, token_id: int, place: int = IN_TEXT) -> bytes:
+        """Return the bytes of a token; none for an id that is not in the vocabulary.
+
+        Args:
+            token_id: The token.
+            place: Its position; some tokenizers write a space before a token unless it is the first.
 
         Raises:
-            GymError: ``MODEL_INVALID`` for a text that the library cannot decode.
+            GymError: ``MODEL_INVALID`` for a token that the library cannot decode.
         """
-        with tokenizer_errors(self._tokenizer):
-            if self._backend is not None:
-                return str(self._backend.decode(list(ids), skip_special_tokens=not special))
-            return str(
-                self._tokenizer.decode(
-                    list(ids), skip_special_tokens=not special, clean_up_tokenization_spaces=False
-                )
-            )
+        data = self._bytes.get((place, token_id))
+        if data is None:
+            data = self._bytes[place, token_id] = self._bytes_of(token_id, place)
+        return data
 
-    def token(self, token_id: int) -> str:
-        """Decode one token as in the middle of a line (some tokenizers drop a first space), special tokens included."""
-        text = self._texts.get(token_id)
-        if text is None:
-            text = self.text([*self._anchor, token_id], special=True)[len(self._anchor_text) :]
-            self._texts[token_id] = text
-        return text
+    def place_after(self, token_id: int) -> int:
+        """Return the position of the token after this one."""
+        inside = self._end_of_word and not (self._piece(token_id) or "").endswith(self._end_of_word)
+        return IN_WORD if inside else IN_TEXT
 
-    def stream(self, prompt_ids: Sequence[int], shown: Collection[int] = ()) -> TextStream:
+    def text(self, token_ids: Sequence[int], *, special: bool = False) -> str:
+        """Decode the tokens of a whole text; ``special``: include special tokens."""
+        place, data = START, bytearray()
+        for token_id in token_ids:
+            if special or token_id not in self._special:
+                data += self.token(token_id, place)
+                place = self.place_after(token_id)
+        return data.decode(errors="replace")
+
+    def stream(
+        self, prompt_ids: Sequence[int], shown: Collection[int] = (), *, special: bool = False
+    ) -> TextStream:
         """Open a stream whose text continues the prompt's, as if all tokens were decoded together.
 
         Args:
             prompt_ids: The prompt.
             shown: Special tokens to include in the answer's text.
+            special: Whether to include all of them.
         """
-        return TextStream(self, prompt_ids, shown)
+        return TextStream(self, prompt_ids, shown, special=special)
+
+    def _bytes_of(self, token_id: int, place: int) -> bytes:
+        text = self._decoded([*self._anchors[place], token_id])[len(self._anchor_texts[place]) :]
+        piece = self._piece(token_id)
+        if piece is None or _UNKNOWN not in text:
+            return text.encode()
+        if token_id in self._added:
+            return self._added[token_id].encode()
+        if (byte := _BYTE_TOKEN.fullmatch(piece)) is not None:
+            return bytes([int(byte[1], 16)])
+        table = byte_level_alphabet()
+        return bytes(table[char] for char in piece) if table.keys() >= set(piece) else text.encode()
+
+    def _decoded(self, ids: list[int]) -> str:
+        with tokenizer_errors(self._tokenizer):
+            if self._backend is not None:
+                return str(self._backend.decode(ids, skip_special_tokens=False))
+            return str(self._tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    def _piece(self, token_id: int) -> str | None:
+        """Return the token as written in the vocabulary."""
+        if self._backend is not None:
+            return self._backend.id_to_token(token_id)
+        piece: str | None = self._tokenizer.convert_ids_to_tokens(token_id)
+        return piece
+
+    def _inside_word(self, anchor: list[int]) -> list[int]:
+        """Return a token that does not end a word, if the tokenizer marks ends of words."""
+        if self._backend is None or not self._end_of_word:
+            return anchor
+        vocabulary = self._backend.get_vocab().items()
+        inner = (
+            i for piece, i in vocabulary if i not in self._added and not piece.endswith(self._end_of_word)
+        )
+        return [next(inner, *anchor)]
+
+
+def _end_of_word(backend: Any) -> str:
+    """Return the suffix of the tokens that end a word, such as ``</w>`` of GPT; empty without one."""
+    from tokenizers.decoders import BPEDecoder
+
+    decoder = None if backend is None else backend.decoder
+    return str(decoder.suffix) if isinstance(decoder, BPEDecoder) else ""
+
+
+@lru_cache(maxsize=1)
+def byte_level_alphabet() -> dict[str, int]:
+    """Return the byte of each character in a byte-level vocabulary (GPT-2's ``bytes_to_unicode``)."""
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
+    others = (byte for byte in range(256) if byte not in printable)
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class TextStream:
-    """Decodes one answer as it grows: each new token is decoded with a window of the last ones."""
+    """Decodes one answer as it grows; half a character is held back.
+
+    A character that the prompt began is completed.
+
+    Attributes:
+        position: The number of characters so far.
+        span: Characters before the last token, and up to its end, including one that it begins.
+    """
 
     def __init__(
-        self, decoder: TextDecoder, prompt_ids: Sequence[int], special: Collection[int] = ()
+        self,
+        decoder: TextDecoder,
+        prompt_ids: Sequence[int],
+        shown: Collection[int] = (),
+        *,
+        special: bool = False,
     ) -> None:
-        self._decoder = decoder
-        self._special = frozenset(special)
-        for overlap in range(_KEPT, _WINDOW):
-            self._window = list(prompt_ids[-overlap:])
-            shown = decoder.text(self._window)
-            # It does not begin inside a character
-            if not shown.startswith(_UNKNOWN) or overlap >= len(prompt_ids):
+        self._decoder, self._shown, self._all_shown = decoder, frozenset(shown), special
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._place = START
+        self.position = 0
+        self.span = (0, 0)
+        tail = b""
+        for token_id in reversed(prompt_ids):
+            if self.hides(token_id):
+                continue
+            if self._place == START:
+                self._place = decoder.place_after(token_id)
+            tail = decoder.token(token_id) + tail
+            if len(tail) >= _LONGEST_CHARACTER:
                 break
-        self._shown = shown.rstrip(_UNKNOWN)
-        self._unsettled = 0  # last tokens of the window that may be half a character
+        self._utf8.decode(tail)
+        self._continues_prompt = bool(self._utf8.getstate()[0])
+
+    def hides(self, token_id: int) -> bool:
+        """Return whether a token is not part of the text."""
+        return self._decoder.is_special(token_id) and not (self._all_shown or token_id in self._shown)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes that a token would add now; a hidden one has those of its own text."""
+        return self._decoder.token(token_id, self._place)
 
     def push(self, token_id: int) -> str:
         """Add a token, and return the text that is now certain."""
-        if token_id in self._special:
-            return self.skip(token_id) + self._decoder.token(token_id)
-        self._window.append(token_id)
-        text = self._decoder.text(self._window)
-        if not text.endswith(_UNKNOWN):
-            new = text[len(self._shown) :]
-            self._unsettled = 0
-            self._accept(text)
-            return new
-        self._unsettled += 1
-        if self._unsettled < _LONGEST_CHARACTER:
+        if self.hides(token_id):
             return ""
-        self._unsettled = _LONGEST_CHARACTER - 1
-        settled = self._decoder.text(self._window[: -self._unsettled])
-        new = settled[len(self._shown) :]
-        self._shown = settled
-        if len(self._window) > 2 * _WINDOW:  # nothing but bytes that are not characters
-            self._window = self._window[-_LONGEST_CHARACTER:]
-            self._shown = self._decoder.text(self._window[: -self._unsettled])
-        return new
+        data = self.bytes_of(token_id)
+        self._place = self._decoder.place_after(token_id)
+        begun, start = self._utf8.getstate()[0], self.position
+        if begun and data and not _continues(begun, data[:1]):
+            if self._continues_prompt:
+                self._utf8.reset()
+            else:
+                start += 1  # the unfinished character has become one of its own
+        self._continues_prompt = self._continues_prompt and not data
+        text = self._utf8.decode(data)
+        self.position += len(text)
+        self.span = (start, self.position + bool(self._utf8.getstate()[0]))
+        return text
 
-    def finish(self) -> str:
-        """Return the held-back text; half a character at the very end is dropped."""
-        return (
-            self._decoder.text(self._window).rstrip(_UNKNOWN)[len(self._shown) :] if self._unsettled else ""
-        )
+    def skip(self) -> None:
+        """End a part of the text, such as the thought, at a token without text; half a character there is dropped."""
+        self._utf8.reset()
 
-    def skip(self, token_id: int) -> str:
-        """Add a token without its text, and return the held-back text; half a character before it is dropped."""
-        before = self.finish()
-        self._unsettled = 0
-        self._window.append(token_id)
-        self._accept(self._decoder.text(self._window))
-        return before
 
-    def _accept(self, text: str) -> None:
-        self._shown = text
-        if len(self._window) > _WINDOW:
-            overlap = self._window[-_KEPT:]
-            shown = self._decoder.text(overlap)
-            if not shown.startswith(_UNKNOWN):
-                self._window, self._shown = overlap, shown
+def _continues(begun: bytes, byte: bytes) -> bool:
+    utf8 = codecs.getincrementaldecoder("utf-8")("strict")
+    try:
+        utf8.decode(begun + byte)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class StopTexts:
-    """Holds back text that may become a stop text, and cuts the answer before the first one."""
+    """Holds back text that may become a stop text, and cuts the answer before the first one.
+
+    Special tokens that are not part of the answer's text are compared as well.
+
+    Attributes:
+        matched: True once a stop text was found.
+        taken: The number of characters of the answer that were added.
+        shown: The number of them that may be shown.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
         self._longest = max((len(stop) for stop in stops), default=0)
         self._held = ""
+        self._hidden: list[bool] = []  # for each held character
         self.matched = False
+        self.taken = self.shown = 0
 
-    def push(self, text: str) -> str:
-        """Add text, and return the text that may be shown; if that sets ``matched``, the answer ends with it."""
-        if not self._stops:
-            return text
+    def push(self, text: str, *, hidden: bool = False) -> str:
+        """Add text, and return the text that may be shown; if that sets ``matched``, the answer ends with it.
+
+        Args:
+            text: The text of a token.
+            hidden: Whether it is not part of the answer.
+        """
+        self.taken += 0 if hidden else len(text)
         if not text:
             return ""
-        held = self._held + text
-        starts = [at for at in (held.find(stop) for stop in self._stops) if at >= 0]
+        if not self._stops:
+            self.shown = self.taken
+            return "" if hidden else text
+        self._held += text
+        self._hidden += [hidden] * len(text)
+        starts = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
         if starts:
             self.matched = True
-            self._held = ""
-            return held[: min(starts)]
-        for length in range(min(self._longest - 1, len(held)), 0, -1):
-            tail = held[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                self._held = tail
-                return held[:-length]
-        self._held = ""
-        return held
+            released = self._release(min(starts))
+            self._held, self._hidden = "", []
+            return released
+        for length in range(min(self._longest - 1, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
+                return self._release(len(self._held) - length)
+        return self.finish()
 
     def finish(self) -> str:
         """Return the held-back text, since no further text follows."""
-        held, self._held = self._held, ""
-        return held
+        return self._release(len(self._held))
+
+    def _release(self, count: int) -> str:
+        text = "".join(
+            char for char, hidden in zip(self._held[:count], self._hidden, strict=False) if not hidden
+        )
+        self._held, self._hidden = self._held[count:], self._hidden[count:]
+        self.shown += len(text)
+        return text

@@ -86,7 +86,7 @@ class Engine:
         self._counters = Counters()
         self._model = served
         self._decoder = TextDecoder(tokenizer)
-        self._loop = EngineLoop(served, pool, self._decoder, source, self.config, self._counters)
+        self._loop = EngineLoop(served, pool, source, self.config, self._counters)
         self._queue = InputQueue(self.config, self._loop, self._counters)
         self._inputs = InputProcessor(
             tokenizer, self._decoder, self.limits, self.end_ids, source, self._queue, self.config
@@ -277,7 +277,7 @@ class InputProcessor:
         self, params: SamplingParams, guide: Guide | None, end_ids: frozenset[int]
     ) -> Thought | None:
         thinking = params.thinking
-        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        splitter = None if thinking is None else thinking.splitter()
         if thinking is None or splitter is None:
             return None
         return Thought(

@@ -23,7 +23,6 @@ from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequenc
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
-    from gym_fed.serving.engine.detokenizing import TextDecoder
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.chunk import Chunk
     from gym_fed.serving.forward.kv_cache import KVPool
@@ -44,14 +43,12 @@ class EngineLoop:
         self,
         served: MultiVariantModel,
         pool: KVPool,
-        decoder: TextDecoder,
         source: VariantSource | None,
         config: EngineConfig,
         counters: Counters,
     ) -> None:
         self._model = served
         self._runner = ModelRunner(served, counters)
-        self._decoder = decoder
         self._config = config
         self._counters = counters
         self._tokens = TokenCounters()
@@ -159,7 +156,7 @@ class EngineLoop:
                 self._settle(row)
         if logits is not None:
             banned = {} if masks is None else masks.result()
-            verified = sample_step(logits, sampled_rows, banned, self._decoder.token, self._push)
+            verified = sample_step(logits, sampled_rows, banned, self._push)
             counters.proposed_tokens += verified[0]
             counters.accepted_tokens += verified[1]
         if not failures:
@@ -311,7 +308,6 @@ def sample_step(
     logits: Any,
     wanted: Sequence[tuple[GenerationSequence, Chunk]],
     banned: dict[int, Any],
-    token_text: Callable[[int], str],
     push: Callable[[GenerationSequence, SampledToken | GymError], None],
 ) -> tuple[int, int]:
     """Sample the tokens of a step.
@@ -320,7 +316,6 @@ def sample_step(
         logits: ``[rows, vocab] float32``: the ``Chunk.rows`` of every chunk, in order.
         wanted: Sequences and their chunks. The last tokens of a chunk are proposals if ``num_logits`` is more than one.
         banned: The tokens that guides forbid, by index in ``wanted``.
-        token_text: Function that returns a token's text, for logprobs.
         push: Called with a sequence's next token, or the error in its place.
 
     Returns:
@@ -333,9 +328,7 @@ def sample_step(
         start += chunk.rows
     while active:
         places = [row.first + accepted for row in active]
-        sampled_tokens = _choose(
-            logits if len(places) == len(logits) else logits[places], active, banned, token_text
-        )
+        sampled_tokens = _choose(logits if len(places) == len(logits) else logits[places], active, banned)
         going: list[_VerifiedRow] = []
         for row, sampled in zip(active, sampled_tokens, strict=True):
             sequence = row.sequence
@@ -357,14 +350,11 @@ def sample_step(
     return proposed, correct
 
 
-def _choose(
-    logits: Any, rows: list[_VerifiedRow], banned: dict[int, Any], token_text: Callable[[int], str]
-) -> list[SampledToken | GymError]:
+def _choose(logits: Any, rows: list[_VerifiedRow], banned: dict[int, Any]) -> list[SampledToken | GymError]:
     """Sample a token, or return a ``GymError``, for each row."""
     errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
     chosen = choose(
         logits,
         [Row(row.sequence.sampler, None if n in errors else banned.get(n)) for n, row in enumerate(rows)],
-        token_text,
     )
     return [errors.get(place) or sampled.error or sampled for place, sampled in enumerate(chosen)]

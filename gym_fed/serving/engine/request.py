@@ -60,13 +60,14 @@ class SamplingParams:
         logit_bias: Added to the logits of these tokens.
         seed: Seed that makes sampling repeatable, independent of the rest of the batch; None: random. (In bfloat16,
             rounding with another batch size may still change close decisions.)
-        stop: Texts; the answer ends before the first occurrence of any.
+        stop: Texts; the answer ends before the first occurrence of any. They may have control tokens, even hidden ones.
         stop_token_ids: Token ids that end the answer, in addition to the model's own end tokens.
         ignore_eos: Do not end at the model's end tokens (for measurements).
         logprobs: Number of likeliest tokens to report log-probabilities for, besides the sampled token's; None: none.
         json_schema: JSON schema of the answer, as JSON text; ``{}`` allows any object.
         grammar: Grammar of the answer; not together with ``json_schema``.
         shown_token_ids: Control tokens whose text is part of the answer's text.
+        skip_special_tokens: Whether the answer's text is without all other control tokens.
         thinking: How the answer may think; None: all of its text is the answer. ``stop``, ``stop_token_ids`` and
             grammars apply after the thought.
     """
@@ -89,6 +90,7 @@ class SamplingParams:
     json_schema: str | None = None
     grammar: Grammar | None = None
     shown_token_ids: tuple[int, ...] = ()
+    skip_special_tokens: bool = True
     thinking: Thinking | None = None
 
     @property
@@ -127,10 +129,18 @@ class TokenLogprob:
     """One token and its natural-log probability before temperature and penalties."""
 
     token_id: int
-    text: str
+    data: bytes
+    """What it adds to the text in UTF-8; a part of a character has fewer bytes than the character."""
+
     logprob: float
-    top: tuple[tuple[int, str, float], ...] = ()
-    """The likeliest tokens at the same position, likeliest first: id, text, logprob."""
+    top: tuple[tuple[int, bytes, float], ...] = ()
+    """The likeliest tokens at the same position, likeliest first: id, bytes, logprob."""
+
+    start: int = 0
+    """In an event: the number of characters of the answer before it."""
+
+    end: int = 0
+    """In an event: the number of characters up to its end, including one that it begins."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +150,8 @@ class Event:
     The last event has ``finish_reason``; its text may be empty. It also has the ``cached_tokens`` of its prompt.
 
     ``reasoning`` is text of the thought, and ``reasoning_tokens`` counts the ``token_ids`` that belong to it.
-    ``logprobs`` are those of the answer's tokens alone.
+    ``logprobs`` are those of the tokens of the answer's text alone, so their bytes together are the text. A thought, an
+    end token, a removed stop text, and half a character at the end have none.
     """
 
     text: str

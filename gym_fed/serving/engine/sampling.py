@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.engine.request import SamplingParams, TokenLogprob
+from gym_fed.serving.engine.request import SamplingParams
 
 _MIN_TEMPERATURE = 1e-4
 """Temperatures below this are greedy: the limit, without its overflows."""
@@ -98,22 +98,28 @@ class Row:
     banned: np.ndarray[Any, np.dtype[np.bool_]] | None = None
 
 
+class SampledLogprob(NamedTuple):
+    """The log-probability of a sampled token, and the likeliest tokens at its position, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
 @dataclass(frozen=True)
 class SampledToken:
     """A row's next token, or the error in its place."""
 
     token_id: int
-    logprob: TokenLogprob | None = None
+    logprob: SampledLogprob | None = None
     error: GymError | None = None
 
 
-def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]) -> list[SampledToken]:
+def choose(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
     """Sample one token per row.
 
     Args:
         logits: ``[rows, vocab] float32``; not modified.
         rows: One per row of logits.
-        token_text: Function that returns a token's text, for logprobs.
     """
     ids, peaks = _best(logits)
     errors: dict[int, GymError] = {
@@ -129,7 +135,7 @@ def choose(logits: Tensor, rows: Sequence[Row], token_text: Callable[[int], str]
     reported = [
         number for number, row in enumerate(rows) if row.sampler.logprobs is not None and number not in errors
     ]
-    logprobs = _logprobs(logits, rows, reported, ids, token_text) if reported else {}
+    logprobs = _logprobs(logits, rows, reported, ids) if reported else {}
     return [
         SampledToken(token_id, logprobs.get(number), errors.get(number))
         for number, token_id in enumerate(ids)
@@ -214,21 +220,18 @@ def _draw(scores: Tensor, noise: Tensor) -> list[int]:
 
 
 def _logprobs(
-    logits: Tensor, rows: Sequence[Row], reported: list[int], ids: list[int], token_text: Callable[[int], str]
-) -> dict[int, TokenLogprob]:
+    logits: Tensor, rows: Sequence[Row], reported: list[int], ids: list[int]
+) -> dict[int, SampledLogprob]:
     logprobs = torch.log_softmax(logits[reported].float(), dim=-1)
     chosen = logprobs.gather(1, torch.tensor([[ids[number]] for number in reported], device=logits.device))
     most = max(rows[number].sampler.logprobs or 0 for number in reported)
     values, places = logprobs.topk(min(most, logprobs.shape[1]), dim=-1)
-    by_row: dict[int, TokenLogprob] = {}
+    by_row: dict[int, SampledLogprob] = {}
     lists = zip(reported, chosen.flatten().tolist(), values.tolist(), places.tolist(), strict=True)
     for number, own, top_values, top_ids in lists:
         count = rows[number].sampler.logprobs or 0
-        top = tuple(
-            (token_id, token_text(token_id), value)
-            for token_id, value in zip(top_ids[:count], top_values[:count], strict=True)
-        )
-        by_row[number] = TokenLogprob(ids[number], token_text(ids[number]), own, top)
+        top = zip(top_ids[:count], top_values[:count], strict=True)
+        by_row[number] = SampledLogprob(own, tuple(top))
     return by_row
 
 

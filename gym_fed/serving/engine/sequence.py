@@ -6,8 +6,9 @@ import time
 from typing import TYPE_CHECKING
 
 from gym_fed.serving.engine.detokenizing import StopTexts, TextDecoder
+from gym_fed.serving.engine.reported import PendingLogprobs
 from gym_fed.serving.engine.request import CompletionOutput, Event, FinishReason, Generation, TokenLogprob
-from gym_fed.serving.engine.sampling import RowSampler, SampledToken
+from gym_fed.serving.engine.sampling import RowSampler, SampledLogprob, SampledToken
 from gym_fed.serving.forward.chunk import HiddenMean
 from gym_fed.serving.reasoning.base import AnswerSplit
 
@@ -122,11 +123,15 @@ class GenerationSequence(ScheduledRequest):
         self.token_ids: list[int] = []
         self.last_token_at, self.submitted = 0.0, time.monotonic()
         self._end_ids = end_ids
-        self._text = decoder.stream(request.prompt_ids, request.sampling.shown_token_ids)
-        self._stops = StopTexts(request.sampling.stop)
+        sampling = request.sampling
+        self._text = decoder.stream(
+            request.prompt_ids, sampling.shown_token_ids, special=not sampling.skip_special_tokens
+        )
+        self._stops = StopTexts(sampling.stop)
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._logprobs: list[TokenLogprob] = []
+        self._unreported = PendingLogprobs()
         self._reported = 0  # tokens of earlier events
         self._reported_thought = 0
         self._first_token_seconds = 0.0
@@ -179,7 +184,7 @@ class GenerationSequence(ScheduledRequest):
         self.ids.append(token_id)
         self.sampler.push(token_id)
         if sampled.logprob is not None:
-            self._logprobs.append(sampled.logprob)
+            self._logprobs.append(self._described(token_id, sampled.logprob))
         if len(self.token_ids) == 1:
             self._first_token_seconds = now - self.submitted
         if self._guide is not None and self._thought is None:
@@ -207,19 +212,35 @@ class GenerationSequence(ScheduledRequest):
     def _split(self, token_id: int) -> AnswerSplit:
         """Decode a token, and return its text that may be shown."""
         if self._thought is None:
-            return AnswerSplit(text=self._stops.push(self._text.push(token_id)))
-        split = self._thought.push(token_id, self._text)
-        return AnswerSplit(split.reasoning, self._stops.push(split.text))
+            split = AnswerSplit(text=self._text.push(token_id))
+        else:
+            split = self._thought.push(token_id, self._text)
+        text = self._stops.push(split.text)
+        hidden = self._text.hides(token_id)
+        index = len(self.token_ids) - 1
+        if hidden and self._in_answer(index) and not self._stops.matched:
+            # A stop text may be a control token
+            text += self._stops.push(self._text.bytes_of(token_id).decode(errors="replace"), hidden=True)
+        elif not hidden and self._logprobs:
+            self._unreported.put(index, self._logprobs[index], self._text.span)
+        return AnswerSplit(split.reasoning, text)
+
+    def _described(self, token_id: int, sampled: SampledLogprob) -> TokenLogprob:
+        bytes_of = self._text.bytes_of
+        top = tuple((other, bytes_of(other), value) for other, value in sampled.top)
+        return TokenLogprob(token_id, bytes_of(token_id), sampled.logprob, top)
+
+    def _in_answer(self, index: int) -> bool:
+        return self._thought is None or self._thought.in_answer(index)
 
     def finish(self, reason: FinishReason, split: AnswerSplit = NO_TEXT) -> FinishReason:
         """Create the last event and return its reason; a stop text in held-back text turns ``length`` into ``stop``."""
         reasoning, text = split
         if not self._stops.matched:
-            rest = AnswerSplit(text=self._text.finish())
             if self._thought is not None:
-                rest = self._thought.end(rest.text)
+                rest = self._thought.end()
                 reasoning += rest.reasoning
-            text += self._stops.push(rest.text)
+                text += self._stops.push(rest.text)
             if not self._stops.matched:
                 text += self._stops.finish()
             elif reason == "length":
@@ -251,11 +272,13 @@ class GenerationSequence(ScheduledRequest):
         self._texts.append(split.text)
         self._reasoning.append(split.reasoning)
         start, self._reported = self._reported, len(self.token_ids)
+        held = 0 if self._thought is None else self._thought.held
+        logprobs = self._unreported.take(self._text.position - held, self._stops, last=reason is not None)
         before, self._reported_thought = self._reported_thought, self._num_thought_tokens
         return Event(
             split.text,
             tuple(self.token_ids[start:]),
-            self._answer_logprobs(start),
+            tuple(logprob for index, logprob in logprobs if self._in_answer(index)),
             reason,
             0 if reason is None else self.cached_tokens,
             split.reasoning,
@@ -265,13 +288,6 @@ class GenerationSequence(ScheduledRequest):
     @property
     def _num_thought_tokens(self) -> int:
         return 0 if self._thought is None else self._thought.num_tokens
-
-    def _answer_logprobs(self, start: int) -> tuple[TokenLogprob, ...]:
-        """Return the log-probabilities from a token on, without those of thoughts."""
-        logprobs, thought = self._logprobs[start:], self._thought
-        if thought is None:
-            return tuple(logprobs)
-        return tuple(value for index, value in enumerate(logprobs, start) if thought.in_answer(index))
 
 
 class EmbeddingSequence(ScheduledRequest):

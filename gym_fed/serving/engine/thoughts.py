@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.serving.reasoning.base import AnswerSplit, Splitter, joined
+from gym_fed.serving.reasoning.base import AnswerSplit, Splitter
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextStream
@@ -129,9 +129,14 @@ class Thought:
         self._close_if_over()
         return split
 
-    def end(self, text: str) -> AnswerSplit:
-        """End the answer after its last ``text``, and return what was held back."""
-        return joined([self._splitter.feed(text), self._splitter.end()])
+    def end(self) -> AnswerSplit:
+        """End the answer, and return the text that was held back."""
+        return self._splitter.end()
+
+    @property
+    def held(self) -> int:
+        """The number of characters that are held back."""
+        return self._splitter.held
 
     def _close_if_over(self) -> None:
         over = self._budget is not None and self.num_tokens >= self._budget

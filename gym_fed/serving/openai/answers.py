@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -43,10 +44,14 @@ class AnswerChoice:
     with_reasoning: bool = True
     calls: list[Call] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Those of the tokens of ``text``."""
+
     num_tokens: int = 0
     reasoning_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
+    _waiting: deque[TokenLogprob] = field(default_factory=deque)
+    """Log-probabilities of tokens that may belong to a call."""
 
     def take(self, event: Event) -> Shown:
         """Add an event, and return the parts to send."""
@@ -75,7 +80,18 @@ class AnswerChoice:
         parts = self.parser.feed(event.text)
         if event.finish_reason is not None:
             parts += self.parser.end(cut=event.finish_reason == "length")
-        return Shown(parts, event.logprobs, event.reasoning)
+        self._waiting += event.logprobs
+        return Shown(parts, self._logprobs_of_text(self.parser), event.reasoning)
+
+    def _logprobs_of_text(self, parser: CallParser) -> list[TokenLogprob]:
+        """Return those that wait and belong to text, with their places in the text without calls."""
+        out = []
+        while self._waiting and self._waiting[0].end <= parser.settled:
+            token = self._waiting.popleft()
+            if not any(start <= token.start < end for start, end in parser.calls_at):
+                called = int(sum(end - start for start, end in parser.calls_at if end <= token.start))
+                out.append(replace(token, start=token.start - called, end=token.end - called))
+        return out
 
     def _show(self, shown: Shown) -> None:
         self.text += shown.text
@@ -336,23 +352,21 @@ class CompletionAnswer(Answer):
 
     def take(self, index: int, event: Event) -> list[StreamChunk]:
         choice = self.choices[index]
-        offset = sum(len(token.text) for token in choice.logprobs)
         shown = choice.take(event)
         text, logprobs = shown.text, shown.logprobs
         if not text and not logprobs and choice.finish_reason is None:
             return []
-        return [self._text_chunk(index, text, logprobs, offset, choice.finish_reason)]
+        return [self._text_chunk(index, text, logprobs, choice.finish_reason)]
 
     def _text_chunk(
         self,
         index: int,
         text: str,
         tokens: Iterable[TokenLogprob] = (),
-        offset: int = 0,
         finish_reason: str | None = None,
     ) -> StreamChunk:
         shown = list(tokens)
-        logprobs = logprobs_of_completion(shown, offset) if shown else None
+        logprobs = logprobs_of_completion(shown) if shown else None
         return self._chunk(
             {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         )
@@ -361,6 +375,6 @@ class CompletionAnswer(Answer):
         return {
             "index": index,
             "text": self._echoes[index] + choice.text,
-            "logprobs": logprobs_of_completion(choice.logprobs, 0) if self.with_logprobs else None,
+            "logprobs": logprobs_of_completion(choice.logprobs) if self.with_logprobs else None,
             "finish_reason": choice.finish_reason,
         }

@@ -7,7 +7,7 @@ without effect on this server is only accepted with its neutral value.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.serving.engine.request import SamplingParams
+from gym_fed.serving.openai.field_hints import hint_for
 from gym_fed.serving.openai.refusals import RequestError
 
 
@@ -207,7 +208,6 @@ NEUTRAL: Neutral = {
     "prompt_cache_options": (),
     "moderation": (),
     "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
@@ -259,6 +259,8 @@ class SamplingFields(RequestModel):
     stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=64)] | None = None
     ignore_eos: bool | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    skip_special_tokens: bool | None = None
+    """False includes control tokens in the answer's text, except the one that ends it."""
 
     @model_validator(mode="after")
     def _validate_logit_bias(self) -> SamplingFields:
@@ -312,6 +314,7 @@ class SamplingFields(RequestModel):
             "seed": self.seed,
             "ignore_eos": self.ignore_eos,
             "min_tokens": self.min_tokens,
+            "skip_special_tokens": self.skip_special_tokens,
         }
         return SamplingParams(
             max_tokens=max_tokens,
@@ -322,6 +325,32 @@ class SamplingFields(RequestModel):
             **{key: value for key, value in given.items() if value is not None},
             **more,
         )
+
+
+class PromptEndFields(RequestModel):
+    """Fields of vLLM for the end of a chat's prompt."""
+
+    add_generation_prompt: bool | None = None
+    """False leaves out the text that begins the assistant's answer."""
+
+    continue_final_message: bool | None = None
+    """True leaves the last message open, so that the answer continues it; it needs no generation prompt."""
+
+    @model_validator(mode="after")
+    def _validate_prompt_end(self) -> Self:
+        if self.add_generation_prompt and self.continue_final_message:
+            raise off(
+                "continue_final_message",
+                "continue_final_message and add_generation_prompt cannot both be true",
+            )
+        return self
+
+    @property
+    def prompt_end(self) -> dict[str, bool]:
+        """The two arguments of ``apply_chat_template``."""
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        return {"add_generation_prompt": begins, "continue_final_message": continues}
 
 
 class ChoiceFields(SamplingFields):
@@ -339,35 +368,3 @@ class ChoiceFields(SamplingFields):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
-
-
-_LENGTH = ("max_tokens", "max_output_tokens")
-_FORM = ("response_format", "text", "guided_json")
-_CALLED = {
-    "repeat_penalty": ("repetition_penalty",),
-    **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), _LENGTH),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "max_output_tokens"), _LENGTH),
-    "grammar": ("guided_grammar",),
-    "regex": ("guided_regex",),
-    **dict.fromkeys(("json_schema", "format"), _FORM),
-    "think": ("reasoning_effort", "reasoning"),
-    "n_probs": ("top_logprobs", "logprobs"),
-}
-"""Equivalents of other servers' fields; the first one that the request's schema has is suggested."""
-_ALTERNATIVES = {
-    "cache_prompt": "leave it out: beginnings of prompts are kept by the server (engine.prefix_cache)",
-    "keep_alive": "leave it out: the model stays in memory as long as the server runs",
-    "options": "its keys are fields of the request itself: temperature, top_p, seed, stop, max_tokens",
-    "num_ctx": "leave it out: the context is the server's (engine.max_context)",
-}
-
-
-def hint_for(field: str, known: Container[str]) -> str:
-    """Return a hint on what to write instead of a field; empty if unknown.
-
-    Args:
-        field: The field in the request.
-        known: The fields that the request may have.
-    """
-    called = next((name for name in _CALLED.get(field, ()) if name in known), "")
-    return f"here it is called {called}" if called else _ALTERNATIVES.get(field, "")

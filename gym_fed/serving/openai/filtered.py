@@ -89,7 +89,6 @@ class FilteredChoice(AnswerChoice):
         self._calls: list[Call] = []
         self._logprobs: deque[TokenLogprob] = deque()
         self._num_shown = 0  # characters that were sent
-        self._logged = 0  # characters of the tokens whose log-probabilities were sent
 
     def take(self, event: Event) -> Shown:
         read = self._read(event)
@@ -134,11 +133,8 @@ class FilteredChoice(AnswerChoice):
 
     def _logprobs_of_shown(self, everything: bool) -> list[TokenLogprob]:
         out: list[TokenLogprob] = []
-        while self._logprobs and (
-            everything or self._logged + len(self._logprobs[0].text) <= self._num_shown
-        ):
+        while self._logprobs and (everything or self._logprobs[0].end <= self._num_shown):
             out.append(self._logprobs.popleft())
-            self._logged += len(out[-1].text)
         return out
 
     def _refuse(self, category: str) -> Shown:

@@ -1,4 +1,8 @@
-"""Log-probabilities in the forms of OpenAI's APIs."""
+"""Log-probabilities in the forms of OpenAI's APIs.
+
+A token that is a part of a character is written as OpenAI does: ``\\xf0\\x9f`` in chat and responses, and
+``bytes:\\xf0\\x9f`` in completions.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +18,42 @@ def logprobs_of_chat(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     """Format log-probabilities as ``{"content": [{"token", "logprob", "bytes", "top_logprobs"}]}``."""
     content = [
         {
-            **_one(token.text, token.logprob),
-            "top_logprobs": [_one(text, logprob) for _, text, logprob in token.top],
+            **_chat_entry(token.data, token.logprob),
+            "top_logprobs": [_chat_entry(data, logprob) for _, data, logprob in token.top],
         }
         for token in tokens
     ]
     return {"content": content, "refusal": None}
 
 
-def logprobs_of_completion(tokens: Sequence[TokenLogprob], offset: int) -> dict[str, Any]:
-    """Format them as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``, beginning at ``offset``."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
+def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Format them as ``{"tokens", "token_logprobs", "top_logprobs", "text_offset"}``, with offsets in characters."""
     return {
-        "tokens": [token.text for token in tokens],
+        "tokens": [_text(token.data, "bytes:") for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": [{text: _finite(value) for _, text, value in token.top} for token in tokens],
-        "text_offset": offsets,
+        "top_logprobs": [_by_text(token) for token in tokens],
+        "text_offset": [token.start for token in tokens],
     }
 
 
-def _one(text: str, logprob: float) -> dict[str, Any]:
-    # A token that is part of a character has no text of its own, and thus no bytes.
-    return {"token": text, "logprob": _finite(logprob), "bytes": None if "�" in text else list(text.encode())}
+def _by_text(token: TokenLogprob) -> dict[str, float]:
+    """Return the likeliest tokens by text; one whose text another has is ``token_id:ID``, as vLLM writes ids."""
+    by_text: dict[str, float] = {}
+    for token_id, data, logprob in token.top:
+        text = _text(data, "bytes:")
+        by_text[f"token_id:{token_id}" if text in by_text else text] = _finite(logprob)
+    return by_text
+
+
+def _chat_entry(data: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": _text(data), "logprob": _finite(logprob), "bytes": list(data)}
+
+
+def _text(data: bytes, prefix: str = "") -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(logprob: float) -> float:

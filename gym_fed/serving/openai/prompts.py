@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.core.text import counted
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.encoding import without_second_bos
+from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.filter.content_filter import texts_in
 from gym_fed.serving.openai.content_parts import ContentParts
 from gym_fed.serving.openai.refusals import RequestError
@@ -85,8 +86,15 @@ class Prompts:
         with self._borrowed_tokenizer() as tokenizer:
             return reasoning_parser(self._reasoning_parser, tokenizer)
 
-    def thinking(self, prompt_ids: list[int], budget: int | None) -> Thinking | None:
+    def thinking(
+        self, prompt_ids: list[int], budget: int | None, continued: str | None = None
+    ) -> Thinking | None:
         """Return how an answer to this prompt may think; None if it cannot.
+
+        Args:
+            prompt_ids: The prompt.
+            budget: Maximum tokens of the thought.
+            continued: The text of the message that the answer continues; None: it begins a message.
 
         Raises:
             RequestError: For a budget if the model's answers have no thoughts.
@@ -100,7 +108,9 @@ class Prompts:
                     hint="leave it out, or set the server's reasoning_parser",
                 )
             return None
-        return Thinking(self.reasoning, self.text(prompt_ids[-TAIL_TOKENS:], special=True), budget)
+        with self._borrowed_tokenizer() as tokenizer:
+            tail = str(tokenizer.decode(prompt_ids[-TAIL_TOKENS:], skip_special_tokens=False))
+        return Thinking(self.reasoning, tail, budget, continued)
 
     def pictures_of(self, messages: list[Message]) -> MessagePictures:
         """Read the pictures of a request.
@@ -125,6 +135,8 @@ class Prompts:
         *,
         open_call: bool = False,
         variables: Mapping[str, Any] = MappingProxyType({}),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """Render a conversation to token ids, up to the beginning of the assistant's answer.
 
@@ -133,6 +145,8 @@ class Prompts:
             tools: OpenAI's ``tools``; rendered by the template.
             open_call: Whether the answer begins inside a tool call; a thought that the template opened is closed.
             variables: Further variables that the template uses (``TemplateNames``).
+            add_generation_prompt: Whether to add the text that begins an answer.
+            continue_final_message: Whether to end within the last message, which the answer continues.
 
         Raises:
             RequestError: If the model has no chat template, or the template refuses the conversation.
@@ -147,13 +161,17 @@ class Prompts:
         rows, tools = self.tools.prepare([self._row(message) for message in messages], tools)
         if self._may_be_long(json.dumps([rows, tools])):
             self._require_fits(self._render(rows, tools, **variables), "messages")
-        how = {**variables, "tokenize": True, "return_dict": True, "sanitize_control_tokens": True}
-        ids = self._template(rows, tools, add_generation_prompt=True, **how)["input_ids"]
+        how: dict[str, Any] = {
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "sanitize_control_tokens": True,
+        }
+        ids = self._template(rows, tools, **variables, tokenize=True, return_dict=True, **how)["input_ids"]
         opening = self.tools.format.opening if open_call else ""
         if not opening:
             return list(ids)
-        thinking = self.thinking(ids, None)
-        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        thinking = self.thinking(ids, None, text_of(messages[-1].content) if continue_final_message else None)
+        splitter = None if thinking is None else thinking.splitter()
         closing = thinking.parser.closing if thinking and splitter and splitter.thinking else ()
         return [*ids, *closing, *self._ids(opening, "messages", special=False)]
 
@@ -188,8 +206,13 @@ class Prompts:
 
     def text(self, token_ids: list[int], *, special: bool = False) -> str:
         """Decode token ids; ``special`` includes the text of control tokens."""
+        return self._decoder.text(token_ids, special=special)
+
+    @cached_property
+    def _decoder(self) -> TextDecoder:
+        """The decoder, created on first use: it copies the whole vocabulary."""
         with self._borrowed_tokenizer() as tokenizer:
-            return str(tokenizer.decode(token_ids, skip_special_tokens=not special))
+            return TextDecoder(tokenizer)
 
     def pieces(self, token_ids: list[int]) -> list[str]:
         """Return each token as written in the vocabulary."""

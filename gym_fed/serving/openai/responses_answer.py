@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from gym_fed.serving.engine.request import TokenLogprob
@@ -64,7 +65,8 @@ class ResponsesAnswer(Answer):
         self._texts: list[str] = []
         self._text_logprobs: list[dict[str, Any]] = []
         self._blank = ""
-        self._logprobs: list[TokenLogprob] = []
+        self._logprobs: deque[TokenLogprob] = deque()
+        self._num_characters = 0  # of the text parts so far
         self._whole_body: dict[str, Any] | None = None
 
     def body(self) -> dict[str, Any]:
@@ -154,7 +156,6 @@ class ResponsesAnswer(Answer):
     def _part(self, part: AnswerPart) -> list[StreamChunk]:
         if isinstance(part, str):
             return self._text(part)
-        self._logprobs = []  # the log-probabilities of a call's tokens are not reported
         if isinstance(part, Call):
             return self._begin_call(part)
         return self._end_call("completed") if isinstance(part, CallEnd) else [self._arguments(part.text)]
@@ -188,6 +189,7 @@ class ResponsesAnswer(Answer):
 
     def _text(self, text: str) -> list[StreamChunk]:
         """Add visible text; blanks are held back, since they are dropped next to a call."""
+        self._num_characters += len(text)
         if self._message is None:
             self._blank += text
             if not self._blank.strip():
@@ -232,18 +234,26 @@ class ResponsesAnswer(Answer):
         return {"item_id": item["id"], "output_index": len(self._items) - 1, "content_index": 0}
 
     def _delta(self, text: str) -> StreamChunk:
-        logprobs, self._logprobs = _logprobs(self._logprobs), []
+        logprobs = logprobs_of_chat(self._take_logprobs())["content"]
         self._texts.append(text)
         self._text_logprobs += logprobs
         return self._event("response.output_text.delta", **self._place(), delta=text, logprobs=logprobs)
 
+    def _take_logprobs(self) -> list[TokenLogprob]:
+        """Return the log-probabilities of the text so far that were not returned before."""
+        taken = []
+        while self._logprobs and self._logprobs[0].start < self._num_characters:
+            taken.append(self._logprobs.popleft())
+        return taken
+
     def _end_message(self, status: str) -> list[StreamChunk]:
-        self._blank = ""
         if self._message is None:
+            if self._blank:
+                self._take_logprobs()  # those of the dropped text
+            self._blank = ""
             return []
         place = self._place()
-        part = _text_part("".join(self._texts), [*self._text_logprobs, *_logprobs(self._logprobs)])
-        self._logprobs = []
+        part = _text_part("".join(self._texts), self._text_logprobs)
         self._message |= {"status": status, "content": [part]}
         message, self._message = self._message, None
         return [
@@ -343,11 +353,6 @@ def _text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _reasoning_part(text: str) -> dict[str, Any]:
     return {"type": "reasoning_text", "text": text}
-
-
-def _logprobs(tokens: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = logprobs_of_chat(tokens)["content"]
-    return content
 
 
 def _is_json(text: str) -> bool:

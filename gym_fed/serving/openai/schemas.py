@@ -16,6 +16,7 @@ from gym_fed.serving.openai.content_types import AudioPart, ImagePart, TextPart,
 from gym_fed.serving.openai.fields import (
     NEUTRAL,
     Neutral,
+    PromptEndFields,
     RequestModel,
     TemplateVariables,
     known_type,
@@ -178,8 +179,6 @@ CHAT_NEUTRAL: Neutral = {
     "functions": (),
     "function_call": (),
     "echo": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
     "mm_processor_kwargs": (),
 }
 
@@ -209,7 +208,7 @@ class NamedTool(RequestModel):
     function: NamedFunction
 
 
-class ChatRequest(GuidedFields):
+class ChatRequest(PromptEndFields, GuidedFields):
     """The messages of a conversation."""
 
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -290,6 +289,11 @@ class ChatRequest(GuidedFields):
                     + (" that has no result yet" if known else ""),
                 )
             unanswered[message.tool_call_id] -= 1
+
+    @property
+    def continued(self) -> str | None:
+        """The text that the answer continues; None for a new message."""
+        return text_of(self.messages[-1].content) or None if self.continue_final_message else None
 
     @property
     def longest(self) -> int | None:

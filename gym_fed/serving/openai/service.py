@@ -241,10 +241,11 @@ class OpenAIService:
         variables = self._prompts.names.of(request)
         seen = self._prompts.pictures_of(request.messages)
         how: dict[str, Any] = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
+        how |= request.prompt_end
         render = partial(self._prompts.expanded, seen=seen, **how)
         context = self._context if form.truncate else None
         prompt = ids_that_fit(request.messages, render, context, request.longest)
-        thinking = self._prompts.thinking(prompt.ids, request.budget)
+        thinking = self._prompts.thinking(prompt.ids, request.budget, request.continued)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
@@ -274,7 +275,10 @@ class OpenAIService:
         generations = self._submit(
             [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
         )
-        choices = [self._choice(tools.parser(fragments=screening is None)) for _ in generations]
+        choices = [
+            self._choice(tools.parser(fragments=screening is None), request.continued or "")
+            for _ in generations
+        ]
         for choice in choices:
             choice.with_reasoning = request.include_reasoning is not False
         return self._pending(

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.openai.catalogue import Caller, Catalogue
-from gym_fed.serving.openai.fields import RequestModel, off, only, parse
+from gym_fed.serving.openai.fields import PromptEndFields, RequestModel, off, only, parse
 from gym_fed.serving.openai.prompts import Prompts
 from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.schemas import (
@@ -39,7 +39,7 @@ TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 MAX_TOKEN_IDS = 2**20
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(PromptEndFields):
     """A text, or messages to be rendered with the chat template."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -49,8 +49,6 @@ class TokenizeRequest(RequestModel):
     add_special_tokens: bool | None = None
     """True to add the tokenizer's first and last tokens to a text; a chat template adds its own."""
 
-    add_generation_prompt: Annotated[Any, only(True)] = None
-    continue_final_message: Annotated[Any, only(False)] = None
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
@@ -59,6 +57,9 @@ class TokenizeRequest(RequestModel):
             raise off("prompt", "give prompt or messages")
         if self.messages is None and self.tools is not None:
             raise off("tools", "tools go with messages")
+        if self.messages is None and not self.prompt_end["add_generation_prompt"]:
+            field = "continue_final_message" if self.continue_final_message else "add_generation_prompt"
+            raise off(field, f"{field} goes with messages")
         if self.messages is not None and self.add_special_tokens:
             raise off("add_special_tokens", "the chat template writes them; leave it out, or give false")
         return self
@@ -106,7 +107,9 @@ class Tokenizing:
         if request.messages is not None:
             tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
             seen = self._prompts.pictures_of(request.messages)
-            return self._prompts.expanded(request.messages, seen, tools=tools or None).ids
+            return self._prompts.expanded(
+                request.messages, seen, tools=tools or None, **request.prompt_end
+            ).ids
         if not request.prompt:
             return []
         return self._prompts.of_input(

@@ -59,13 +59,13 @@ class AnswerReader:
     def has_headers(self, prompt_ids: Sequence[int]) -> bool:
         """Return whether an answer without a thought still has marks around its text."""
         thinking = self.thinking(prompt_ids)
-        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        splitter = None if thinking is None else thinking.splitter()
         return splitter is not None and not splitter.waiting
 
     def without_thought(self, prompt_ids: Sequence[int]) -> list[int]:
         """Return a prompt that ends with an empty thought, so that the answer follows at once."""
         thinking = self.thinking(prompt_ids)
-        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        splitter = None if thinking is None else thinking.splitter()
         if thinking is None or splitter is None:
             return list(prompt_ids)
         if splitter.thinking:
@@ -79,7 +79,7 @@ class AnswerReader:
     def stream(self, prompt_ids: Sequence[int]) -> AnswerStream:
         """Open the stream of an answer to a prompt."""
         thinking = self.thinking(prompt_ids)
-        splitter = None if thinking is None else thinking.parser.splitter(thinking.tail)
+        splitter = None if thinking is None else thinking.splitter()
         return AnswerStream(self._decoder.stream(prompt_ids), splitter)
 
     def read(self, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> ReadAnswer:
@@ -116,7 +116,4 @@ class AnswerStream:
 
     def end(self) -> AnswerSplit:
         """Return the held-back text at the end."""
-        rest = self._stream.finish()
-        if self._splitter is None:
-            return AnswerSplit(text=rest)
-        return joined([self._splitter.feed(rest), self._splitter.end()])
+        return AnswerSplit() if self._splitter is None else self._splitter.end()

@@ -68,8 +68,8 @@ class Splitter(ABC):
         mark = self._ids.get(token_id)
         if mark is None or not self._expects(mark):
             return self.feed(stream.push(token_id))
-        held = self.feed(stream.skip(token_id))
-        return joined([held, self._release(), self._mark(mark)])
+        stream.skip()
+        return joined([self._release(), self._mark(mark)])
 
     def feed(self, text: str) -> AnswerSplit:
         """Add text, and return the parts that are certain."""
@@ -90,6 +90,11 @@ class Splitter(ABC):
                 parts.append(self._mark(mark))
                 text = text[len(mark) :]
         return joined(parts)
+
+    @property
+    def held(self) -> int:
+        """The number of characters that are held back."""
+        return len(self._held)
 
     @property
     def unfinished(self) -> bool:
@@ -166,6 +171,14 @@ class ReasoningParser(ABC):
             tail: The end of the prompt's text, with control tokens.
         """
 
+    def splitter_within(self, begun: str) -> Splitter | None:
+        """Create the splitter of an answer that continues a message; None outside a thought.
+
+        Args:
+            begun: The beginning of the message.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class Thinking:
@@ -175,11 +188,19 @@ class Thinking:
         parser: The parser of the model.
         tail: The end of the prompt's text.
         budget: Maximum tokens of the thought; then the engine closes it. None: no limit.
+        continued: The text of the message that the answer continues; None or empty: it begins a message.
     """
 
     parser: ReasoningParser
     tail: str
     budget: int | None = None
+    continued: str | None = None
+
+    def splitter(self) -> Splitter | None:
+        """Create the splitter of an answer; None if it cannot begin with a thought."""
+        if self.continued:
+            return self.parser.splitter_within(self.continued)
+        return self.parser.splitter(self.tail)
 
 
 def encoded(tokenizer: Any, text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ import torch
 from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.engine.request import (
     CompletionOutput,
@@ -217,7 +218,7 @@ def test_logprobs_are_those_of_a_plain_forward(nano: Any) -> None:
         assert [one[2] for one in logprob.top] == pytest.approx(
             shares[place].topk(3).values.tolist(), abs=1e-4
         )
-        assert all(one[1] == tokenizer.decode([one[0]]) for one in logprob.top)
+        assert all(one[1] == TextDecoder(tokenizer).token(one[0]) for one in logprob.top)
 
 
 async def test_answers_stream_to_asyncio_beside_one_another(tokenizer: Any) -> None:

@@ -39,7 +39,7 @@ def row(**params: Any) -> Row:
 
 
 def pick(logits: torch.Tensor, *rows: Row) -> list[SampledToken]:
-    return choose(logits.expand(len(rows), -1), rows, str)
+    return choose(logits.expand(len(rows), -1), rows)
 
 
 def normal(rows: int = 1, seed: int = 0) -> torch.Tensor:
@@ -139,8 +139,8 @@ def test_the_rounding_of_another_batch_size_changes_no_draw(params: dict[str, An
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(60, 20_000, generator=generator) * 4
     rounded = logits + torch.randn(60, 20_000, generator=generator) * 1e-4
-    alone = [choose(one[None], [row(seed=n, **params)], str)[0] for n, one in enumerate(logits)]
-    together = choose(rounded, [row(seed=n, **params) for n in range(60)], str)
+    alone = [choose(one[None], [row(seed=n, **params)])[0] for n, one in enumerate(logits)]
+    together = choose(rounded, [row(seed=n, **params) for n in range(60)])
     assert [one.token_id for one in alone] == [one.token_id for one in together]
     assert len({one.token_id for one in alone}) > 30
 
@@ -205,7 +205,7 @@ def test_the_repetition_penalty_counts_the_prompt_and_divides_or_multiplies() ->
 def test_logits_that_are_no_numbers_fail_their_own_row() -> None:
     logits = normal(3)
     logits[1, 5] = math.nan
-    found = choose(logits, [row(temperature=0), row(seed=1), row(seed=1)], str)
+    found = choose(logits, [row(temperature=0), row(seed=1), row(seed=1)])
     assert [one.error is not None for one in found] == [False, True, False]
     assert found[1].error is not None
     assert found[1].error.code is ErrorCode.MODEL_INVALID

@@ -126,9 +126,11 @@ def test_an_answer_of_word_pieces_continues_its_prompt(shared_folder: Any) -> No
         prompt = decoder.text(ids[:cut]).rstrip("�")
         stream = decoder.stream(ids[:cut])
         shown = [stream.push(token_id) for token_id in ids[cut:]]
-        assert prompt + "".join(shown) + stream.finish() == whole
+        assert prompt + "".join(shown) == whole
         assert "�" not in "".join(shown)
-    assert decoder.token(tokenizer.encode("a time", add_special_tokens=False)[-1]).startswith((" ", "t", "e"))
+    assert decoder.token(tokenizer.encode("a time", add_special_tokens=False)[-1]).startswith(
+        (b" ", b"t", b"e")
+    )
 
 
 def test_special_tokens_are_not_shown(tokenizer: Any) -> None:

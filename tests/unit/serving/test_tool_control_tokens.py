@@ -90,8 +90,8 @@ def test_a_shown_control_token_does_not_disturb_the_text_around_it(tokenizer: An
     mark = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
     ids = tokenizer.encode("Zoë[TOOL_CALLS]né" * 20)
     stream = decoder.stream([], {mark})
-    assert "".join(map(stream.push, ids)) + stream.finish() == "Zoë[TOOL_CALLS]né" * 20
+    assert "".join(map(stream.push, ids)) == "Zoë[TOOL_CALLS]né" * 20
     hidden = decoder.stream([])
-    assert "".join(map(hidden.push, ids)) + hidden.finish() == "Zoëné" * 20
+    assert "".join(map(hidden.push, ids)) == "Zoëné" * 20
     cut = decoder.stream([], {mark})
-    assert "".join(map(cut.push, [*b"Zo", 0xC3, mark, *b"x"])) + cut.finish() == "Zo[TOOL_CALLS]x"
+    assert "".join(map(cut.push, [*b"Zo", 0xC3, mark, *b"x"])) == "Zo�[TOOL_CALLS]x"

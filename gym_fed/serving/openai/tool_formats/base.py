@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from abc import ABC, abstractmethod
@@ -260,6 +261,9 @@ class CallParser:
         opened: Whether the answer begins inside a call, after ``form.opening``.
         one: Whether at most one call is allowed; everything after it is dropped.
         on_malformed: Called for each text that looked like a call but is malformed.
+
+    Attributes:
+        calls_at: For each call, the number of characters of the answer before it, and up to its end.
     """
 
     def __init__(
@@ -277,16 +281,22 @@ class CallParser:
         self._may_begin = bool(form.bare)
         self._reader: CallReader | None = self._new_reader("") if opened else None
         self._calls = 0
+        self._fed = 0
+        self._call_start, self._calls_before = 0, 0
+        self.calls_at: list[tuple[int, float]] = []
         self._on_malformed = on_malformed
 
     def feed(self, text: str) -> list[AnswerPart]:
         """Add text, and return the parts that are certain so far, in the model's order."""
         held, self._held = self._held + text, ""
+        self._fed += len(text)
         parts: list[AnswerPart] = []
         while not self.is_over:
             if self._reader is None:
+                start = self._fed - len(held)
                 before, held = self._split_at_call(held)
                 parts += [before] if before else []
+                self._call_start, self._calls_before = start + len(before), self._calls
                 if self._reader is None:
                     self._held = held
                     break
@@ -295,9 +305,12 @@ class CallParser:
             if reading.rest is None:
                 break
             self._reader, held = None, reading.rest
+            self._end_call(self._fed - len(held))
             ended = not any(isinstance(part, PlainText) for part in reading.parts)
             parts += [CallEnd()] if ended else []
             self._may_begin = bool(self._form.bare) and ended
+        if self.is_over and not (self.calls_at and self.calls_at[-1][1] == math.inf):
+            self.calls_at.append((self._call_start, math.inf))
         return parts
 
     def end(self, *, cut: bool = False) -> list[AnswerPart]:
@@ -310,14 +323,26 @@ class CallParser:
         if self._reader is not None and not self.is_over:
             parts = self._taken(self._reader.end(), cut=cut)
             self._reader = None
+            self._end_call(self._fed)
         held, self._held = self._held, ""
         return [*parts, held] if held else parts
+
+    @property
+    def settled(self) -> int:
+        """The number of characters of the answer that are known to be text or a call."""
+        if self.is_over:
+            return self._fed
+        return self._fed - len(self._held) if self._reader is None else self._call_start
 
     @property
     def is_over(self) -> bool:
         """True if the only allowed call is complete, so that any further text is dropped."""
         # Without fragments a call is passed on when complete, though its reader may still wait for its closing text.
         return self._one and self._calls > 0 and (self._reader is None or not self._fragments)
+
+    def _end_call(self, end: int) -> None:
+        if self._calls > self._calls_before:
+            self.calls_at.append((self._call_start, end))
 
     def _split_at_call(self, text: str) -> tuple[str, str]:
         """Split off the text before a call; start a reader at a call, or hold back its possible beginning."""

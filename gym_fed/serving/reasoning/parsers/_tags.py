@@ -33,6 +33,12 @@ class TagParser(ReasoningParser):
             self.ids, self.texts, opened=end.endswith(OPEN) or (self.assumes_open and not opens)
         )
 
+    def splitter_within(self, begun: str) -> Splitter | None:
+        _, opened, thought = begun.rpartition(OPEN)
+        if not opened or CLOSE in thought:
+            return None
+        return TagSplitter(self.ids, self.texts, opened=True)
+
 
 class TagSplitter(Splitter):
     """Splits an answer of ``TagParser``. Line breaks next to the tags belong to neither part.
@@ -47,6 +53,10 @@ class TagSplitter(Splitter):
         self._blank = ""  # white space that may be next to a tag
         self._first = True  # no text of the current part yet
         self._thought = opened
+
+    @property
+    def held(self) -> int:
+        return super().held + len(self._blank)
 
     def _answer(self) -> None:
         self.thinking, self.waiting, self.answering = False, False, True

@@ -71,6 +71,10 @@ class HarmonySplitter(Splitter):
     def unfinished(self) -> bool:
         return self._unfinished
 
+    @property
+    def held(self) -> int:
+        return super().held + len(self._held_mark)
+
     def _expects(self, mark: str) -> bool:
         return True
 
