@@ -499,7 +499,7 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
         stream = engine._decoder.stream([1])
         monkeypatch.setattr(stream, "push", lambda _token: 1 / 0)
         with monkeypatch.context() as patch:
-            patch.setattr(engine._decoder, "stream", lambda *_: stream)
+            patch.setattr(engine._decoder, "stream", lambda *_, **_more: stream)
             broken = engine.submit(ask(tokens=200))
         assert refused(lambda: broken.result(SECONDS)).code is ErrorCode.INTERNAL
         assert engine.submit(ask()).result(SECONDS).finish_reason == "length"
