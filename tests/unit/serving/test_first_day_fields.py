@@ -73,13 +73,10 @@ def test_names_and_descriptions_are_accepted_and_change_no_prompt(
 
 NOTHING_ASKED: dict[str, Any] = {
     **dict.fromkeys(("use_beam_search", "include_stop_str_in_output", "return_token_ids"), False),
-    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), True),
+    "spaces_between_special_tokens": True,
     **dict.fromkeys(("logits_processors", "kv_transfer_params", "vllm_xargs")),
 }
-NOTHING_ASKED_OF_CHAT: dict[str, Any] = {
-    **{"echo": False, "add_generation_prompt": True, "continue_final_message": False},
-    "mm_processor_kwargs": None,
-}
+NOTHING_ASKED_OF_CHAT: dict[str, Any] = {"echo": False, "mm_processor_kwargs": None}
 
 
 @pytest.mark.parametrize(
