@@ -43,6 +43,15 @@ _MAX_TOKENS = 100_000
 """Maximum tokens; transformers checks larger tokenizers for a defect of Mistral's."""
 
 
+def _role(name: str) -> property:
+    """Return a property for the text of a named control token."""
+
+    def put(tokenizer: PlainTokenizer, token: str) -> None:
+        tokenizer.special_tokens_map[name] = token
+
+    return property(lambda tokenizer: tokenizer.special_tokens_map.get(name), put)
+
+
 class PlainTokenizer:
     """Convert text to token ids and back like transformers' ``TokenizersBackend``, from any number of threads.
 
@@ -59,6 +68,9 @@ class PlainTokenizer:
         """Not called directly: use ``plain_tokenizer``."""
         self.backend_tokenizer, self.chat_template, self.name_or_path = backend, chat_template, name_or_path
         self.special_tokens_map = named
+
+    bos_token, eos_token = _role("bos_token"), _role("eos_token")
+    unk_token, pad_token = _role("unk_token"), _role("pad_token")
 
     def __len__(self) -> int:
         return self.backend_tokenizer.get_vocab_size()
@@ -118,19 +130,18 @@ class PlainTokenizer:
         """The ids of added tokens by text, in the order of the ids."""
         return {token.content: at for at, token in sorted(self.added_tokens_decoder.items())}
 
+    def add_tokens(self, tokens: Sequence[AddedToken], special_tokens: bool = False) -> int:
+        """Add tokens, and return the number of new ones; copies of this tokenizer do not change."""
+        extended = Tokenizer.from_str(self.backend_tokenizer.to_str())
+        add = extended.add_special_tokens if special_tokens else extended.add_tokens
+        count: int = add(list(tokens))
+        self.backend_tokenizer = extended
+        return count
+
     @property
     def bos_token_id(self) -> int | None:
         """The id of ``bos_token``."""
         return self.convert_tokens_to_ids(self.special_tokens_map.get("bos_token"))
-
-    @property
-    def eos_token(self) -> str | None:
-        """The token that ends an answer."""
-        return self.special_tokens_map.get("eos_token")
-
-    @eos_token.setter
-    def eos_token(self, token: str) -> None:
-        self.special_tokens_map["eos_token"] = token
 
     @property
     def eos_token_id(self) -> int | None:

@@ -143,6 +143,7 @@ def open_serving(config: ServingConfig) -> Serving:
             embedding_size=_embedding_size(model),
             pictures=pictures,
             sampling_defaults=defaults,
+            vocabularies=engine.vocabularies,
         )
         return Serving(
             config,

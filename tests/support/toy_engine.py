@@ -140,6 +140,9 @@ class ToySource:
         self.pins[name] += 1
         return self.variants[name]
 
+    def added_tokens(self, name: str) -> None:
+        """Return None: no variant adds tokens."""
+
     def lacks_room(self, name: str) -> bool:
         return name in self.no_room
 

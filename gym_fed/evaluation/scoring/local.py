@@ -317,6 +317,9 @@ class _Held:
     def poll(self, name: str) -> LoadedVariant | None:
         return self.acquire(name)
 
+    def added_tokens(self, name: str) -> None:
+        """Return None: no variant adds tokens."""
+
     def lacks_room(self, name: str) -> bool:
         return False
 

@@ -48,6 +48,7 @@ class AdmissionQueue:
         source: The source of variants.
         kv: The allocator of KV caches.
         fail: Function that ends a request whose variant cannot be loaded.
+        vocab_size: The number of the base's token ids.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class AdmissionQueue:
         source: VariantSource | None,
         kv: KVCacheManager,
         fail: Callable[[ScheduledRequest, GymError], None],
+        vocab_size: int,
     ) -> None:
+        self._vocab_size = vocab_size
         self.waiting = FairQueue(tokens)
         self._tokens = tokens
         self._source = source
@@ -148,7 +151,18 @@ class AdmissionQueue:
         if name in absent or len(absent) >= _MAX_LOADING:
             return False
         request.variant = self._poll(name, absent)
-        return request.variant is not None
+        if request.variant is None:
+            return False
+        rows = request.variant.vocabulary
+        if (self._vocab_size if rows is None else rows.size) != request.vocab_size:
+            self.release(request)
+            request.variant = None
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"variant {name} was replaced by one with other tokens while a request waited for it",
+                "send the request again",
+            )
+        return True
 
     def _poll(self, name: str, absent: dict[str, bool]) -> LoadedVariant | None:
         assert self._source is not None  # submission refuses variants without a source

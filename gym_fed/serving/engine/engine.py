@@ -18,13 +18,13 @@ import logging
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.base import end_ids
-from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
@@ -32,9 +32,10 @@ from gym_fed.serving.engine.request import Generation, GenerationRequest, Pendin
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
 from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
 from gym_fed.serving.engine.thoughts import Thought
+from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.guided import Guide, GuideFactory
+    from gym_fed.serving.engine.guided import Guide
     from gym_fed.serving.engine.request import SamplingParams
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.variant_weights import VariantSource
@@ -83,14 +84,12 @@ class Engine:
             kv_bytes=(pool.num_blocks - pool.fixed_blocks) * pool.block_bytes,
         )
         self.end_ids = end_ids(served.model, tokenizer)
+        self.vocabularies = Vocabularies(Vocabulary(tokenizer, served.vocabulary, self.end_ids), source)
         self._counters = Counters()
         self._model = served
-        self._decoder = TextDecoder(tokenizer)
         self._loop = EngineLoop(served, pool, source, self.config, self._counters)
         self._queue = InputQueue(self.config, self._loop, self._counters)
-        self._inputs = InputProcessor(
-            tokenizer, self._decoder, self.limits, self.end_ids, source, self._queue, self.config
-        )
+        self._inputs = InputProcessor(self.vocabularies, self.limits, source, self._queue, self.config)
         self._thread = threading.Thread(target=self._run, name="gym-fed-engine", daemon=True)
         self._thread.start()
 
@@ -106,13 +105,13 @@ class Engine:
         self._queue.put([sequence])
         return sequence.generation
 
-    def require_room(self, prompt_ids: list[int], user: str) -> None:
+    def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
         """Refuse a request that ``submit`` would refuse for its length or a full queue, before its inputs are computed.
 
         Raises:
             GymError: As ``submit``.
         """
-        self.limits.check_prompt(prompt_ids)
+        replace(self.limits, vocab_size=self.vocabularies.of(variant).size).check_prompt(prompt_ids)
         self._queue.require_room(user)
 
     def submit_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
@@ -222,10 +221,8 @@ class InputProcessor:
     """Validates requests and turns them into sequences.
 
     Args:
-        tokenizer: The tokenizer of the model.
-        decoder: The tokenizer's decoder.
+        vocabularies: The tokenizers of the base and its variants.
         limits: The limits of the model and its KV cache.
-        end_ids: Tokens that end an answer.
         source: The source of variants; None: only the base is served.
         queue: The queue; a request is refused for lack of room before its grammar is compiled and its variant loaded.
         config: The engine's config, for speculative decoding.
@@ -233,20 +230,15 @@ class InputProcessor:
 
     def __init__(
         self,
-        tokenizer: Any,
-        decoder: TextDecoder,
+        vocabularies: Vocabularies,
         limits: Limits,
-        end_ids: frozenset[int],
         source: VariantSource | None,
         queue: InputQueue,
         config: EngineConfig,
     ) -> None:
-        self._tokenizer, self._decoder = tokenizer, decoder
-        self._limits, self._end_ids = limits, end_ids
+        self._vocabularies, self._limits = vocabularies, limits
         self._source, self._queue = source, queue
         self._speculative_tokens = 0 if config.speculative == "off" else config.speculative_tokens
-        self._guides: GuideFactory | None = None
-        self._guides_lock = threading.Lock()
 
     def sequence(self, request: GenerationRequest) -> GenerationSequence:
         """Create the sequence of a generation request, and start loading its variant.
@@ -255,26 +247,35 @@ class InputProcessor:
             GymError: As ``Engine.submit``.
         """
         params = request.sampling
-        self._limits.check_prompt(request.prompt_ids, request.pictures)
-        self._limits.check_sampling(params)
-        max_tokens = self._limits.answer_tokens(request)
+        vocabulary = self._vocabulary(request.variant)
+        limits = replace(self._limits, vocab_size=vocabulary.size)
+        limits.check_prompt(request.prompt_ids, request.pictures)
+        limits.check_sampling(params)
+        max_tokens = limits.answer_tokens(request)
         self._queue.require_room(request.user)
-        guide = None if params.held_to is None else self._guide_factory().guide(params.held_to)
+        guide = None if params.held_to is None else vocabulary.guides().guide(params.held_to)
         self._prefetch(request.variant)
         own_ends = frozenset(params.stop_token_ids)
-        end_ids = own_ends if params.ignore_eos else own_ends | self._end_ids
-        return GenerationSequence(
+        end_ids = own_ends if params.ignore_eos else own_ends | vocabulary.end_ids
+        sequence = GenerationSequence(
             Generation(request),
-            self._decoder,
+            vocabulary.decoder,
             max_tokens=max_tokens,
             end_ids=end_ids,
             guide=guide,
-            thought=self._thought(params, guide, end_ids),
+            thought=self._thought(params, guide, end_ids, vocabulary),
             speculative_tokens=self._speculative_tokens,
         )
+        sequence.vocab_size = vocabulary.size
+        return sequence
+
+    def _vocabulary(self, variant: str | None) -> Vocabulary:
+        if variant is not None and self._source is None:
+            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: only the base is served here")
+        return self._vocabularies.of(variant)
 
     def _thought(
-        self, params: SamplingParams, guide: Guide | None, end_ids: frozenset[int]
+        self, params: SamplingParams, guide: Guide | None, end_ids: frozenset[int], vocabulary: Vocabulary
     ) -> Thought | None:
         thinking = params.thinking
         splitter = None if thinking is None else thinking.splitter()
@@ -286,8 +287,8 @@ class InputProcessor:
             budget=thinking.budget,
             guide=guide,
             end_ids=end_ids,
-            stop_ids=frozenset(params.stop_token_ids) - self._end_ids,
-            vocab_size=self._limits.vocab_size,
+            stop_ids=frozenset(params.stop_token_ids) - vocabulary.end_ids,
+            vocab_size=vocabulary.size,
         )
 
     def embedding(self, prompt_ids: list[int], variant: str | None, user: str) -> EmbeddingSequence:
@@ -296,23 +297,15 @@ class InputProcessor:
         Raises:
             GymError: As ``Engine.submit``.
         """
-        self._limits.check_prompt(prompt_ids)
+        vocabulary = self._vocabulary(variant)
+        replace(self._limits, vocab_size=vocabulary.size).check_prompt(prompt_ids)
         self._limits.check_kv_cache(len(prompt_ids), 0)
         self._queue.require_room(user)
         self._prefetch(variant)
-        return EmbeddingSequence(prompt_ids, variant, user, Future())
+        sequence = EmbeddingSequence(prompt_ids, variant, user, Future())
+        sequence.vocab_size = vocabulary.size
+        return sequence
 
     def _prefetch(self, variant: str | None) -> None:
-        if variant is None:
-            return
-        if self._source is None:
-            raise GymError(ErrorCode.NOT_FOUND, f"no variant {variant!r}: only the base is served here")
-        self._source.prefetch(variant)
-
-    def _guide_factory(self) -> GuideFactory:
-        with self._guides_lock:
-            if self._guides is None:
-                from gym_fed.serving.engine.guided import GuideFactory
-
-                self._guides = GuideFactory(self._tokenizer, self._limits.vocab_size, self._end_ids)
-            return self._guides
+        if variant is not None and self._source is not None:
+            self._source.prefetch(variant)

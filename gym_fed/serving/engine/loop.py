@@ -53,7 +53,7 @@ class EngineLoop:
         self._counters = counters
         self._tokens = TokenCounters()
         self._kv = KVCacheManager(pool, prefix_cache=config.prefix_cache)
-        self._admission = AdmissionQueue(self._tokens, source, self._kv, self._fail)
+        self._admission = AdmissionQueue(self._tokens, source, self._kv, self._fail, served.vocabulary)
         self._scheduler = Scheduler(config, self._tokens, self._preempt, whole_prompts=served.whole_prompts)
         self._guides = ThreadPoolExecutor(1, thread_name_prefix="gym-fed-guide")
 
@@ -353,8 +353,13 @@ def sample_step(
 def _choose(logits: Any, rows: list[_VerifiedRow], banned: dict[int, Any]) -> list[SampledToken | GymError]:
     """Sample a token, or return a ``GymError``, for each row."""
     errors = {place: mask for place, mask in banned.items() if isinstance(mask, GymError)}
-    chosen = choose(
-        logits,
-        [Row(row.sequence.sampler, None if n in errors else banned.get(n)) for n, row in enumerate(rows)],
-    )
-    return [errors.get(place) or sampled.error or sampled for place, sampled in enumerate(chosen)]
+    samplers = [
+        Row(row.sequence.sampler, None if n in errors else banned.get(n)) for n, row in enumerate(rows)
+    ]
+    sizes = [row.sequence.vocab_size for row in rows]
+    chosen: dict[int, SampledToken] = {}
+    for size in dict.fromkeys(sizes):  # random numbers depend on the size of a row's own vocabulary
+        places = [place for place, own in enumerate(sizes) if own == size]
+        part = logits if len(places) == len(rows) else logits[places]
+        chosen.update(zip(places, choose(part[:, :size], [samplers[place] for place in places]), strict=True))
+    return [errors.get(place) or chosen[place].error or chosen[place] for place in range(len(rows))]

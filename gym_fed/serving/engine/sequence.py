@@ -46,6 +46,9 @@ class ScheduledRequest:
     pictures: tuple[PlacedPicture, ...] = ()
     """The pictures in its prompt."""
 
+    vocab_size = 0
+    """The number of its variant's token ids when it was submitted."""
+
     def __init__(self, user: str, variant_name: str | None, prompt_ids: list[int]) -> None:
         self.user, self.variant_name, self.prompt_ids = user, variant_name, prompt_ids
         self.ids = list(prompt_ids)

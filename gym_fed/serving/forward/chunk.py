@@ -16,6 +16,7 @@ import torch
 from gym_quant.kernels import attention as paged
 from gym_quant.kernels import dispatch
 from torch import Tensor
+from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.forward.kv_cache import KVCache, no_room
@@ -54,6 +55,12 @@ class Chunk:
     def rows(self) -> int:
         """The rows of logits that a step returns for it."""
         return self.num_logits if self.wants_logits else 0
+
+    @property
+    def needs_states(self) -> bool:
+        """True if the last hidden states are needed: for an embedding, or for the logits of added tokens."""
+        added = self.variant is not None and self.variant.vocabulary is not None and self.wants_logits
+        return self.hidden is not None or added
 
 
 Masks = dict[tuple[int, int, int, int | None], Tensor]
@@ -283,7 +290,9 @@ def rows_of_step(parts: Sequence[tuple[int, EmbeddedRows | None]]) -> EmbeddedRo
     if not present:
         return None
     rows = [at + row for at, part in present for row in part.rows]
-    return EmbeddedRows(rows, torch.cat([part.features for _, part in present]))
+    width = max(part.features.shape[1] for _, part in present)
+    features = [functional.pad(part.features, (0, width - part.features.shape[1])) for _, part in present]
+    return EmbeddedRows(rows, torch.cat(features))
 
 
 def block_key(token_ids: Sequence[int], pictures: Sequence[PlacedPicture], start: int, stop: int) -> Hashable:

@@ -124,7 +124,7 @@ class GeneralForward:
         pads = [batch.length - length for length in lengths]
         inputs = _ForwardTokens([chunk.token_ids for chunk in chunks], batch.length, batch, pads)
         rows = rows_of([(chunk.variant, 1, 1) for chunk in chunks])
-        pooled = any(chunk.hidden is not None for chunk in chunks)
+        pooled = any(chunk.needs_states for chunk in chunks)
         logits, states, after = self._run(inputs, rows, None, pooled)
         for at, cache in enumerate(caches):
             cache.row = None if after is None else StateRow(after, at)
@@ -148,7 +148,7 @@ class GeneralForward:
         total = len(inputs.ids[0])
         rows = rows_of([(chunk.variant, total, chunk.rows)])
         kept = range(total - chunk.rows, total)
-        logits, states, after = self._run(inputs, rows, kept, chunk.hidden is not None)
+        logits, states, after = self._run(inputs, rows, kept, chunk.needs_states)
         cache.row = None if after is None else StateRow(after, 0)
         return logits[0], None if states is None else states[0, total - count :]
 

@@ -18,12 +18,13 @@ from gym_quant.kernels import dispatch
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward import attention, trial
+from gym_fed.serving.forward import added_tokens, attention, trial
 from gym_fed.serving.forward.causality import require_causal
 from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, positions_of_step, reserve_room
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
+from gym_fed.serving.forward.model_states import keep_weights
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
@@ -86,7 +87,7 @@ class MultiVariantModel:
         self._decoder: Decoder | None = None
         self._hooked: HookedForward | None = None
         self._general: GeneralForward | None = None
-        self._rescale_every = _keep_weights(model)
+        self._rescale_every = keep_weights(model)
         setattr(model, trial.MARK, True)
         try:
             self._open(chosen, base_format, kv_dtype, packed_base)
@@ -109,6 +110,7 @@ class MultiVariantModel:
         self.products = self._variants.products
         self.attends_plainly, self.packed, self.base_format = False, False, self.layout.dtype
         self.vocabulary = len(model.get_input_embeddings().weight)
+        self._head_is_plain = False
         self._device = torch.device(self.layout.device)
         name, unpacked = type(model).__name__, trial.unpacked(model)
         own = "it has parameters that a variant can only replace" if self.layout.replaceable else ""
@@ -249,7 +251,8 @@ class MultiVariantModel:
 
         Returns:
             Logits ``[rows, vocabulary]`` float32: the ``Chunk.rows`` of every chunk, in order. A broken variant
-            changes only its own rows, which may be NaN.
+            changes only its own rows, which may be NaN. If a variant has added tokens, the vocabulary is the largest
+            of the chunks, and -inf stands for the tokens that a chunk's own lacks.
 
         Raises:
             GymError: ``USAGE`` for an empty chunk, for more logits than a chunk has tokens, for two chunks with the
@@ -279,10 +282,20 @@ class MultiVariantModel:
             logits.update(zip(group, torch.split(rows, [chunk.rows for chunk in part]), strict=True))
             states.update(zip(group, hidden, strict=True))
         places = range(len(chunks))
-        return torch.cat([logits[at] for at in places]), [states[at] for at in places]
+        return added_tokens.stacked([logits[at] for at in places]), [states[at] for at in places]
 
     def _compute(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
         """Return the logits of chunks, and the hidden states of each that needs them, in one forward if possible."""
+        if not any(chunk.variant is not None and chunk.variant.vocabulary for chunk in chunks):
+            return self._forward(chunks, merge)
+        if self._decoder is None and not self._head_is_plain:
+            with added_tokens.trial_chunk(self.new_cache()) as chunk:
+                added_tokens.require_plain_head(self.model, *self._forward([chunk], merge=False))
+            self._head_is_plain = True
+        logits, states = self._forward(list(map(added_tokens.with_added_embeddings, chunks)), merge)
+        return added_tokens.with_added_logits(logits, chunks, states), states
+
+    def _forward(self, chunks: Sequence[Chunk], merge: bool) -> tuple[Tensor, list[Tensor | None]]:
         if self._general is not None:
             before = self._general.forwards
             computed = self._general.step(chunks, partial(self._variants.rows, merge=merge))
@@ -296,7 +309,7 @@ class MultiVariantModel:
         ]
         rows = self._variants.rows([(c.variant, len(c.token_ids), c.rows) for c in chunks], merge)
         if self._hooked is not None and (self._decoder is None or (merge and not self.packed)):
-            pooled = any(chunk.hidden is not None for chunk in chunks)
+            pooled = any(chunk.needs_states for chunk in chunks)
             with attention.packed(tokens):
                 logits, states = self._hooked.forward(
                     ids, positions, rows, logit_rows, pooled, tokens.pictures
@@ -308,7 +321,7 @@ class MultiVariantModel:
             self.forwards["decoder"] += 1
         self._windows, self.attends_plainly = tokens.windows, tokens.plain
         hidden = [
-            None if chunk.hidden is None or states is None else states[end - len(chunk.token_ids) : end]
+            None if not chunk.needs_states or states is None else states[end - len(chunk.token_ids) : end]
             for chunk, end in zip(chunks, ends, strict=True)
         ]
         return logits, hidden
@@ -381,20 +394,3 @@ def _groups(chunks: Sequence[Chunk]) -> list[list[int]]:
         alone = chunk.variant is not None and chunk.variant.replaced
         groups.setdefault(chunk.variant if alone else None, []).append(at)
     return list(groups.values())
-
-
-def _keep_weights(model: Any) -> int:
-    """Keep RWKV from dividing its own weights in inference, which only float16 needs; undo it if it has done so.
-
-    Returns:
-        The setting to restore; 0: none.
-    """
-    every = (
-        getattr(model.config, "rescale_every", 0) if getattr(model.config, "model_type", "") == "rwkv" else 0
-    )
-    if every:
-        body = model.base_model.train()
-        body._rescale_layers()
-        body.eval()
-        model.config.rescale_every = 0
-    return int(every)

@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.forward.target_modules import ModelLayout
+from gym_fed.delta.added_tokens import AddedTokens, split_rows
+from gym_fed.serving.forward.target_modules import ModelLayout, TargetModule
 
 if TYPE_CHECKING:
     from gym_fed.delta.file import DeltaFile
@@ -41,6 +42,49 @@ class VariantWeight(ABC):
 
 
 @dataclass(frozen=True, eq=False)
+class VocabularyRows:
+    """The rows of a variant's added tokens, which follow the base's rows or replace the last of them.
+
+    Attributes:
+        first: The token of the first row.
+        embeddings: What the embedding returns for each token, ``[rows, hidden]``.
+        head: The rows of the head, ``[rows, hidden]``.
+        bias: Their biases ``[rows]``; None without.
+    """
+
+    first: int
+    embeddings: Tensor
+    head: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of token ids of the variant."""
+        return self.first + len(self.head)
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of memory that they take."""
+        tensors = (self.embeddings, self.head, *(() if self.bias is None else (self.bias,)))
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+@dataclass(frozen=True)
+class VariantTokens:
+    """The tokenizer of a variant as an addition to the base's.
+
+    Attributes:
+        delta_sha256: The SHA-256 of the variant's file.
+        tokens: The tokens.
+        size: The number of token ids; None: the base's.
+    """
+
+    delta_sha256: str
+    tokens: AddedTokens
+    size: int | None
+
+
+@dataclass(frozen=True, eq=False)
 class LoadedVariant:
     """The deltas that a variant adds to the base.
 
@@ -49,12 +93,14 @@ class LoadedVariant:
         delta_sha256: The SHA-256 of its file.
         weights: The deltas by name of the base's parameter; absent parameters are unchanged.
         resident_bytes: Bytes of memory that it takes.
+        vocabulary: The rows of its added tokens; None: it has the base's vocabulary.
     """
 
     name: str
     delta_sha256: str
     weights: Mapping[str, VariantWeight]
     resident_bytes: int
+    vocabulary: VocabularyRows | None = None
 
     @cached_property
     def replaced(self) -> dict[str, Tensor]:
@@ -78,6 +124,9 @@ class VariantSource(Protocol):
         Raises:
             GymError: If it cannot be loaded: ``NOT_FOUND``, ``SIGNATURE_INVALID``, ``HASH_MISMATCH``, ...
         """
+
+    def added_tokens(self, name: str) -> VariantTokens | None:
+        """Return the tokens that a variant adds to the base's tokenizer; None without any. May block briefly."""
 
     def lacks_room(self, name: str) -> bool:
         """Return whether a variant for which ``poll`` returned None waits for the release of others in use."""
@@ -169,6 +218,8 @@ def load_variant_weights(delta: DeltaFile, layout: ModelLayout) -> dict[str, Var
     require_servable_delta(delta, layout)
     weights: dict[str, VariantWeight] = {}
     for record in delta.manifest.tensors:
+        if split_rows(record.name) is not None:
+            continue
         try:
             weights[record.name] = _variant_weight(delta, record, layout)
         except CodecError as error:
@@ -185,7 +236,10 @@ def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
     Raises:
         GymError: ``BASE_MISMATCH`` or ``MODEL_INVALID``, as ``load_variant_weights``.
     """
+    _vocabulary_modules(delta, layout)
     for record in delta.manifest.tensors:
+        if split_rows(record.name) is not None:
+            continue
         parameter = layout.parameters.get(record.name)
         if parameter is None or parameter.shape != record.shape:
             there = list(parameter.shape) if parameter is not None else "absent"
@@ -205,7 +259,50 @@ def require_servable_delta(delta: DeltaFile, layout: ModelLayout) -> None:
 def loaded_variant(name: str, delta: DeltaFile, layout: ModelLayout, sha256: str) -> LoadedVariant:
     """Load a variant for serving; raises as ``load_variant_weights``."""
     weights = load_variant_weights(delta, layout)
-    return LoadedVariant(name, sha256, weights, sum(o.resident_bytes for o in weights.values()))
+    rows = _vocabulary_rows(delta, layout)
+    size = sum(o.resident_bytes for o in weights.values()) + (0 if rows is None else rows.resident_bytes)
+    return LoadedVariant(name, sha256, weights, size, rows)
+
+
+def _vocabulary_modules(delta: DeltaFile, layout: ModelLayout) -> tuple[TargetModule, TargetModule] | None:
+    """Return the embedding and the head whose rows a delta extends; None if it does not.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for a base whose vocabulary lies elsewhere too.
+    """
+    rows = delta.added_rows
+    if rows is None:
+        return None
+    of_rows = [target for target in layout.target_modules if target.weight in rows.names]
+    embeddings = [target for target in of_rows if target.kind == "embedding"]
+    heads = [target for target in of_rows if target.kind == "linear"]
+    known = {name for target in of_rows for name in (target.weight, target.bias)}
+    if len(embeddings) != 1 or len(heads) != 1 or not known.issuperset(rows.names):
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{delta.path}: its added tokens cannot be served as a variant: this base has no embedding and head of "
+            f"{', '.join(rows.names)} to which rows can be added",
+            "apply it and serve the model: gym delta apply BASE FILE -o FOLDER",
+        )
+    return embeddings[0], heads[0]
+
+
+def _vocabulary_rows(delta: DeltaFile, layout: ModelLayout) -> VocabularyRows | None:
+    modules = _vocabulary_modules(delta, layout)
+    if modules is None or delta.added_rows is None:
+        return None
+    embedding, head = modules
+
+    def rows(name: str | None) -> Tensor:
+        values = delta.decode_added(str(name)).to(torch.device(layout.device), getattr(torch, layout.dtype))
+        if not bool(torch.isfinite(values).all()):
+            raise GymError(ErrorCode.DELTA_INVALID, f"{delta.path}: the rows of {name} are not finite")
+        return values
+
+    embeddings = rows(embedding.weight)
+    own = embeddings if head.weight == embedding.weight else rows(head.weight)
+    bias = rows(head.bias) if head.bias in delta.added_rows.names else None
+    return VocabularyRows(delta.added_rows.first, embeddings * embedding.multiplier, own, bias)
 
 
 def _variant_weight(delta: DeltaFile, record: TensorRecord, layout: ModelLayout) -> VariantWeight:

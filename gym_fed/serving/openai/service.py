@@ -37,12 +37,14 @@ from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
 from gym_fed.serving.openai.tokenizing import Tokenizing, ids_that_fit
 from gym_fed.serving.openai.tool_formats.base import CallParser
 from gym_fed.serving.openai.tool_template import AUTO, ToolUse
+from gym_fed.serving.openai.variant_prompts import VariantPrompts
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pictures
 from gym_fed.serving.reasoning.detection import NONE, name_of
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.request import Generation, PendingEmbedding
+    from gym_fed.serving.engine.vocabularies import Vocabularies
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.chunk import PlacedPicture
 
@@ -71,6 +73,7 @@ class OpenAIService:
         reasoning_parser: The parser of the model's thoughts; ``auto`` detects it from the chat template.
         pictures: The reader of pictures in messages, or a ``NoPictures`` that refuses them.
         sampling_defaults: Defaults of sampling fields; missing ones have OpenAI's defaults.
+        vocabularies: The tokenizers of variants with added tokens; None: all have the base's.
     """
 
     def __init__(
@@ -91,11 +94,14 @@ class OpenAIService:
         reasoning_parser: str = NONE,
         pictures: PictureReader | NoPictures = TEXT_ONLY,
         sampling_defaults: Mapping[str, Any] | None = None,
+        vocabularies: Vocabularies | None = None,
     ) -> None:
         self.catalogue = catalogue
         self._engine = engine
-        self._prompts = Prompts(tokenizer, vocab_size, context, tool_format, reasoning_parser, pictures)
-        self.tokenizing = Tokenizing(catalogue, self._prompts, context)
+        more = (context, tool_format, reasoning_parser, pictures)
+        self._prompts = Prompts(tokenizer, vocab_size, *more)
+        self._prompts_of = VariantPrompts(self._prompts, vocabularies, *more)
+        self.tokenizing = Tokenizing(catalogue, self._prompts_of, context)
         self._fingerprint = fingerprint
         self._max_at_once = max_at_once
         self._context = context
@@ -108,7 +114,7 @@ class OpenAIService:
     @property
     def malformed_tool_calls(self) -> int:
         """The number of texts in answers that looked like tool calls but were malformed."""
-        return self._prompts.tools.malformed
+        return self._prompts_of.malformed_tool_calls
 
     @property
     def reasoning_parser(self) -> str:
@@ -133,9 +139,7 @@ class OpenAIService:
         if url == EMBEDDINGS:
             return self.begin_vectors(body, caller).run()
         if isinstance(body, dict) and body.get("stream"):
-            raise RequestError(
-                "field 'stream' is not possible here: the answer is given whole", param="stream"
-            )
+            raise RequestError("field 'stream' is not possible here: the answer is whole", param="stream")
         return self._begin(url, body, caller, None).run()
 
     def stream(self, url: str, body: Any, caller: Caller) -> Generator[StreamChunk]:
@@ -206,7 +210,8 @@ class OpenAIService:
         inputs = as_list(request.input)
         self._require_room_for(len(inputs), "texts in one request:", "input")
         self._require_dimensions(request.dimensions)
-        prompts = [self._prompts.of_input(item, "input") for item in inputs]
+        own = self._prompts_of(model.variant)
+        prompts = [own.of_input(item, "input") for item in inputs]
         refusals = EngineErrors(model, "input")
         started: list[PendingEmbedding] = []
         try:
@@ -237,15 +242,16 @@ class OpenAIService:
 
     def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
-        tools = ToolUse(request, self._prompts.tools)
-        variables = self._prompts.names.of(request)
-        seen = self._prompts.pictures_of(request.messages)
+        prompts = self._prompts_of(model.variant)
+        tools = ToolUse(request, prompts.tools)
+        variables = prompts.names.of(request)
+        seen = prompts.pictures_of(request.messages)
         how: dict[str, Any] = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
         how |= request.prompt_end
-        render = partial(self._prompts.expanded, seen=seen, **how)
+        render = partial(prompts.expanded, seen=seen, **how)
         context = self._context if form.truncate else None
         prompt = ids_that_fit(request.messages, render, context, request.longest)
-        thinking = self._prompts.thinking(prompt.ids, request.budget, request.continued)
+        thinking = prompts.thinking(prompt.ids, request.budget, request.continued)
         sampling = request.sampling(
             max_tokens=request.longest,
             logprobs=request.num_logprobs,
@@ -270,15 +276,13 @@ class OpenAIService:
         refusals = EngineErrors(model, "messages", held_field)
         if prompt.runs:  # no picture is computed for a request that the engine would refuse
             with refusals:
-                self._engine.require_room(prompt.ids, caller.name)
-        placed = self._prompts.placed(prompt, f"{caller.key_sha256}:{caller.name}")
+                self._engine.require_room(prompt.ids, caller.name, model.variant)
+        placed = prompts.placed(prompt, f"{caller.key_sha256}:{caller.name}")
         generations = self._submit(
             [prompt.ids], sampling, request, model, caller, "messages", refusals, placed
         )
-        choices = [
-            self._choice(tools.parser(fragments=screening is None), request.continued or "")
-            for _ in generations
-        ]
+        parser = partial(tools.parser, fragments=screening is None)
+        choices = [self._choice(parser(), request.continued or "") for _ in generations]
         for choice in choices:
             choice.with_reasoning = request.include_reasoning is not False
         return self._pending(
@@ -288,7 +292,8 @@ class OpenAIService:
     def _completion(self, request: CompletionRequest, caller: Caller) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
         given = as_list(request.prompt)
-        prompts = [self._prompts.of_input(item, "prompt") for item in given]
+        own = self._prompts_of(model.variant)
+        prompts = [own.of_input(item, "prompt") for item in given]
         sampling = request.sampling(
             max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens,
             logprobs=request.logprobs,
@@ -297,10 +302,8 @@ class OpenAIService:
         require_small_multiples(sampling.held_to, request.guiding_field, refusal_name(request.guiding_field))
         needed = request.echo or self._screening is not None
         times = request.n or 1
-        texts = [
-            item if isinstance(item, str) else self._prompts.text(item) if needed else "" for item in given
-        ]
-        texts = [text for text in texts for _ in range(times)]
+        read = [item if isinstance(item, str) else own.text(item) if needed else "" for item in given]
+        texts = [text for text in read for _ in range(times)]
         answer = partial(
             CompletionAnswer,
             model.name,
@@ -315,10 +318,8 @@ class OpenAIService:
         refusals = EngineErrors(model, "prompt", request.guiding_field)
         generations = self._submit(prompts, sampling, request, model, caller, "prompt", refusals)
         choices = [self._choice(before=text) for text in texts]
-        prompt_tokens = sum(map(len, prompts))
-        return self._pending(
-            COMPLETIONS, answer(prompt_tokens, choices), generations, request, caller, refusals
-        )
+        whole = answer(sum(map(len, prompts)), choices)
+        return self._pending(COMPLETIONS, whole, generations, request, caller, refusals)
 
     def _choice(self, parser: CallParser | None = None, before: str = "") -> AnswerChoice:
         """Create a choice, with the filter if answers are filtered; ``before`` is the text that it continues."""
@@ -345,8 +346,9 @@ class OpenAIService:
         """Submit one generation for each prompt and choice, or none at all. Choice i uses the seed plus i."""
         answers = len(prompts) * (request.n or 1)
         self._require_room_for(answers, "prompts times n is", param if len(prompts) > 1 else "n")
-        self._prompts.require_known(sampling.logit_bias, "logit_bias")
-        self._prompts.require_known(sampling.stop_token_ids, "stop_token_ids")
+        own = self._prompts_of(model.variant)
+        own.require_known(sampling.logit_bias, "logit_bias")
+        own.require_known(sampling.stop_token_ids, "stop_token_ids")
         started: list[Generation] = []
         try:
             for ids in prompts:
@@ -389,9 +391,8 @@ class OpenAIService:
         renamed: Callable[[GymError], GymError] = lambda error: error,
     ) -> Pending:
         def on_end() -> None:
-            tokens = answer.prompt_tokens, answer.completion_tokens
-            more = request.safety_identifier, request.metadata
-            self._on_use(Use(url, answer.model, caller.name, request.user, *tokens, *more))
+            more = answer.completion_tokens, request.safety_identifier, request.metadata
+            self._on_use(Use(url, answer.model, caller.name, request.user, answer.prompt_tokens, *more))
 
         answers: Sequence[Generation | JudgedGeneration] = generations
         if self._screening is not None:

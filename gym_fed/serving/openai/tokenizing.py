@@ -77,11 +77,13 @@ class Tokenizing:
 
     Args:
         catalogue: The models that may be named; the base is the default.
-        prompts: The prompts of the base.
+        prompts: Function that returns the prompts of a variant, or of the base for None.
         context: Tokens of prompt and answer together.
     """
 
-    def __init__(self, catalogue: Catalogue, prompts: Prompts, context: int | None) -> None:
+    def __init__(
+        self, catalogue: Catalogue, prompts: Callable[[str | None], Prompts], context: int | None
+    ) -> None:
         self._catalogue = catalogue
         self._prompts = prompts
         self._context = context
@@ -94,27 +96,28 @@ class Tokenizing:
         """
         if url == DETOKENIZE:
             given = parse(DetokenizeRequest, body, {})
-            self._catalogue.resolve(given.model or self._catalogue.served_name, caller)
-            self._prompts.require_known(given.tokens, "tokens")
-            return {"prompt": self._prompts.text(given.tokens, special=True)}
+            prompts = self._prompts_of(given.model, caller)
+            prompts.require_known(given.tokens, "tokens")
+            return {"prompt": prompts.text(given.tokens, special=True)}
         request = parse(TokenizeRequest, body, {})
-        self._catalogue.resolve(request.model or self._catalogue.served_name, caller)
-        ids = self._ids_of(request)
-        strings = self._prompts.pieces(ids) if request.return_token_strs else None
+        prompts = self._prompts_of(request.model, caller)
+        ids = _ids_of(request, prompts)
+        strings = prompts.pieces(ids) if request.return_token_strs else None
         return {"count": len(ids), "max_model_len": self._context, "tokens": ids, "token_strs": strings}
 
-    def _ids_of(self, request: TokenizeRequest) -> list[int]:
-        if request.messages is not None:
-            tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
-            seen = self._prompts.pictures_of(request.messages)
-            return self._prompts.expanded(
-                request.messages, seen, tools=tools or None, **request.prompt_end
-            ).ids
-        if not request.prompt:
-            return []
-        return self._prompts.of_input(
-            request.prompt, "prompt", special=request.add_special_tokens is not False
-        )
+    def _prompts_of(self, name: str | None, caller: Caller) -> Prompts:
+        model = self._catalogue.resolve(name or self._catalogue.served_name, caller)
+        return self._prompts(model.variant)
+
+
+def _ids_of(request: TokenizeRequest, prompts: Prompts) -> list[int]:
+    if request.messages is not None:
+        tools = [tool.model_dump(exclude_none=True) for tool in request.tools or []]
+        seen = prompts.pictures_of(request.messages)
+        return prompts.expanded(request.messages, seen, tools=tools or None, **request.prompt_end).ids
+    if not request.prompt:
+        return []
+    return prompts.of_input(request.prompt, "prompt", special=request.add_special_tokens is not False)
 
 
 PromptT = TypeVar("PromptT", bound=Sized)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +14,7 @@ if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.target_modules import ModelLayout
-    from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.forward.variant_weights import LoadedVariant, VariantTokens
 
 Loader = Callable[[str, "DeltaFile", "ModelLayout | None", str], "LoadedVariant"]
 """Takes name, open delta, layout of the model and SHA-256, like ``load_variant``."""
@@ -34,8 +36,52 @@ def least_bytes(path: Path, base: BaseSpec | None, layout: ModelLayout | None) -
     from gym_fed.delta.file import DeltaFile
 
     try:
-        with DeltaFile.open(path, base) as delta:
+        with DeltaFile.open(path, base, added_tokens=True) as delta:
             replaced = [layout.replaceable.get(record.name) for record in delta.manifest.tensors]
     except GymError:
         return 0  # the load reports it
     return sum(tensor.nbytes for tensor in replaced if tensor is not None)
+
+
+_MAX_LISTS = 4096
+
+
+class TokenLists:
+    """The added tokens of the deltas of a store, by digest. Thread-safe.
+
+    Args:
+        path: Function that returns the path of a file.
+        base: The served base.
+    """
+
+    def __init__(self, path: Callable[[str], Path], base: BaseSpec | None) -> None:
+        self._path, self._base = path, base
+        self._lists: OrderedDict[str, VariantTokens | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, sha256: str) -> VariantTokens | None:
+        """Return the added tokens of a file; None without any, and for a file that cannot be loaded."""
+        with self._lock:
+            if sha256 in self._lists:
+                self._lists.move_to_end(sha256)
+                return self._lists[sha256]
+        tokens = self._read(sha256)
+        with self._lock:
+            self._lists[sha256] = tokens
+            if len(self._lists) > _MAX_LISTS:
+                self._lists.popitem(last=False)
+        return tokens
+
+    def _read(self, sha256: str) -> VariantTokens | None:
+        from gym_fed.delta.file import DeltaFile
+        from gym_fed.serving.forward.variant_weights import VariantTokens
+
+        try:
+            delta = DeltaFile.open(self._path(sha256), self._base, added_tokens=True)
+        except GymError:
+            return None  # the load reports it
+        with delta:
+            rows = delta.added_rows
+            if rows is None and not delta.vocabulary:
+                return None
+            return VariantTokens(sha256, delta.vocabulary, None if rows is None else rows.size)

@@ -39,7 +39,7 @@ def sign_variant(
     validate_name(name)
     if len(note) > MAX_NOTE:
         raise GymError(ErrorCode.USAGE, f"a note of {counted(len(note), 'character')}", f"at most {MAX_NOTE}")
-    with DeltaFile.open(delta) as opened:
+    with DeltaFile.open(delta, added_tokens=True) as opened:
         manifest = VariantManifest(
             variant=name,
             owner=key.contributor,

@@ -12,7 +12,7 @@ from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
 from gym_fed.serving.store.bulk import BulkAddition, IncomingVariant, Progress
 from gym_fed.serving.store.history import RemovedVariant, VariantHistory, as_text, ignoring_damage
-from gym_fed.serving.store.loading import Loader, least_bytes, load_variant
+from gym_fed.serving.store.loading import Loader, TokenLists, least_bytes, load_variant
 from gym_fed.serving.store.objects import DeltaObjects
 from gym_fed.serving.store.records import VariantRecord, validate_name, validate_owner
 from gym_fed.serving.store.registry import VariantRegistry
@@ -24,7 +24,7 @@ from gym_fed.trust.identity.variant import SignedVariant
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
     from gym_fed.serving.forward.target_modules import ModelLayout
-    from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.forward.variant_weights import LoadedVariant, VariantTokens
 
 DEFAULT_CACHE_BYTES = 10 * 10**9
 
@@ -56,6 +56,7 @@ class VariantStore:
         self._objects = DeltaObjects(folder)
         self._registry = VariantRegistry(folder / "variants.db")
         self.history = VariantHistory(self._registry, self._objects)
+        self._tokens = TokenLists(self._objects.path, base)
         self._cache = VariantCache(
             self._page_in,
             cache_bytes,
@@ -329,6 +330,10 @@ class VariantStore:
             GymError: ``NOT_FOUND``; or, naming variant, file and remedy, why it cannot be loaded.
         """
         return self._cache.poll(self._servable(name))
+
+    def added_tokens(self, name: str) -> VariantTokens | None:
+        """Return the tokens that a variant adds to the base's tokenizer; None without any. Raises as ``get``."""
+        return self._tokens.of(self._servable(name).sha256)
 
     def lacks_room(self, name: str) -> bool:
         """Return whether its load waits until variants that are in use are released."""

@@ -74,7 +74,7 @@ def checked_base(
     from gym_fed.delta.file import DeltaFile
 
     try:
-        with DeltaFile.open(staged.path, base) as opened:
+        with DeltaFile.open(staged.path, base, added_tokens=True) as opened:
             _require_language_model(staged.path, [record.name for record in opened.manifest.tensors])
             if layout is not None:
                 from gym_fed.serving.forward.variant_weights import require_servable_delta
@@ -311,7 +311,7 @@ def _open(record: VariantRecord, objects: DeltaObjects, base: BaseSpec | None, a
 
     path = objects.path(record.sha256)
     identity = objects.verify(record.sha256, again=again)
-    delta = DeltaFile.open(path, base)
+    delta = DeltaFile.open(path, base, added_tokens=True)
     try:
         actual = (delta.size_bytes, delta.manifest.base_model, delta.manifest.base_digest)
         if actual != (record.size_bytes, record.base_model, record.base_digest):

@@ -206,7 +206,7 @@ def base_of_variant(path: Path) -> str:
     """
     from gym_fed.delta.file import DeltaFile
 
-    with DeltaFile.open(path) as delta:
+    with DeltaFile.open(path, added_tokens=True) as delta:
         return delta.manifest.base_digest
 
 

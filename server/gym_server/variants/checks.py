@@ -148,7 +148,8 @@ class VariantChecks:
                 f"the manifest says {counted(manifest.size_bytes, 'byte')}, the object has {size}",
             )
         spec = BaseSpec(self._base.model_name, manifest.base_digest, self._base.shapes)
-        DeltaFile.open(path, spec, DeltaLimits(max_file_bytes=self._max_bytes, sums=False)).close()
+        limits = DeltaLimits(max_file_bytes=self._max_bytes, sums=False)
+        DeltaFile.open(path, spec, limits, added_tokens=True).close()
 
     def base_of(self, tx: Connection, digest: str, refuse: bool = False) -> str:
         """Return which of the hub's models has a digest: ``base``, ``version N`` or ``unknown``.

@@ -496,10 +496,10 @@ def test_whatever_breaks_at_the_end_of_a_request_nobody_waits_for_ever(
         assert engine.embed([1, 2], "alice").result(SECONDS).shape == (24,)
         assert "lets nothing go" in caplog.text
 
-        stream = engine._decoder.stream([1])
+        stream = engine.vocabularies.base.decoder.stream([1])
         monkeypatch.setattr(stream, "push", lambda _token: 1 / 0)
         with monkeypatch.context() as patch:
-            patch.setattr(engine._decoder, "stream", lambda *_, **_more: stream)
+            patch.setattr(engine.vocabularies.base.decoder, "stream", lambda *_, **_more: stream)
             broken = engine.submit(ask(tokens=200))
         assert refused(lambda: broken.result(SECONDS)).code is ErrorCode.INTERNAL
         assert engine.submit(ask()).result(SECONDS).finish_reason == "length"

@@ -1,0 +1,90 @@
+"""The tokenizers of a base and of its variants with added tokens, with what is derived from them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.serving.engine.detokenizing import TextDecoder
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.guided import GuideFactory
+    from gym_fed.serving.forward.variant_weights import VariantSource, VariantTokens
+
+_MAX_KEPT = 32
+"""Maximum vocabularies of variants in memory; each has a copy of the tokenizer."""
+
+
+class Vocabulary:
+    """One tokenizer.
+
+    Args:
+        tokenizer: The tokenizer, which is not changed.
+        size: The number of token ids that the model has.
+        end_ids: Tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, size: int, end_ids: frozenset[int]) -> None:
+        self.tokenizer, self.size, self.end_ids = tokenizer, size, end_ids
+        self._guides: GuideFactory | None = None
+        self._lock = threading.Lock()
+
+    @cached_property
+    def decoder(self) -> TextDecoder:
+        """The bytes of its tokens."""
+        return TextDecoder(self.tokenizer)
+
+    def guides(self) -> GuideFactory:
+        """Return the compiler of its grammars, which is slow to create."""
+        with self._lock:
+            if self._guides is None:
+                from gym_fed.serving.engine.guided import GuideFactory
+
+                self._guides = GuideFactory(self.tokenizer, self.size, self.end_ids)
+            return self._guides
+
+
+class Vocabularies:
+    """The vocabularies of one server. Thread-safe.
+
+    Args:
+        base: That of the base.
+        source: The source of variants; None: there are none.
+    """
+
+    def __init__(self, base: Vocabulary, source: VariantSource | None) -> None:
+        self.base, self._source = base, source
+        self._of_files: OrderedDict[str, Vocabulary] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, variant: str | None) -> Vocabulary:
+        """Return the vocabulary of a variant; the base's if it has no added tokens.
+
+        Raises:
+            GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer; as
+                ``VariantSource.added_tokens``.
+        """
+        if variant is None or self._source is None:
+            return self.base
+        added = self._source.added_tokens(variant)
+        if added is None:
+            return self.base
+        with self._lock:
+            vocabulary = self._of_files.get(added.delta_sha256)
+            if vocabulary is None:
+                vocabulary = self._of_files[added.delta_sha256] = self._extended(variant, added)
+            self._of_files.move_to_end(added.delta_sha256)
+            if len(self._of_files) > _MAX_KEPT:
+                self._of_files.popitem(last=False)
+            return vocabulary
+
+    def _extended(self, name: str, added: VariantTokens) -> Vocabulary:
+        from gym_fed.delta.vocabulary import extended_by
+
+        tokenizer = extended_by(self.base.tokenizer, added.tokens, f"variant {name!r}")
+        ends = self.base.end_ids
+        if "eos_token" in added.tokens.roles:  # as in the configs of the merged model
+            ends = frozenset({tokenizer.eos_token_id})
+        return Vocabulary(tokenizer, added.size or self.base.size, ends)
