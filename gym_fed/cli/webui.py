@@ -10,7 +10,16 @@ import typer
 from gym_fed.cli.next_command import after_webui, print_next
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_columns, print_event, print_result
-from gym_fed.core.help import HOST, PORT, App, DefaultCommandGroup, KeyName, RoleOption
+from gym_fed.core.help import (
+    HOST,
+    PORT,
+    App,
+    DefaultCommandGroup,
+    KeyName,
+    RoleOption,
+    RootPathOption,
+    TrustedProxyOption,
+)
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
@@ -39,6 +48,8 @@ DEFAULT_RUNS = Path("runs")
 def serve(
     host: Annotated[str, HOST] = "127.0.0.1",
     port: Annotated[int, PORT] = 7860,
+    root_path: RootPathOption = None,
+    trusted_proxy: TrustedProxyOption = None,
     runs: RunsOption = DEFAULT_RUNS,
     open_page: Annotated[
         bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
@@ -47,11 +58,13 @@ def serve(
 ) -> None:
     """Serve the workbench of this folder, as `gym webui` does. Ctrl-C ends it; jobs continue."""
     with spinner("loading the workbench"):
+        from gym_fed.serving.http.proxies import Proxies
         from gym_fed.webui.app import open_webui
         from gym_fed.webui.workbench import open_workbench
 
+    proxies = Proxies.parse(root_path or "", trusted_proxy or ())
     workbench = open_workbench(Path.cwd(), runs)
-    server = open_webui(workbench, host_port(host, port), f"{workbench.folder.name or 'gym'}")
+    server = open_webui(workbench, host_port(host, port), workbench.folder.name or "gym", proxies)
     err.print("Ctrl-C ends the workbench; its jobs continue")
     if as_json:
         print_event({"event": "webui", "url": server.url})

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
 from gym_fed.config.schema.base import LocalPath, ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
+from gym_fed.config.schema.proxy import ProxyNetwork, RootPath, WebOrigin
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
 from gym_fed.core.registries import REASONING_PARSERS, TOOL_FORMATS
@@ -93,7 +94,7 @@ class ConnectionsConfig(StrictModel):
     """Maximum number of connections, within the process's limit of open files. Beyond it, idle ones are closed."""
 
     max_per_address: int = Field(default=256, ge=4)
-    """Maximum connections per address, by the same rule. Behind a reverse proxy set it to ``max_connections``."""
+    """Maximum connections per address, by the same rule; trusted proxies are exempt."""
 
     header_seconds: float = Field(default=10.0, gt=0)
     """Time limit for a request's headers, and for an idle connection."""
@@ -249,6 +250,16 @@ class ServingConfig(ReadsOtherWords):
     tls: TlsConfig | None = None
     """Certificate and key of HTTPS; None for plain HTTP."""
 
+    root_path: RootPath = ""
+    """Path prefix of the URLs at a reverse proxy, such as ``/gym``; the proxy may remove it or pass it on."""
+
+    trusted_proxies: list[ProxyNetwork] = Field(default_factory=list, max_length=64)
+    """IP addresses and networks of reverse proxies: from them, ``X-Forwarded-Prefix``, ``X-Forwarded-For`` and
+    ``X-Forwarded-Proto`` are used, and ``connections.max_per_address`` does not apply. Needs ``api_keys``."""
+
+    cors_origins: list[WebOrigin] = Field(default_factory=list, max_length=64)
+    """Origins of web pages that may call this API from a browser, such as ``https://chat.example.org``."""
+
     api_keys: LocalPath | None = None
     """File of hashed API keys, written by `gym api keys`; None to accept every client on this machine."""
 
@@ -267,5 +278,9 @@ class ServingConfig(ReadsOtherWords):
             raise ValueError(
                 f"host {self.host} is open to others, but api_keys is not set: make one with `gym api keys add`, "
                 "or serve on 127.0.0.1"
+            )
+        if self.api_keys is None and self.trusted_proxies:
+            raise ValueError(
+                "trusted_proxies opens this server to others, but api_keys is not set: make one with `gym api keys add`"
             )
         return self

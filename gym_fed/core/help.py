@@ -92,6 +92,20 @@ HOST = typer.Option(
 )
 PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
 
+RootPathOption = Annotated[
+    str | None,
+    typer.Option(
+        "--root-path", metavar="PREFIX", help="Path prefix of the URLs at a reverse proxy, such as /gym."
+    ),
+]
+TrustedProxyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--trusted-proxy",
+        metavar="ADDRESS",
+        help="Trust X-Forwarded-Prefix, -For and -Proto from this IP address or network; needs keys; repeatable.",
+    ),
+]
 KeyName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the key's holder.", show_default=False)]
 RoleOption = Annotated[
     Literal["viewer", "operator"],

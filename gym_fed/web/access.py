@@ -33,6 +33,7 @@ from gym_fed.config.schema.base import first_problem
 from gym_fed.core.addresses import is_loopback
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.key_ring import KeyRing, KeysDocument, NamedKey
+from gym_fed.serving.http.proxies import prefix_of
 
 CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
@@ -171,7 +172,6 @@ class Access:
         token: Token in the printed URL; None if keys are required.
         keys: File of keys; None if there is none.
         public: True if everyone is a viewer.
-        secure: Restrict the cookie to TLS.
     """
 
     def __init__(
@@ -181,10 +181,9 @@ class Access:
         token: str | None,
         keys: WebKeys | None = None,
         public: bool = False,
-        secure: bool = False,
     ) -> None:
         self.cookie, self.public = cookie, public
-        self._token, self._keys, self._secure = token, keys, secure
+        self._token, self._keys = token, keys
         self._sessions: OrderedDict[str, Visitor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -280,16 +279,16 @@ class Access:
         with self._lock:
             self._sessions.pop(request.cookies.get(self.cookie, ""), None)
 
-    def set_cookie(self, response: Response, session: str) -> None:
-        """Set the session cookie."""
+    def set_cookie(self, request: HTTPConnection, response: Response, session: str) -> None:
+        """Set the session cookie for the path prefix of the request, and under TLS for TLS alone."""
         response.set_cookie(
             self.cookie,
             session,
             max_age=SESSION_SECONDS,
-            path="/",
+            path=prefix_of(request.scope) or "/",
             httponly=True,
             samesite="strict",
-            secure=self._secure,
+            secure=request.url.scheme == "https",
         )
 
     def _known(self, secret: str) -> Visitor:

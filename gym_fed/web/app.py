@@ -22,12 +22,14 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Match, Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.serving.http.proxies import prefix_of, route_path
 from gym_fed.version import __version__
 from gym_fed.web.access import Access, Role, Visitor
 from gym_fed.web.events import Feed
@@ -38,6 +40,9 @@ JOINED = {
     "charts.js": ("text/javascript", ("vendor/uPlot.iife.min.js", "charts.js")),
 }
 """Combined files by their name below ``/static``: media type and parts. A part may import modules."""
+
+EVENTS = "/events"
+"""Path of the stream of events."""
 
 MAX_BODY_BYTES = 4 * 2**20
 """Maximum bytes of an operator's request body."""
@@ -102,6 +107,8 @@ def create_app(face: Face, access: Access) -> FastAPI:
     def page_of(request: Request) -> Response:
         """Return the page with its session embedded, which saves a request before the first view."""
         text = (face.screens / "index.html").read_text(encoding="utf-8")
+        for folder in ("static", "screens"):
+            text = text.replace(f'"/{folder}/', f'"{prefix_of(request.scope)}/{folder}/')
         meta = f'<meta name="session" content="{escape(json.dumps(session(request)))}">'
         headers = {"Cache-Control": "no-store"}
         return HTMLResponse(text.replace("</head>", f"{meta}\n</head>", 1), headers=headers)
@@ -111,15 +118,15 @@ def create_app(face: Face, access: Access) -> FastAPI:
         """Start a session with the printed URL's token, and redirect to a URL without it."""
         if not token:
             return page_of(request)
-        response = RedirectResponse("/", 303)
-        access.set_cookie(response, access.login(token))
+        response = RedirectResponse(f"{prefix_of(request.scope)}/", 303)
+        access.set_cookie(request, response, access.login(token))
         return response
 
     @app.post("/api/v1/login")
-    def login(given: _Login) -> Response:
+    def login(request: Request, given: _Login) -> Response:
         """Start a session with a key or the token."""
         response = JSONResponse({})
-        access.set_cookie(response, access.login(given.key))
+        access.set_cookie(request, response, access.login(given.key))
         return response
 
     @app.post("/api/v1/logout")
@@ -128,7 +135,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
         access.logout(request)
         return {}
 
-    @app.get("/events")
+    @app.get(EVENTS)
     async def events(request: Request, visitor: Looking, after: str = "") -> Response:
         """Stream events. ``after`` is the last id of a page that opened a new stream without the standard header."""
         address = request.client.host if request.client else ""
@@ -204,13 +211,34 @@ def _handle_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        return _answer(
+        allowed = {"Allow": _allowed(app, request.scope)} if error.status_code == 405 else {}
+        if allowed and request.method == "OPTIONS":
+            return Response(status_code=204, headers=allowed)
+        answer = _answer(
             GymError(ErrorCode.NOT_FOUND, f"{request.url.path}: {error.detail}"), error.status_code
         )
+        answer.headers.update(allowed)
+        return answer
+
+
+def _allowed(app: FastAPI, scope: Scope) -> str:
+    """Return the methods of a path for the header ``Allow``."""
+    methods = {
+        method
+        for method in ("GET", "POST", "PUT", "PATCH", "DELETE")
+        if any(
+            route.matches({**scope, "method": method})[0] is Match.FULL
+            for route in app.routes[:-1]  # without the page, which answers every path
+            if not isinstance(route, Mount)
+        )
+    }
+    if not methods:  # a file or a page
+        methods = {"GET"}
+    return ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set()) | {"OPTIONS"}))
 
 
 class _Guarded:
-    """ASGI middleware that checks host, origin and body size and sets response headers."""
+    """ASGI middleware that checks host, origin and body size, sets response headers, and answers HEAD like GET."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -220,19 +248,25 @@ class _Guarded:
             await self._app(scope, receive, send)
             return
 
-        begun = False
+        begun, path = False, route_path(scope)
+        # The stream of events would never end
+        is_head = scope["method"] == "HEAD" and path != EVENTS
+        if is_head:
+            scope = {**scope, "method": "GET"}
 
         async def sending(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
                 headers = {name.encode(): value.encode() for name, value in HEADERS.items()}
-                if scope["path"].startswith("/api/"):
+                if path.startswith("/api/"):
                     headers[b"Cache-Control"] = b"no-store"
-                elif scope["path"].startswith(("/static/", "/screens/")):
+                elif path.startswith(("/static/", "/screens/")):
                     # Revalidate by ETag, since a newer release has other screens
                     headers[b"Cache-Control"] = b"no-cache"
                 message["headers"] = [*message.get("headers", []), *headers.items()]
+            elif is_head:
+                message["body"] = b""
             await send(message)
 
         read, most = 0, MAX_LOGIN_BYTES

@@ -12,7 +12,8 @@ from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import is_loopback, listening_socket, url_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import on_stop_signals
-from gym_fed.serving.http.connections import LimitedServer, Tls
+from gym_fed.serving.http.connections import NO_PROXIES, LimitedServer, Tls
+from gym_fed.serving.http.proxies import Proxies
 from gym_fed.web.access import Access, WebKeys, new_token
 from gym_fed.web.app import Face, create_app
 
@@ -34,6 +35,7 @@ class WebServer:
         public: True if everyone is a viewer.
         tls: TLS certificate; None for plain HTTP, on loopback or behind a proxy.
         add_key: Command that adds a key, for the hint.
+        proxies: Reverse proxies in front of it. With a trusted one, keys replace the token of the printed URL.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that is reachable without a key.
@@ -48,8 +50,9 @@ class WebServer:
         public: bool = False,
         tls: Tls | None = None,
         add_key: str,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
-        is_local = is_loopback(f"//{listen}")
+        is_local = is_loopback(f"//{listen}") and not proxies.trusted
         if not is_local and not public and not keys.all():
             raise GymError(
                 ErrorCode.USAGE,
@@ -63,11 +66,11 @@ class WebServer:
         token = new_token() if is_local else None
         self.url = self.address if token is None else f"{self.address}/login?token={token}"
         """The URL to print, with the token if there is one."""
-        access = Access(
-            f"gym_{face.name}_{port}", token=token, keys=keys, public=public, secure=tls is not None
-        )
+        access = Access(f"gym_{face.name}_{port}", token=token, keys=keys, public=public)
         self._feed = face.feed
-        self._server = LimitedServer(create_app(face, access), _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS)
+        self._server = LimitedServer(
+            create_app(face, access), _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies
+        )
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 
+from gym_fed.serving.http.connections import NO_PROXIES
+from gym_fed.serving.http.proxies import Proxies
 from gym_fed.web.access import KEYS_NAME, WebKeys
 from gym_fed.web.app import Changing, Face, Looking
 from gym_fed.web.server import WebServer
@@ -14,7 +16,7 @@ from gym_fed.webui import data, evals, join, models, play, runs, train, tune
 from gym_fed.webui.workbench import Workbench
 
 
-def open_webui(workbench: Workbench, listen: str, title: str) -> WebServer:
+def open_webui(workbench: Workbench, listen: str, title: str, proxies: Proxies = NO_PROXIES) -> WebServer:
     """Create the server of a workbench and bind its address.
 
     Raises:
@@ -26,7 +28,8 @@ def open_webui(workbench: Workbench, listen: str, title: str) -> WebServer:
         routes.include_router(router)
     face = Face("webui", title, screens, routes, workbench.feed)
     keys = WebKeys(workbench.runs / KEYS_NAME)
-    return WebServer(face, listen, keys=keys, add_key="gym webui keys add NAME --role operator")
+    add_key = "gym webui keys add NAME --role operator"
+    return WebServer(face, listen, keys=keys, add_key=add_key, proxies=proxies)
 
 
 def routers(workbench: Workbench) -> list[APIRouter]:

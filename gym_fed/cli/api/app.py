@@ -6,19 +6,19 @@ import json
 import os
 import sys
 import threading
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gym_fed.cli.api.keys import keys_app
 from gym_fed.cli.api.other_servers import NamesOurOptions
 from gym_fed.cli.chat import inference_file
-from gym_fed.cli.completion import models, variants
+from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
-from gym_fed.core.console import AsJson, AsJsonLines, err, out, print_json, print_result, print_table
+from gym_fed.core.console import AsJsonLines, err, out
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import (
     HOST,
@@ -27,9 +27,10 @@ from gym_fed.core.help import (
     App,
     ChatTemplateOption,
     DefaultCommandGroup,
-    KeyName,
+    RootPathOption,
     ServedVariants,
     SetOption,
+    TrustedProxyOption,
 )
 from gym_fed.core.library_env import without_collection
 from gym_fed.core.progress import spinner
@@ -37,14 +38,12 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import ServingConfig
-    from gym_fed.serving.http.keys import ApiKey
     from gym_fed.serving.setup import Serving
 
 
 _LOADER = "gym-api-load"
 """Name of the server's thread that loads the model and then the renderer of chats."""
 _SHOWN_MODELS = 5
-_DAY_SECONDS = 24 * 60 * 60
 
 
 class _ServesByDefault(DefaultCommandGroup):
@@ -56,11 +55,7 @@ app = App(
     cls=_ServesByDefault,
     help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
 )
-keys_app = App(help="Add, list and remove a server's keys, each for some models.", no_args_is_help=True)
 app.add_typer(keys_app, name="keys")
-
-FileOption = Annotated[Path, typer.Option("--file", metavar="FILE", help="File of keys; `add` creates it.")]
-DEFAULT_FILE = Path("api_keys.json")
 
 
 @app.command(cls=NamesOurOptions)
@@ -89,6 +84,16 @@ def serve(
         Path | None,
         typer.Option("--api-keys", metavar="FILE", help="File of keys, as `gym api keys add` writes it."),
     ] = None,
+    root_path: RootPathOption = None,
+    trusted_proxy: TrustedProxyOption = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cors-origin",
+            metavar="ORIGIN",
+            help="Let web pages of this origin call the API, such as https://chat.example.org; repeatable.",
+        ),
+    ] = None,
     set_: SetOption = None,
     chat_template: ChatTemplateOption = None,
     drain_seconds: Annotated[
@@ -113,6 +118,9 @@ def serve(
         "host": host,
         "port": port,
         "api_keys": api_keys,
+        "root_path": root_path,
+        "trusted_proxies": trusted_proxy,
+        "cors_origins": cors_origin,
     }
     overrides = [
         f"{key}={json.dumps(value, default=str)}" for key, value in named.items() if value is not None
@@ -287,108 +295,3 @@ def _introduce(address: str, serving: Serving) -> None:
     out.print(f"\n{openai_snippet(served)}")
     if serving.config.api_keys is None:
         out.print("no API keys: every program of this machine may use every model; Ctrl-C leaves")
-
-
-@keys_app.command()
-def add(
-    name: KeyName,
-    file: FileOption = DEFAULT_FILE,
-    variant: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--variant", metavar="NAME", help="Allow this variant; repeatable.", autocompletion=variants
-        ),
-    ] = None,
-    owner: Annotated[
-        list[str] | None,
-        typer.Option("--owner", metavar="ID", help="Allow all variants of this account or user id."),
-    ] = None,
-    all_variants: Annotated[bool, typer.Option("--all-variants", help="Allow every variant.")] = False,
-    base: Annotated[bool, typer.Option("--base/--no-base", help="Allow the base itself.")] = True,
-    metrics: Annotated[
-        bool, typer.Option("--metrics", help="Allow /metrics, which cover everybody's requests.")
-    ] = False,
-    manage_variants: Annotated[
-        bool, typer.Option("--manage-variants", help="Allow adding and removing variants over HTTP.")
-    ] = False,
-    requests_per_minute: Annotated[
-        int | None,
-        typer.Option("--requests-per-minute", min=1, help="Request limit per minute; none by default."),
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None,
-        typer.Option("--tokens-per-minute", min=1, help="Token limit per minute; none by default."),
-    ] = None,
-    expires_days: Annotated[
-        float | None,
-        typer.Option("--expires-days", min=0.0, help="Days until the key expires; by default it does not."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Add a key and print it, this once: the file has its hash alone."""
-    from gym_fed.serving.http.keys import KeyFile
-
-    expires_at = None if expires_days is None else int(time.time() + expires_days * _DAY_SECONDS)
-    key = KeyFile(file).add(
-        name,
-        base=base,
-        everything=all_variants,
-        variants=tuple(variant or ()),
-        owners=tuple(owner or ()),
-        metrics=metrics,
-        manage_variants=manage_variants,
-        requests_per_minute=requests_per_minute,
-        tokens_per_minute=tokens_per_minute,
-        expires_at=expires_at,
-    )
-    if as_json:
-        print_json({"name": name, "key": key, "file": str(file), "expires_at": expires_at})
-        return
-    err.print(f"the key of {name}, which is shown only now and not stored:")
-    out.print(key)
-
-
-@keys_app.command("list")
-def list_(file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """List the keys: whose, and what each may use."""
-    from rich.text import Text
-
-    from gym_fed.core.console import TextTable
-    from gym_fed.serving.http.keys import KeyFile
-
-    keys = KeyFile(file).all()
-    if as_json:
-        print_json([key.model_dump(mode="json", exclude={"sha256"}) for key in keys])
-        return
-    table = TextTable("name", "base", "variants", "metrics", "manages", "per minute", "made", "expires")
-    for key in keys:
-        allowed = ["all"] if key.everything else [*key.variants, *(f"those of {who}" for who in key.owners)]
-        table.add_row(
-            key.name,
-            "yes" if key.base else "no",
-            Text(", ".join(allowed) or "none"),
-            "yes" if key.metrics else "no",
-            "yes" if key.manage_variants else "no",
-            _limits(key),
-            _day(key.created_at),
-            "never" if key.expires_at is None else _day(key.expires_at),
-        )
-    print_table(table)
-
-
-@keys_app.command()
-def remove(name: KeyName, file: FileOption = DEFAULT_FILE, as_json: AsJson = False) -> None:
-    """Remove a key; a running server refuses it from its next request on, and lets active answers finish."""
-    from gym_fed.serving.http.keys import KeyFile
-
-    KeyFile(file).remove(name)
-    print_result(as_json, {"removed": name, "file": str(file)}, f"the key of {name} is gone")
-
-
-def _limits(key: ApiKey) -> str:
-    limits = ((key.requests_per_minute, "requests"), (key.tokens_per_minute, "tokens"))
-    return ", ".join(f"{limit:,} {what}" for limit, what in limits if limit is not None) or "-"
-
-
-def _day(seconds: int) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

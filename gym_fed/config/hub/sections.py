@@ -20,6 +20,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.endpoint import Endpoint
+from gym_fed.config.schema.proxy import ProxyNetwork, RootPath
 from gym_fed.config.train.data_source import DataFormat
 from gym_fed.core.text import counted
 
@@ -293,6 +294,11 @@ class DashboardConfig(StrictModel):
     """Address as host:port; port 0 selects a free one. An address that others can reach needs keys."""
     public: bool = False
     """True if viewing needs no key; changes always need one."""
+    root_path: RootPath = ""
+    """Path prefix of the pages at a reverse proxy, such as ``/hub``; the proxy may remove it or pass it on."""
+    trusted_proxies: list[ProxyNetwork] = Field(default_factory=list, max_length=64)
+    """IP addresses and networks of proxies whose ``X-Forwarded-Prefix``, ``-For`` and ``-Proto`` are used. Needs
+    keys."""
     ask: bool = False
     """True if the newest version answers ``prompts`` after every round, and operators' prompts. Its separate process
     needs the memory of one more model (docs/dashboard.md)."""

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http.admitted import Admitted, ClientGone, EventStream, RequestTimeout
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.metrics import Metrics
-from gym_fed.serving.http.rate_limits import RateLimited
+from gym_fed.serving.http.proxies import route_path
+from gym_fed.serving.http.rate_limits import LIMIT_HEADERS, RateLimited
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
 from gym_fed.serving.openai.pending import Pending, PendingVectors
@@ -95,6 +97,24 @@ def create_app(gateway: Gateway) -> Starlette:
         _route(app, "POST", url)(partial(_manage, gateway, url))
     _handle_errors(app, gateway)
     return app
+
+
+def with_cors(app: ASGIApp, origins: Iterable[str]) -> ASGIApp:
+    """Let web pages of these origins call the application from a browser, with keys that they send themselves.
+
+    It surrounds the whole application, so that pages can also read errors.
+    """
+    allowed = list(origins)
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=("GET", "POST", "DELETE"),
+        allow_headers=("*",),  # OpenAI's client sends about ten x-stainless headers
+        allow_private_network=True,
+        expose_headers=("Retry-After", *LIMIT_HEADERS),
+    )
 
 
 def _route(app: Starlette, method: str, path: str) -> Callable[[Endpoint], Endpoint]:
@@ -251,10 +271,14 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
     async def no_route(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {str(error.detail).lower()}"
         if error.status_code == 405:
-            allowed = (error.headers or {}).get("Allow", "")
-            refused = RequestError(message, name="method_not_allowed", hint=f"this URL takes {allowed}")
-        else:
-            refused = RequestError(message, code=ErrorCode.NOT_FOUND, hint=f"there are {known()}")
+            methods = _methods(app, request.scope)
+            headers = {"Allow": ", ".join(sorted(methods | {"OPTIONS"}))}
+            if request.method == "OPTIONS":
+                return Response(status_code=204, headers=headers)
+            hint = f"this URL takes {', '.join(sorted(methods - {'HEAD'}))}"
+            refused = RequestError(message, name="method_not_allowed", hint=hint)
+            return JSONResponse(error_body(refused), 405, headers)
+        refused = RequestError(message, code=ErrorCode.NOT_FOUND, hint=f"there are {known()}")
         return JSONResponse(error_body(refused), error.status_code, error.headers)
 
     async def defect(request: Request, error: Exception) -> Response:
@@ -272,6 +296,14 @@ def _handle_errors(app: Starlette, gateway: Gateway) -> None:
         app.add_exception_handler(kind, handler)
 
 
+def _methods(app: Starlette, scope: Scope) -> set[str]:
+    """Return the methods of all routes with this path."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    return set().union(
+        *(route.methods or () for route in routes if route.matches(scope)[0] is not Match.NONE)
+    )
+
+
 class _Measured:
     """ASGI middleware that measures requests, and counts the active ones for answers."""
 
@@ -284,7 +316,7 @@ class _Measured:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, ended = GONE_STATUS, False
+        status, ended, path = GONE_STATUS, False, route_path(scope)
 
         async def sending(message: Message) -> None:
             nonlocal status, ended
@@ -295,7 +327,7 @@ class _Measured:
 
         began = time.monotonic()
         try:
-            if scope["method"] == "POST" and scope["path"] in URLS:
+            if scope["method"] == "POST" and path in URLS:
                 with self._gateway.counting():
                     await self._app(scope, receive, sending)
             else:
@@ -304,4 +336,4 @@ class _Measured:
             status, ended = ErrorCode.INTERNAL.http_status, True
             raise
         finally:
-            self._metrics.observe(scope["path"], status if ended else GONE_STATUS, time.monotonic() - began)
+            self._metrics.observe(path, status if ended else GONE_STATUS, time.monotonic() - began)

@@ -24,11 +24,13 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import network_of
 from gym_fed.core.files import raise_file_limit
+from gym_fed.serving.http.proxies import BehindProxy, Proxies
 
 _log = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 64 << 10
 """Maximum bytes of a request's headers, first line included."""
+NO_PROXIES = Proxies()
 _LOOK_SECONDS = 0.5
 _MINUTE_SECONDS = 60.0
 
@@ -56,16 +58,24 @@ class LimitedServer(uvicorn.Server):
         limits: Limits and timeouts of connections. TLS handshakes are limited like a request's headers.
         tls: The TLS certificate; None for plain HTTP.
         stop_seconds: Seconds that requests may take to finish after the server begins to stop.
+        proxies: The reverse proxies in front of it.
     """
 
     def __init__(
-        self, app: ASGIApp, limits: ConnectionsConfig, tls: Tls | None, *, stop_seconds: int
+        self,
+        app: ASGIApp,
+        limits: ConnectionsConfig,
+        tls: Tls | None,
+        *,
+        stop_seconds: int,
+        proxies: Proxies = NO_PROXIES,
     ) -> None:
-        self.connections = Connections(limits)
+        self.connections = Connections(limits, proxies)
         self._handshake_seconds = limits.header_seconds
         super().__init__(
             uvicorn.Config(
-                app,
+                BehindProxy(app, proxies),
+                proxy_headers=False,  # uvicorn would trust every program of this machine
                 http=self.connections.protocol(),
                 ws="none",
                 access_log=False,
@@ -113,10 +123,11 @@ class Connections:
 
     Args:
         config: Limits and timeouts.
+        proxies: Reverse proxies; trusted ones have no limit per address, since all their clients share it.
     """
 
-    def __init__(self, config: ConnectionsConfig) -> None:
-        self._config = config
+    def __init__(self, config: ConnectionsConfig, proxies: Proxies = NO_PROXIES) -> None:
+        self._config, self._proxies = config, proxies
         self._most = raise_file_limit(config.max_connections, _log)
         self._open: dict[Any, None] = {}  # oldest first
         self._by_address: Counter[str] = Counter()
@@ -153,7 +164,7 @@ class Connections:
         """Count a new connection, and close one if there are too many."""
         self._open[connection] = None
         self._by_address[address] += 1
-        if self._by_address[address] > self._config.max_per_address:
+        if self._by_address[address] > self._config.max_per_address and not self._proxies.trusts(address):
             self._make_room(
                 [other for other in self._open if other.address == address], "too many from one address"
             )

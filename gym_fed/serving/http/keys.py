@@ -18,7 +18,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,10 +40,11 @@ class Authenticator:
 
     Args:
         keys: The key file; None accepts everyone on this machine.
+        origins: Origins of other hosts whose web pages may call the API without keys.
     """
 
-    def __init__(self, keys: KeyFile | None) -> None:
-        self._keys = keys
+    def __init__(self, keys: KeyFile | None, origins: Iterable[str] = ()) -> None:
+        self._keys, self._origins = keys, frozenset(origins)
         self._trouble = ""  # the last logged problem of the key file
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
@@ -57,7 +58,7 @@ class Authenticator:
                 ``UNAVAILABLE`` if the key file cannot be used.
         """
         if self._keys is None:
-            require_local(headers)
+            require_local(headers, self._origins)
             return LOCAL
         key = bearer_token(headers.get("authorization"))
         if key is None:
@@ -97,8 +98,8 @@ class Authenticator:
         self._trouble = ""
 
 
-def require_local(headers: Mapping[str, str]) -> None:
-    """Refuse a request for a host other than this machine, or from a page of another host.
+def require_local(headers: Mapping[str, str], origins: frozenset[str]) -> None:
+    """Refuse a request for another host than this machine, or from a page of one that is not in ``origins``.
 
     Raises:
         GymError: ``PERMISSION_DENIED``.
@@ -111,11 +112,11 @@ def require_local(headers: Mapping[str, str]) -> None:
             "use http://127.0.0.1:PORT, or set api_keys",
         )
     origin = headers.get("origin")
-    if origin is not None and not is_loopback(origin):
+    if origin is not None and origin not in origins and not is_loopback(origin):
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
             f"a page of {origin!r} may not use this server without API keys",
-            "open the page from this machine, or set api_keys",
+            "open the page from this machine, or name its origin in cors_origins (gym api --cors-origin)",
         )
 
 

@@ -20,6 +20,12 @@ from gym_fed.serving.openai.refusals import RequestError
 _MINUTE = 60.0
 _MAX_BUCKETS = 1024
 
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{figure}-{name}"
+    for figure in ("limit", "remaining", "reset")
+    for name in ("requests", "tokens")
+)
+
 Headers = dict[str, str]
 
 

@@ -22,10 +22,11 @@ from gym_fed.config.serving import ServingConfig, TlsConfig
 from gym_fed.core.addresses import listening_socket, url_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.portable import on_stop_signals
-from gym_fed.serving.http.app import create_app
+from gym_fed.serving.http.app import create_app, with_cors
 from gym_fed.serving.http.connections import LimitedServer, Tls
 from gym_fed.serving.http.gateway import Gateway
 from gym_fed.serving.http.keys import Authenticator, KeyFile
+from gym_fed.serving.http.proxies import Proxies
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 from gym_fed.serving.setup import Serving, open_serving
 
@@ -79,7 +80,13 @@ def run_server(
         require_usable(config.tls)
     with listen(config) as listener:
         life = _Life(
-            config, Authenticator(keys), listener, drain_seconds, on_listening, on_ready, on_draining
+            config,
+            Authenticator(keys, config.cors_origins),
+            listener,
+            drain_seconds,
+            on_listening,
+            on_ready,
+            on_draining,
         )
         try:
             return asyncio.run(life.run())
@@ -118,10 +125,11 @@ class _Life:
     async def run(self) -> bool:
         config, tls = self._config, self._config.tls
         self._server = LimitedServer(
-            create_app(self._gateway),
+            with_cors(create_app(self._gateway), config.cors_origins),
             config.connections,
             None if tls is None else Tls(tls.certificate, tls.key),
             stop_seconds=_GRACE_SECONDS,
+            proxies=Proxies(config.root_path, tuple(config.trusted_proxies)),
         )
         give_back = on_stop_signals(lambda _: self._on_signal())
         serving = asyncio.ensure_future(self._server.serve(sockets=[self._listener]))

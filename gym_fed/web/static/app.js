@@ -11,9 +11,18 @@ export class ApiError extends Error {
 export const session = {face: "", title: "", visitor: null, role: "", csrf: ""};
 export const mayChange = () => session.csrf !== "";
 
+// ---- addresses ----
+
+// The path prefix at a reverse proxy, such as "/gym": what stands before this file's own path.
+const PREFIX = new URL(import.meta.url).pathname.replace(/\/static\/app\.js$/, "");
+const within = (path) => PREFIX + path;
+const without = (path) => (path.startsWith(`${PREFIX}/`) ? path.slice(PREFIX.length) : path === PREFIX ? "/" : path);
+export const siteUrl = (path) => location.origin + within(path);
+
 // ---- elements ----
 
 // el("a", {href: "/rounds", class: "quiet", onclick: f}, "text", other) — properties of DOM events begin with "on".
+// Paths of this site are written without the prefix.
 export function el(tag, properties = {}, ...children) {
   const svg = SVG.has(tag);
   const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag) : document.createElement(tag);
@@ -21,6 +30,7 @@ export function el(tag, properties = {}, ...children) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "value") node.value = value;
+    else if (name === "href" && /^\/(?!\/)/.test(value)) node.setAttribute(name, within(value));
     else node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false));
@@ -38,7 +48,7 @@ export function replace(node, ...children) {
 export async function api(path, options = {}) {
   let response;
   try {
-    response = await fetch(`/api/v1/${path}`, {credentials: "same-origin", ...options});
+    response = await fetch(within(`/api/v1/${path}`), {credentials: "same-origin", ...options});
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, {code: "unavailable", message: "the server does not answer", hint: "is it still running?"});
@@ -58,7 +68,7 @@ export function post(path, body = {}, method = "POST") {
 
 // An answer while it is written: take(data) is called for every event of the stream.
 export async function streamed(path, body, signal, take) {
-  const response = await fetch(`/api/v1/${path}`, {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(body)});
+  const response = await fetch(within(`/api/v1/${path}`), {method: "POST", credentials: "same-origin", signal, headers: {"Content-Type": "application/json", "X-CSRF-Token": session.csrf}, body: JSON.stringify(body)});
   if (!response.ok) throw new ApiError(response.status, (await response.json()).error);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -105,7 +115,7 @@ const BY_ID = new Set(["verdict", "version", "ledger"]);
 
 function connect() {
   if (stream) stream.close();
-  stream = new EventSource(lastId < 0 ? "/events" : `/events?after=${lastId}`);
+  stream = new EventSource(within(lastId < 0 ? "/events" : `/events?after=${lastId}`));
   const shown = document.getElementById("connection");
   const say = (state, text) => { if (shown) { shown.dataset.state = state; shown.textContent = text; } };
   stream.onopen = () => say("live", "live");
@@ -148,13 +158,13 @@ export async function start({screens, links}) {
     const link = event.target.closest("a[href^='/']");
     if (!link || link.target || link.hasAttribute("download") || event.metaKey || event.ctrlKey || event.shiftKey) return;
     event.preventDefault();
-    navigate(link.getAttribute("href"));
+    navigate(without(link.getAttribute("href")));
   });
   await show();
 }
 
 export function navigate(url, {again = true} = {}) {
-  history.pushState({}, "", url);
+  history.pushState({}, "", within(url));
   if (again) show();
 }
 
@@ -173,10 +183,10 @@ async function show() {
   for (const callback of leaving) callback();
   leaving.clear();
   const turn = ++shownAt;
-  const path = decodeURIComponent(location.pathname);
+  const path = decodeURIComponent(without(location.pathname));
   const first = document.querySelector("header.top nav a"); // what the first page shows
   for (const link of document.querySelectorAll("header.top nav a")) {
-    const target = link.getAttribute("href");
+    const target = without(link.getAttribute("href"));
     const here = target === "/" ? path === "/" : path === target || (path === "/" && link === first) || path.startsWith(`${target}/`);
     if (here) { link.setAttribute("aria-current", "page"); link.parentElement.scrollLeft = link.offsetLeft - (link.parentElement.clientWidth - link.offsetWidth) / 2; } else link.removeAttribute("aria-current");
   }

@@ -1,5 +1,5 @@
 // Charts by uPlot, which the server sends before this module. Dash, weight and marker distinguish series, never hue.
-import {count, el, leave, number, replace} from "/static/app.js";
+import {count, el, leave, number, replace} from "./app.js";
 
 const WHOLE = [...Array(12).keys()].flatMap((power) => [1, 2, 5].map((digit) => digit * 10 ** power));
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [14, 5], [4, 2, 1, 2]];

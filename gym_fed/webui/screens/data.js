@@ -1,5 +1,5 @@
 // Data files below the folder, the registry of data sets, and the catalogue of those that have a name.
-import {action, ago, api, bytes, copyable, count, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "/static/app.js";
+import {action, ago, api, bytes, copyable, count, el, empty, failed, loading, mayChange, number, pathUrl, post, replace, say, section, table} from "../static/app.js";
 
 export const title = "Data";
 

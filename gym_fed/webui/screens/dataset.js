@@ -1,7 +1,7 @@
 // One data file: its rows as the model sees them with what it learns lit, their lengths, and which are twice in it.
-import {action, api, bytes, columnsText, copyable, count, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "/static/app.js";
-import {duplicates} from "/screens/duplicates.js";
-import {lengths} from "/screens/lengths.js";
+import {action, api, bytes, columnsText, copyable, count, el, empty, failed, figure, leave, loading, message, namedColumns, number, quoted, remember, replace} from "../static/app.js";
+import {duplicates} from "./duplicates.js";
+import {lengths} from "./lengths.js";
 
 export const title = "Data";
 const PAGE = 10;

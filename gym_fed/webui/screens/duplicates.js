@@ -1,5 +1,5 @@
 // Rows that are twice in a file: searched here in a small one, by a job in a large one.
-import {action, api, commandOf, copyable, count, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "/static/app.js";
+import {action, api, commandOf, copyable, count, el, facts, leave, mayChange, message, number, pathUrl, post, replace, table} from "../static/app.js";
 
 const NEAR = [["0.8", "equal, or 80% alike"], ["0.9", "equal, or 90% alike"], ["", "equal"]];
 

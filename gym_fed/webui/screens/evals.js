@@ -1,12 +1,12 @@
 // Evaluations: start one, records with their figures, two of them compared row by row, and the leaderboard.
-import {action, ago, api, copyable, count, el, failed, leave, loading, mayChange, number, post, quoted, remember, replace, section, short, signed, state, table} from "/static/app.js";
-import {whisker} from "/screens/whisker.js";
+import {action, ago, api, copyable, count, el, failed, leave, loading, mayChange, navigate, number, post, quoted, remember, replace, section, short, signed, state, table} from "../static/app.js";
+import {whisker} from "./whisker.js";
 
 export const title = "Evals";
 
 export async function show(root, parameters, query) {
   const folder = query.get("folder") || "evals";
-  if (query.get("record")) { await (await import("/screens/record.js")).record(root, folder, query.get("record")); return; }
+  if (query.get("record")) { await (await import("./record.js")).record(root, folder, query.get("record")); return; }
   const [{suites}, first] = await Promise.all([api("evals/suites"), api(`evals?${new URLSearchParams({folder})}`)]);
   const chosen = [query.get("first"), query.get("second")].filter(Boolean);
   const records = el("div"), compared = el("div"), jobs = el("div", {"aria-live": "polite"}), board = el("div", {}, loading());
@@ -42,7 +42,7 @@ export async function show(root, parameters, query) {
 function folderForm(folder) {
   const field = el("input", {id: "folder", value: folder});
   return el("form", {class: "row", action: "/evals"}, el("label", {for: "folder"}, "Folder of records"), field,
-    el("button", {onclick: (event) => { event.preventDefault(); location.assign(`/evals?${new URLSearchParams({folder: field.value})}`); }}, "Open"));
+    el("button", {onclick: (event) => { event.preventDefault(); navigate(`/evals?${new URLSearchParams({folder: field.value})}`); }}, "Open"));
 }
 
 function startForm(suites, folder, started) {

@@ -1,5 +1,5 @@
 // Jobs: what was started from the pages. Other screens show one by `jobPanel(id)`.
-import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, post, replace, short, state, table, when} from "/static/app.js";
+import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, post, replace, short, state, table, when} from "../static/app.js";
 
 export const title = "Jobs";
 

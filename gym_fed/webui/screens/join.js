@@ -1,5 +1,5 @@
 // Contribute to a hub: its terms as gym-client shows them, consent, then live progress, verdicts, receipts and balance.
-import {action, ago, api, bytes, commandOf, copyable, count, el, empty, facts, failed, figure, leave, loading, mayChange, message, number, outcome, post, progress, replace, say, section, short, state, table} from "/static/app.js";
+import {action, ago, api, bytes, commandOf, copyable, count, el, empty, facts, failed, figure, leave, loading, mayChange, message, number, outcome, post, progress, replace, say, section, short, state, table} from "../static/app.js";
 
 export const title = "Join";
 

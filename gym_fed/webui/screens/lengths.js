@@ -1,5 +1,5 @@
 // Lengths of a file's rows in tokens: counted slice by slice, so that a large file shows something at once.
-import {action, api, count, el, facts, failed, leave, message, number, replace} from "/static/app.js";
+import {action, api, count, el, facts, failed, leave, message, number, replace} from "../static/app.js";
 
 const FIRST = 2000;
 const BINS = 12;

@@ -1,6 +1,6 @@
 // The models, variants and versions of this machine: what each is, and export, encode, merge, rename, delete.
-import {action, ago, api, bytes, copyable, el, empty, facts, failed, loading, mayChange, message, navigate, post, replace, say, section, table} from "/static/app.js";
-import {jobPanel} from "/screens/jobs.js";
+import {action, ago, api, bytes, copyable, el, empty, facts, failed, loading, mayChange, message, navigate, post, replace, say, section, table} from "../static/app.js";
+import {jobPanel} from "./jobs.js";
 
 export const title = "Models";
 

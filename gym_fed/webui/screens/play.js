@@ -1,7 +1,7 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, and taught.
-import {action, api, bytes, count, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "/static/app.js";
-import {answerText, tokenView} from "/screens/play_tokens.js";
-import {taughtPanel} from "/screens/play_taught.js";
+import {action, api, bytes, count, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
+import {answerText, tokenView} from "./play_tokens.js";
+import {taughtPanel} from "./play_taught.js";
 
 export const title = "Play";
 

@@ -1,6 +1,6 @@
 // What was taught in play: the preferences of each model in use, and the variant that is made of them.
-import {action, api, copyable, count, el, failed, mayChange, post, replace, say, section, table} from "/static/app.js";
-import {jobPanel} from "/screens/jobs.js";
+import {action, api, copyable, count, el, failed, mayChange, post, replace, say, section, table} from "../static/app.js";
+import {jobPanel} from "./jobs.js";
 
 // `bases()` are the models in use; `refresh()` reads the list of models again; `compareWith(base, variant)` shows the two.
 export function taughtPanel({bases, refresh, compareWith}) {

@@ -1,5 +1,5 @@
 // How an answer is shown while it comes: as text, or token by token with the probability of each.
-import {el, replace} from "/static/app.js";
+import {el, replace} from "../static/app.js";
 
 export function answerText(text) {
   const root = el("p", {class: "said"}, text);

@@ -1,6 +1,6 @@
 // One record: every task's figures with their intervals, and the samples that they came from.
-import {api, copyable, count, duration, el, facts, failed, figure, loading, number, replace, section, state, table} from "/static/app.js";
-import {whisker} from "/screens/whisker.js";
+import {api, copyable, count, duration, el, facts, failed, figure, loading, number, replace, section, state, table} from "../static/app.js";
+import {whisker} from "./whisker.js";
 
 const PAGE = 10;
 

@@ -1,8 +1,8 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
-import {action, ago, api, bytes, copyable, count, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "/static/app.js";
-import {chart, smoothed} from "/static/charts.js";
-import {jobPanel} from "/screens/jobs.js";
-import {runLink, runState} from "/screens/runs.js";
+import {action, ago, api, bytes, copyable, count, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "../static/app.js";
+import {chart, smoothed} from "../static/charts.js";
+import {jobPanel} from "./jobs.js";
+import {runLink, runState} from "./runs.js";
 
 export const title = "Run";
 

@@ -1,7 +1,7 @@
 // The list of runs, newest first: status by shape, last figures, the loss as a line; several are chosen to be compared.
-import {ago, api, el, empty, leave, loading, navigate, number, on, pathUrl, remember, replace, state, table} from "/static/app.js";
-import {spark} from "/static/charts.js";
-import {jobState} from "/screens/jobs.js";
+import {ago, api, el, empty, leave, loading, navigate, number, on, pathUrl, remember, replace, state, table} from "../static/app.js";
+import {spark} from "../static/charts.js";
+import {jobState} from "./jobs.js";
 
 export const title = "Runs";
 

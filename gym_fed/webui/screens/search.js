@@ -1,9 +1,9 @@
 // One search: its trials with the best so far, how each setting bears on the figure, and its best config.
-import {action, api, copyable, el, figure, leave, mayChange, navigate, number, post, replace, section, state, table} from "/static/app.js";
-import {chart} from "/static/charts.js";
-import {parallel, slices} from "/screens/search_plots.js";
-import {runLink} from "/screens/runs.js";
-import {shapeOf, valueOf} from "/screens/tune.js";
+import {action, api, copyable, el, figure, leave, mayChange, navigate, number, post, replace, section, state, table} from "../static/app.js";
+import {chart} from "../static/charts.js";
+import {parallel, slices} from "./search_plots.js";
+import {runLink} from "./runs.js";
+import {shapeOf, valueOf} from "./tune.js";
 
 export async function search(root, path) {
   const load = () => api(`tune/search?${new URLSearchParams({path})}`);

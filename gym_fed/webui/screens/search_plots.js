@@ -1,6 +1,6 @@
 // Parallel axes and slices of trials. The best trial is drawn heavy, the others light.
-import {el, number} from "/static/app.js";
-import {valueOf} from "/screens/tune.js";
+import {el, number} from "../static/app.js";
+import {valueOf} from "./tune.js";
 
 // A place from 0 to 1 for each value of a key: evenly by its logarithm where the search draws it so.
 function axis(key, range, trials) {

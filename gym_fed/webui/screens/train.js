@@ -1,6 +1,6 @@
 // Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, loading, marked, mayChange, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "/static/app.js";
-import {editor} from "/screens/yaml_editor.js";
+import {action, api, bytes, copyable, duration, el, facts, loading, marked, mayChange, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
+import {editor} from "./yaml_editor.js";
 
 export const title = "Train";
 

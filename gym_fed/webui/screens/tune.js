@@ -1,6 +1,6 @@
 // Searches for settings: the list, a new one from its text and the form of its space, and one with its trials.
-import {action, ago, api, copyable, el, marked, mayChange, navigate, number, post, replace, section, state, table} from "/static/app.js";
-import {editor} from "/screens/yaml_editor.js";
+import {action, ago, api, copyable, el, marked, mayChange, navigate, number, post, replace, section, state, table} from "../static/app.js";
+import {editor} from "./yaml_editor.js";
 
 export const title = "Tune";
 const DRAFT = "gym.tune.draft";
@@ -24,7 +24,7 @@ search:
 `;
 
 export async function show(root, parameters, query) {
-  if (query.get("search")) { await (await import("/screens/search.js")).search(root, query.get("search")); return; }
+  if (query.get("search")) { await (await import("./search.js")).search(root, query.get("search")); return; }
   const {form, searches, total, runs} = await api("tune");
   root.append(el("header", {}, el("h1", {}, "Tune"), el("p", {class: "quiet small mono"}, runs)), section("Searches", listOf(searches),
     total > searches.length && el("p", {class: "quiet"}, `The newest ${number(searches.length)} of ${number(total)} searches.`)), newSearch(form));

@@ -1,5 +1,5 @@
 // A value with its interval on a line of fixed ends, for a table.
-import {el} from "/static/app.js";
+import {el} from "../static/app.js";
 
 export function whisker(value, lower, upper, low, high, {zero = false} = {}) {
   const width = 140, at = (x) => (4 + (width - 8) * Math.min(1, Math.max(0, (x - low) / (high - low || 1)))).toFixed(1);

@@ -1,5 +1,5 @@
 // A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
-import {el, leave, message, replace, state} from "/static/app.js";
+import {el, leave, message, replace, state} from "../static/app.js";
 
 // editor({label, value, readonly, check, shown, typed}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
 // check(text) gives {problems, notes}, or null where nothing is checked; shown(found) is called with the newest answer alone,

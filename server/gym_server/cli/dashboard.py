@@ -9,7 +9,7 @@ import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption
+from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption, RootPathOption, TrustedProxyOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ def dashboard(
     folder: Folder = DEFAULT_FOLDER,
     host: Annotated[str | None, HOST] = None,
     port: Annotated[int | None, PORT] = None,
+    root_path: RootPathOption = None,
+    trusted_proxy: TrustedProxyOption = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see it without a key.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Show a running or stopped hub in the browser, read-only for all roles."""
     from gym_fed.config.hub.sections import DashboardConfig
+    from gym_fed.serving.http.proxies import Proxies
     from gym_server.cli.show import log_to_stderr
     from gym_server.federation import Federation
     from gym_server.web.dashboard import Dashboard
@@ -47,7 +50,11 @@ def dashboard(
         config = fed.config.dashboard or DashboardConfig()
         at, _, number = config.listen.rpartition(":")
         here = host_port(at.strip("[]") if host is None else host, int(number) if port is None else port)
-        pages = Dashboard(fed, here, public=public or config.public, is_running=False)
+        proxies = Proxies.parse(
+            config.root_path if root_path is None else root_path, trusted_proxy or config.trusted_proxies
+        )
+        is_public = public or config.public
+        pages = Dashboard(fed, here, public=is_public, is_running=False, proxies=proxies)
         with pages:
             if as_json:
                 print_event({"event": "dashboard", "url": pages.url})

@@ -6,8 +6,10 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
+from gym_fed.config.hub.sections import DashboardConfig
 from gym_fed.core.addresses import is_loopback
 from gym_fed.serving.http.connections import Tls
+from gym_fed.serving.http.proxies import Proxies
 from gym_fed.trust.identity.keys import is_encrypted
 from gym_fed.web.access import KEYS_NAME, WebKeys
 from gym_fed.web.app import Face
@@ -46,12 +48,22 @@ class Dashboard:
         listen: Address as ``host:port``.
         public: True to let everybody view it without a key.
         is_running: True if the hub's rounds run in this process.
+        proxies: Reverse proxies in front of it; None uses those of the config.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``, ``USAGE``.
     """
 
-    def __init__(self, fed: Federation, listen: str, *, public: bool, is_running: bool) -> None:
+    def __init__(
+        self,
+        fed: Federation,
+        listen: str,
+        *,
+        public: bool,
+        is_running: bool,
+        proxies: Proxies | None = None,
+    ) -> None:
+        config = fed.config.dashboard or DashboardConfig()
         self._feed = HubFeed(fed.state, fed.live_config, fed.lease_histories)
         self._newest = self._newest_model(fed, is_running)
         view = HubView(fed.state, fed.live_config, is_running, self._newest)
@@ -67,6 +79,7 @@ class Dashboard:
             public=public,
             tls=_tls(fed, listen),
             add_key=f"gym-server dashboard-keys add NAME --role operator --dir {fed.folder}",
+            proxies=proxies or Proxies(config.root_path, tuple(config.trusted_proxies)),
         )
 
     def __enter__(self) -> Dashboard:

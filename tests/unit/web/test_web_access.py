@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fastapi import APIRouter
 from fastapi.testclient import TestClient
-from starlette.responses import Response
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.http import key_ring
 from gym_fed.serving.http.key_ring import MAX_FILE_BYTES, MAX_KEYS
+from gym_fed.serving.http.proxies import BehindProxy, Proxies
 from gym_fed.web import access as web_keys
 from gym_fed.web.access import (
     MAX_SESSIONS,
@@ -106,10 +106,8 @@ def test_the_printed_url_logs_in_and_leaves_no_token_in_the_address(screens: Pat
 
 
 def test_a_cookie_under_tls_is_for_tls_alone(screens: Path) -> None:
-    browser = opened(screens, base="https://hub.example.org", token=None, secure=True, keys=None)
-    given = Response()
-    browser.app.state.access.set_cookie(given, "a session")  # type: ignore[attr-defined]
-    assert "; Secure" in given.headers["set-cookie"]
+    browser = opened(screens, base="https://127.0.0.1:7000")
+    assert "; Secure" in browser.get(f"/login?token={SECRET}").headers["set-cookie"]
 
 
 @pytest.mark.parametrize("token", ["wrong", "x" * 5000, "\u0000", SECRET + "x", "ü"])
@@ -418,4 +416,54 @@ def test_an_address_that_others_reach_needs_a_key(screens: Path, keys: WebKeys) 
     with pytest.raises(GymError) as taken:
         WebServer(face, served.address.removeprefix("http://"), keys=keys, add_key="")
     assert taken.value.code is ErrorCode.ADDRESS_IN_USE
+    served.stop()
+
+
+def test_head_is_answered_like_get_without_a_body(screens: Path) -> None:
+    browser = opened(screens)
+    browser.get(f"/login?token={SECRET}")
+    for path in ("/", "/rounds", "/api/v1/look", "/static/app.js", "/static/gym.css", "/screens/home.js"):
+        head, get = browser.head(path), browser.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+    assert browser.head("/events").status_code == 405
+    assert opened(screens).head("/api/v1/look").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/", "GET, HEAD, OPTIONS"),
+        ("/api/v1/look", "GET, HEAD, OPTIONS"),
+        ("/api/v1/change", "OPTIONS, POST"),
+        ("/static/app.js", "GET, HEAD, OPTIONS"),
+    ],
+)
+def test_options_names_the_methods_of_a_path(path: str, allowed: str, screens: Path) -> None:
+    answer = opened(screens).options(path)
+    assert (answer.status_code, answer.headers["allow"]) == (204, allowed)
+
+
+def test_below_a_prefix_the_page_the_redirect_and_the_cookie_have_it(screens: Path) -> None:
+    (screens / "index.html").write_text('<head><script src="/screens/main.js"></script></head>')
+    inner = opened(screens).app
+    app = BehindProxy(inner, Proxies("/tools/gym"))  # type: ignore[arg-type]
+    browser = TestClient(app, HERE, follow_redirects=False)
+    answer = browser.get(f"/tools/gym/login?token={SECRET}")
+    assert answer.headers["location"] == "/tools/gym/"
+    assert "Path=/tools/gym;" in answer.headers["set-cookie"]
+    for path in ("/tools/gym", "/tools/gym/rounds", "/"):
+        assert '"/tools/gym/screens/main.js"' in browser.get(path).text
+    assert browser.get("/tools/gym/static/app.js").headers["cache-control"] == "no-cache"
+    assert browser.get("/tools/gym/api/v1/look").json() == {"visitor": "token"}
+
+
+def test_behind_a_trusted_proxy_keys_replace_the_token(screens: Path, keys: WebKeys) -> None:
+    face = Face("test", "a", screens, routes(), Feed(lambda last: []))
+    proxies = Proxies(trusted=("127.0.0.1/32",))
+    with pytest.raises(GymError, match="nobody could log in"):
+        WebServer(face, "127.0.0.1:0", keys=keys, add_key="the command", proxies=proxies)
+    keys.add("otto", "operator")
+    served = WebServer(face, "127.0.0.1:0", keys=keys, add_key="", proxies=proxies)
+    assert "token" not in served.url
     served.stop()

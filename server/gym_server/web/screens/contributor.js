@@ -1,8 +1,8 @@
 // One contributor: what they earned, how their reputation moved, every verdict of late; the operator's revocation.
-import {api, count, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "/static/app.js";
-import {chart} from "/static/charts.js";
-import {account} from "/screens/contributors.js";
-import {ask, refreshOn, strip, stripLegend, withError} from "/screens/parts.js";
+import {api, count, el, figure, loading, number, outcome, post, replace, say, section, state, table, when} from "../static/app.js";
+import {chart} from "../static/charts.js";
+import {account} from "./contributors.js";
+import {ask, refreshOn, strip, stripLegend, withError} from "./parts.js";
 
 export const title = "Contributor";
 const ROWS = 25;

@@ -1,6 +1,6 @@
 // Everybody who has an account: credits, reputation, and what became of their updates of late.
-import {api, count, el, empty, loading, number, remember, replace, state, table} from "/static/app.js";
-import {pager, person, refreshOn, strip, stripLegend} from "/screens/parts.js";
+import {api, count, el, empty, loading, number, remember, replace, state, table} from "../static/app.js";
+import {pager, person, refreshOn, strip, stripLegend} from "./parts.js";
 
 export const title = "Contributors";
 const LIMIT = 50;

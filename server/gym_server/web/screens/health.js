@@ -1,5 +1,5 @@
 // How the hub itself does: the process, its disk, its queue, and what it refuses.
-import {api, bytes, copyable, count, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, state, table, when} from "/static/app.js";
+import {api, bytes, copyable, count, duration, el, facts, figure, leave, loading, number, outcome, progress, replace, section, siteUrl, state, table, when} from "../static/app.js";
 
 export const title = "Health";
 const SECONDS = 5;
@@ -29,7 +29,7 @@ export async function show(root) {
           ? table([{name: "Verdict", of: (one) => outcome(one.verdict)}, {name: "Code", of: (one) => one.code}, {name: "Updates", number: true, of: (one) => number(one.number)}], found.verdicts, {label: "Verdicts", none: "No update has come yet."})
           : el("p", {class: "quiet"}, "Rounds here are private: what was refused, and why, is the operator's."))),
       found.traffic && el("details", {}, el("summary", {}, "Calls by method"), counts(found.traffic.calls, "Method", "Calls", "No call has come yet.")),
-      section("Monitoring", el("p", {class: "quiet"}, "Prometheus reads the same figures, with a key of the dashboard:"), copyable(`curl -H "Authorization: Bearer KEY" ${location.origin}/metrics`),
+      section("Monitoring", el("p", {class: "quiet"}, "Prometheus reads the same figures, with a key of the dashboard:"), copyable(`curl -H "Authorization: Bearer KEY" ${siteUrl("/metrics")}`),
         !found.is_operator && el("p", {class: "quiet"}, "Disk, queue, calls and connections are shown to an operator.")));
   }
 

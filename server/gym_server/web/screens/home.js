@@ -1,7 +1,7 @@
 // The hub at this moment: the round as a ring, who works on it, the last verdicts, and what the hub is.
-import {api, copyable, count, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "/static/app.js";
-import {chart} from "/static/charts.js";
-import {person} from "/screens/parts.js";
+import {api, copyable, count, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short} from "../static/app.js";
+import {chart} from "../static/charts.js";
+import {person} from "./parts.js";
 
 export const title = "Hub";
 const PHASES = ["open", "collecting", "merging", "committed"];

@@ -1,6 +1,6 @@
 // Invites: made and shown once with a code to scan, listed, cancelled. For the operator.
-import {action, api, copyable, count, el, empty, loading, message, post, remember, replace, say, section, session, state, table, when} from "/static/app.js";
-import {pager, person, refreshOn} from "/screens/parts.js";
+import {action, api, copyable, count, el, empty, loading, message, post, remember, replace, say, section, session, state, table, when} from "../static/app.js";
+import {pager, person, refreshOn} from "./parts.js";
 
 export const title = "Invites";
 const LIMIT = 50;

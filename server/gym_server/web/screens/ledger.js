@@ -1,6 +1,6 @@
 // The ledger: what the hub recorded and signed, newest first, with the proof of any entry.
-import {api, copyable, count, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "/static/app.js";
-import {dialog, person, refreshOn} from "/screens/parts.js";
+import {api, copyable, count, duration, el, empty, facts, figure, loading, message, number, remember, replace, section, short, state, table, when} from "../static/app.js";
+import {dialog, person, refreshOn} from "./parts.js";
 
 export const title = "Ledger";
 const LIMIT = 50;

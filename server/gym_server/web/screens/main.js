@@ -1,7 +1,7 @@
 // The hub's dashboard: its screens, each a module that is loaded when it is first shown.
-import {start} from "/static/app.js";
+import {start} from "../static/app.js";
 
-const screen = (name) => () => import(`/screens/${name}.js`);
+const screen = (name) => () => import(`./${name}.js`);
 
 start({
   links: [["/", "Hub"], ["/rounds", "Rounds"], ["/contributors", "Contributors"], ["/model", "Model"], ["/privacy", "Privacy"],

@@ -1,7 +1,7 @@
 // The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
-import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "/static/app.js";
-import {chart} from "/static/charts.js";
-import {change, pager, refreshOn} from "/screens/parts.js";
+import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "../static/app.js";
+import {chart} from "../static/charts.js";
+import {change, pager, refreshOn} from "./parts.js";
 
 export const title = "Model";
 const LIMIT = 25, CURVES = 6;

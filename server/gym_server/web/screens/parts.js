@@ -1,5 +1,5 @@
 // What several screens of the hub share: pages of a list, news that load it again, a question, verdicts and their strips.
-import {action, el, leave, number, on, signed} from "/static/app.js";
+import {action, el, leave, number, on, signed} from "../static/app.js";
 
 // Loads again soon after something of these kinds happened; many events are one load.
 export function refreshOn(kinds, load) {

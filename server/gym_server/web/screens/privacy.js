@@ -1,6 +1,6 @@
 // The privacy budget: what is promised, what is spent, on whom, and for how many rounds it lasts.
-import {api, copyable, count, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "/static/app.js";
-import {pager, person, refreshOn} from "/screens/parts.js";
+import {api, copyable, count, el, facts, figure, loading, number, progress, remember, replace, section, state, table} from "../static/app.js";
+import {pager, person, refreshOn} from "./parts.js";
 
 export const title = "Privacy";
 const LIMIT = 50;

@@ -1,6 +1,6 @@
 // One round: the verdict on every update, what it did to the model, the recipe, and the command that replays it.
-import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short, signed, table, when} from "/static/app.js";
-import {change, counted, pager, person, withError} from "/screens/parts.js";
+import {api, bytes, copyable, duration, el, empty, facts, figure, leave, number, on, outcome, replace, section, short, signed, table, when} from "../static/app.js";
+import {change, counted, pager, person, withError} from "./parts.js";
 
 export const title = "Round";
 const PAGE = 200;

@@ -1,7 +1,7 @@
 // Every round, newest first, by pages; above them the held-out loss of the versions that they made.
-import {ago, api, bytes, count, el, empty, leave, number, on, outcome, remember, replace, table} from "/static/app.js";
-import {chart} from "/static/charts.js";
-import {change, counted} from "/screens/parts.js";
+import {ago, api, bytes, count, el, empty, leave, number, on, outcome, remember, replace, table} from "../static/app.js";
+import {chart} from "../static/charts.js";
+import {change, counted} from "./parts.js";
 
 export const title = "Rounds";
 const COLUMNS = [

@@ -1,6 +1,6 @@
 // Variants that contributors keep on the hub: counts for all; for the operator which they are, and taking them down.
-import {action, api, bytes, count, el, figure, loading, number, post, replace, say, section, state, table, when} from "/static/app.js";
-import {ask, person, refreshOn} from "/screens/parts.js";
+import {action, api, bytes, count, el, figure, loading, number, post, replace, say, section, state, table, when} from "../static/app.js";
+import {ask, person, refreshOn} from "./parts.js";
 
 export const title = "Variants";
 
