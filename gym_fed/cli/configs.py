@@ -86,15 +86,18 @@ def validate_file(
     ignore_unsupported: IgnoreUnsupported = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a config without running it. For gym train also model, rows, graders and this machine."""
+    """Check a config without running it: also its rows, and for gym train model, graders and this machine."""
     from gym_fed.config.parsed import ParsedConfig
     from gym_fed.config.training_file import load_training_config
     from gym_fed.config.yaml.file import load_config
+    from gym_fed.evaluation.suites.own_file import TaskFile, read_task_rows
 
     parsed = ParsedConfig.read(file)
     command, schema = _kind(parsed)
     if schema is not None:
-        load_config(parsed, schema, set_ or [])
+        checked = load_config(parsed, schema, set_ or [])
+        if isinstance(checked, TaskFile) and not schema_only:
+            read_task_rows(file, checked)
         if as_json:
             print_json({"file": str(file), "valid": True, "command": command})
         else:

@@ -164,6 +164,12 @@ def is_disk_full(error: BaseException) -> bool:
 _REMOTE_STORES = ("obstore", "botocore", "s3fs", "gcsfs", "adlfs", "aiohttp", "paramiko")
 """Packages of remote file systems; each raises its own exceptions."""
 
+_S3_CREDENTIALS = (
+    *("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_SKIP_SIGNATURE"),
+    *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+)
+"""Variables that give credentials, or that need none. Without them, obstore asks the machine's cloud."""
+
 
 def _refusal(error: BaseException) -> _ErrorText | None:
     package = type(error).__module__.partition(".")[0]
@@ -172,10 +178,16 @@ def _refusal(error: BaseException) -> _ErrorText | None:
         and isinstance(error, Exception)
         and not isinstance(error, FileNotFoundError)
     ):
-        line = str(error).strip().partition("\n")[0]
+        line = plain(str(error).strip().partition("\n")[0] or type(error).__name__)
+        if "S3" in line and not any(name in os.environ for name in _S3_CREDENTIALS):
+            return _ErrorText(
+                ErrorCode.UNAVAILABLE,
+                f"S3: no credentials are in the environment: {line}",
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_SKIP_SIGNATURE=true for a public bucket",
+            )
         return _ErrorText(
             ErrorCode.UNAVAILABLE,
-            f"the remote store: {plain(line or type(error).__name__)}",
+            f"the remote store: {line}",
             "check its address, the network, and the credentials in the environment",
         )
     if isinstance(error, OSError):

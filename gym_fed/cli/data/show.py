@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gym_fed.data.preview import PreviewedSequence, Segment
     from gym_fed.data.row_counts import RowCounts
     from gym_fed.evaluation.contamination_check import ContaminationCheck, ContaminationReport
+    from gym_fed.training.vision.picture_check import PictureCheck
 
 
 _LEARNT, _READ = "bold green", "dim"
@@ -102,7 +103,13 @@ def show(
     counts = view.counts or statistics.counts
     counts.unread, counts.forms = dict(view.unread), dict(view.forms)
     report = contamination.report
-    figures = {**statistics.summary(), "learned": counts.as_dict(), "contamination": asdict(report)}
+    pictures = view.pictures
+    figures = {
+        **statistics.summary(),
+        "learned": counts.as_dict(),
+        "contamination": asdict(report),
+        "pictures": asdict(pictures),
+    }
     if as_json:
         rows = [_as_json(place, sequences, view.tokenizer) for place, sequences in shown]
         print_json({"source": source, "model": view.model, **figures, "rows_shown": rows})
@@ -116,6 +123,10 @@ def show(
         counts = RowCounts(unread=counts.unread, forms=counts.forms)
     _print_counts(counts, view.max_length)
     _print_contamination(report)
+    if pictures.broken:
+        err.print(f"warning: {pictures.describe()}", style="yellow")
+        for problem in pictures.first:
+            err.print(f"  {problem}", markup=False)
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,7 @@ class _View:
     rows: Iterator[tuple[str, list[PreviewedSequence]]]
     unread: Counter[str]
     forms: Counter[str]
+    pictures: PictureCheck
     counts: RowCounts | None = None
 
 
@@ -163,24 +175,27 @@ def _file_view(
     from gym_fed.data.reading import iter_rows, parse_columns, renaming
     from gym_fed.data.rows import Row, unread_keys
     from gym_fed.data.string_rows import count_forms
+    from gym_fed.training.vision.picture_check import PictureCheck
 
     rename = renaming(agreed_columns(source, format, parse_columns(columns), yes=yes))
     name = model or "gym-nano"
     tokenizer = load_tokenizer(name)
     unread: Counter[str] = Counter()
     forms: Counter[str] = Counter()
+    pictures = PictureCheck()
 
     def noted(place: str, row: Row) -> Row:
         unread.update(unread_keys([row]))
         forms.update(count_forms(tokenizer, [row]))
         contamination.find(place, row)
+        pictures.add(place, row)
         return row
 
     rows = (
         (place, sequences_of(tokenizer, noted(place, row), max_length=max_length))
         for place, row in islice(iter_rows(source, format, rename=rename), limit)
     )
-    return _View(name, tokenizer, max_length, rows, unread, forms)
+    return _View(name, tokenizer, max_length, rows, unread, forms, pictures)
 
 
 def _config_rows(
@@ -195,6 +210,7 @@ def _config_rows(
     from gym_fed.data.string_rows import count_forms
     from gym_fed.training.model.template_tokens import template_tokenizer
     from gym_fed.training.rows.run_rows import rows_of, rows_to_encode, rows_to_learn
+    from gym_fed.training.vision.picture_check import PictureCheck
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer
@@ -203,8 +219,10 @@ def _config_rows(
     learned = rows_to_learn(config, rows_of(config))[:limit]
     forms = Counter(count_forms(tokenizer, learned))
     rows = rows_to_encode(config, tokenizer, learned)
+    pictures = PictureCheck()
     for number, row in enumerate(rows, 1):
         contamination.find(place_of(row, number), row)
+        pictures.add(place_of(row, number), row)
     default = algorithm.assistant_only_default
     assistant_only = default and not config.packing
     if config.assistant_only_loss is not None:
@@ -230,7 +248,7 @@ def _config_rows(
         )
         for number, row in enumerate(rows, 1)
     )
-    return _View(name, tokenizer, config.max_length, previews, unread, forms, counts)
+    return _View(name, tokenizer, config.max_length, previews, unread, forms, pictures, counts)
 
 
 def _as_json(place: str, sequences: list[PreviewedSequence], tokenizer: Any) -> dict[str, Any]:

@@ -140,6 +140,9 @@ class Chosen:
 
     def _held(self, entry: Any) -> Any:
         key, kind = self.base.member_key, self.base.member_kind
+        if isinstance(entry, str):
+            MemberOf(kind)._known(entry)
+            raise ValueError(f"{entry!r} alone is no entry; write {{{key}: {entry}}}, with its other keys")
         if isinstance(entry, Mapping):
             if entry.get(key) not in kind.names():  # refused by its name alone
                 entry = {key: entry[key]} if key in entry else {}

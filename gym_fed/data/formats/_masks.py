@@ -79,7 +79,10 @@ def given_weight(turn: Raw, role: str) -> int | None:
 def _require_binary(weight: Any, switch: bool, what: str) -> None:
     valid = isinstance(weight, bool) if switch else isinstance(weight, int | float) and weight in (0, 1)
     if not valid:
-        raise BadRow(f"{what} is {weight!r}, expected {'true or false' if switch else '0 or 1'}", _REMEDY)
+        quoted = isinstance(weight, str) and weight.strip().lower()
+        is_value = quoted in (("true", "false") if switch else ("0", "1"))
+        remedy = f"write {quoted} without quotation marks" if is_value else _REMEDY
+        raise BadRow(f"{what} is {weight!r}, expected {'true or false' if switch else '0 or 1'}", remedy)
 
 
 def _masked_of(turn: Raw, ours: str, theirs: str) -> tuple[list[list[int]], bool]:

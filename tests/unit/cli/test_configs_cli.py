@@ -57,9 +57,32 @@ def test_a_file_of_any_command_is_checked_by_that_commands_schema(
 ) -> None:
     file = tmp_path / "file.yaml"
     file.write_text(text)
+    (tmp_path / "rows.jsonl").write_text('{"q": "1 + 1 =", "a": "2"}\n')
     assert f"a valid config of {command}" in gym("validate", file).stdout
     file.write_text(text + "unknown_key: 1\n")
     with pytest.raises(GymError, match="unknown_key: unknown key"):
+        gym("validate", file)
+
+
+def test_a_task_file_that_names_a_column_its_rows_lack_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "task.yaml"
+    file.write_text(
+        "task: mine\noutput_type: generate_until\ndoc_to_text: '{{question}}'\ndoc_to_target: a\ngrade: chrf\n"
+        "test_split: test\ndataset_kwargs: {data_files: {test: rows.jsonl}}\n"
+    )
+    (tmp_path / "rows.jsonl").write_text('{"q": "1 + 1 =", "a": "2"}\n')
+    with pytest.raises(GymError, match=r"task.yaml:3:1: doc_to_text: row 0 of test: 'question' is undefined"):
+        gym("validate", file)
+    assert "a valid config of gym eval" in gym("validate", "--schema-only", file).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("exact_mach", "did you mean 'exact'"), ("exact", "write {grader: exact}")]
+)
+def test_a_grader_that_is_only_named_gets_a_hint(tmp_path: Path, name: str, said: str) -> None:
+    file = tmp_path / "graders.yaml"
+    file.write_text(f"graders: [{name}]\n")
+    with pytest.raises(GymError, match=said):
         gym("validate", file)
 
 

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
+from PIL import Image
 from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
@@ -101,6 +103,29 @@ def test_show_takes_a_config_of_llamafactory_as_the_trainer_does(tmp_path: Path)
     config.write_text(f"{settings}shift_attn_kind: new\n")
     assert "shift_attn_kind" in error_of(gym("show", config)).message
     assert figures("show", config, "--ignore-unsupported")["rows"] == 1
+
+
+def test_show_counts_and_names_broken_pictures(tmp_path: Path) -> None:
+    noise = np.random.default_rng(1).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for name in ("whole.jpg", "cut.jpg", "cut.png"):
+        Image.fromarray(noise).save(tmp_path / name)
+        if name.startswith("cut"):
+            data = (tmp_path / name).read_bytes()
+            (tmp_path / name).write_bytes(data[: len(data) // 2])
+    (tmp_path / "text.png").write_text("no picture")
+    rows = [
+        {"messages": [{**ASK, "content": "<image>what?"}, SAY], "images": [name]}
+        for name in ("whole.jpg", "cut.jpg", "cut.png", "text.png")
+    ]
+    file = write(tmp_path / "a.jsonl", *rows)
+    found = figures("show", file)["pictures"]
+    assert (found["pictures"], found["broken"]) == (4, 3)
+    for problem, (line, name) in zip(
+        found["first"], enumerate(("cut.jpg", "cut.png", "text.png"), 2), strict=True
+    ):
+        assert f"a.jsonl:{line}: images: " in problem
+        assert name in problem
+    assert "3 of 4 pictures cannot be read" in gym("show", file).stderr
 
 
 def test_show_names_the_row_that_the_template_leaves_half_out(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from gym_fed.base.models import load_tokenizer
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import IGNORED, encode_one
+from gym_fed.data.formats._masks import given_weight
+from gym_fed.data.formats.base import BadRow
 from gym_fed.data.reading import Learned, converted, parse_columns, renaming
 from gym_fed.data.rows import as_kind
 from gym_fed.data.sources import source_rows
@@ -108,6 +110,13 @@ def test_masked_parts_survive_writing_and_reading_again() -> None:
 )
 def test_flags_that_cannot_be_honoured_are_refused(turn: Row, said: str) -> None:
     assert said in refusal({"messages": [ASK, {"role": "assistant", **turn}]})
+
+
+@pytest.mark.parametrize(("flag", "value"), [("loss", "false"), ("train", "True"), ("weight", "0")])
+def test_a_flag_in_quotation_marks_is_refused_with_the_remedy(flag: str, value: str) -> None:
+    with pytest.raises(BadRow) as refused:
+        given_weight({"role": "assistant", "content": "a", flag: value}, "assistant")
+    assert refused.value.remedy == f"write {value.lower()} without quotation marks"
 
 
 def test_a_judged_answer_with_a_masked_part_is_refused() -> None:

@@ -194,3 +194,7 @@ def test_an_unreachable_object_store_ends_a_command_with_its_reason(
     assert "credentials in the environment" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "a secret" not in ended.stderr
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    ended = run_here(["gym", *words])
+    assert "error (unavailable): S3: no credentials are in the environment: " in ended.stderr
+    assert "set AWS_ACCESS_KEY_ID" in ended.stderr

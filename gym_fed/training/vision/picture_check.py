@@ -1,0 +1,60 @@
+"""Decode the pictures of rows, to find broken ones before a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from gym_fed.core.errors import GymError
+from gym_fed.core.text import counted, plain
+from gym_fed.data.rows import Row
+from gym_fed.training.vision.media import bad_medium, source_of
+
+_SHOWN = 5
+_DECODED_PIXELS = (64, 64)
+"""JPEG files are decoded at a scale near this size, which reads all of the file in a fraction of the time."""
+
+
+@dataclass
+class PictureCheck:
+    """Broken pictures of rows.
+
+    Attributes:
+        pictures: The number of decoded pictures.
+        broken: Those that cannot be decoded.
+        first: The first of them, with their places and problems.
+    """
+
+    pictures: int = 0
+    broken: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def add(self, place: str, row: Row) -> None:
+        """Decode the pictures of a row."""
+        for picture in row.get("images") or ():
+            self.pictures += 1
+            try:
+                _decode(source_of(picture, "images", place), place)
+            except GymError as error:
+                self.broken += 1
+                if len(self.first) < _SHOWN:
+                    self.first.append(error.message)
+
+    def describe(self) -> str:
+        """Return a sentence on the broken pictures."""
+        return f"{self.broken} of {counted(self.pictures, 'picture')} cannot be read; training refuses their rows"
+
+
+def _decode(source: str, place: str) -> None:
+    from PIL import Image
+    from transformers.image_utils import load_image
+
+    try:
+        if source.startswith("data:"):
+            load_image(source)
+            return
+        with Image.open(source) as image:
+            image.draft(image.mode, _DECODED_PIXELS)
+            image.load()
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        problem = f"cannot be read: {plain(str(error), 120)}"
+        raise bad_medium(place, "images", source, problem, "give a PNG, JPEG or WebP file") from error
