@@ -29,6 +29,7 @@ from gym_fed.serving.http.proxies import route_path
 from gym_fed.serving.http.rate_limits import LIMIT_HEADERS, RateLimited
 from gym_fed.serving.openai.answers import StreamChunk
 from gym_fed.serving.openai.fields import unsupported
+from gym_fed.serving.openai.input_tokens import INPUT_TOKENS
 from gym_fed.serving.openai.pending import Pending, PendingVectors
 from gym_fed.serving.openai.refusals import RequestError, error_body
 from gym_fed.serving.openai.responses import RESPONSES, input_items, page_of
@@ -91,7 +92,7 @@ def create_app(gateway: Gateway) -> Starlette:
     for url in STORED:
         _serve_stored(app, gateway, url)
     _serve_input_items(app, gateway)
-    for url in (TOKENIZE, DETOKENIZE):
+    for url in (TOKENIZE, DETOKENIZE, INPUT_TOKENS):
         _route(app, "POST", url)(partial(_tokens, gateway, url))
     for url in (LOAD, UNLOAD):
         _route(app, "POST", url)(partial(_manage, gateway, url))
@@ -170,10 +171,14 @@ def _refuse_query(request: Request) -> None:
 
 async def _tokens(gateway: Gateway, url: str, request: Request) -> Response:
     admitted = Admitted(gateway, request)
-    tokenizing = admitted.serving.service.tokenizing
-    answer = await admitted.parsed(
-        await admitted.body(), lambda body: tokenizing.answer(url, body, admitted.caller)
-    )
+    service, caller = admitted.serving.service, admitted.caller
+
+    def counted(body: Any) -> dict[str, Any]:
+        if url == INPUT_TOKENS:
+            return service.input_tokens(body, caller)
+        return service.tokenizing.answer(url, body, caller)
+
+    answer = await admitted.parsed(await admitted.body(), counted)
     return JSONResponse(answer, headers=admitted.shares)
 
 

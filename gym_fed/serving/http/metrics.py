@@ -21,6 +21,7 @@ ROUTES = (
     "/v1/completions",
     "/v1/embeddings",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/models",
     "/tokenize",
     "/detokenize",

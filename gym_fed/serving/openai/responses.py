@@ -74,7 +74,7 @@ def begin_response(
         GymError: As ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
     """
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL).filled(defaults)
-    as_chat = ResponsesAsChat(request, _earlier(request.previous_response_id, caller, stored))
+    as_chat = ResponsesAsChat(request, earlier_turns(request.previous_response_id, caller, stored))
     keeping = store_of(request.store, stored, default=True)
     keep = None if keeping is None else _keep(keeping, caller, as_chat)
     form = ChatForm(
@@ -91,7 +91,7 @@ def check_response(body: Any) -> None:
     """Refuse a body that is invalid even if no answers are stored; raises as ``begin_response``."""
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
     store_of(request.store, None, default=True)
-    ResponsesAsChat(request, _earlier(request.previous_response_id, LOCAL, None)).chat()
+    ResponsesAsChat(request, earlier_turns(request.previous_response_id, LOCAL, None)).chat()
 
 
 def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
@@ -110,7 +110,8 @@ def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: b
     return stored if (default if requested is None else requested) else None
 
 
-def _earlier(previous: str | None, caller: Caller, stored: StoredAnswers | None) -> list[dict[str, Any]]:
+def earlier_turns(previous: str | None, caller: Caller, stored: StoredAnswers | None) -> list[dict[str, Any]]:
+    """Return the conversation that ends with a stored response; raises as ``StoredAnswers.get``."""
     if previous is None:
         return []
     if stored is None:

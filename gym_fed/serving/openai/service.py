@@ -20,6 +20,7 @@ from gym_fed.serving.openai.catalogue import Caller, Catalogue, Model
 from gym_fed.serving.openai.fields import ChoiceFields, SamplingFields, parse
 from gym_fed.serving.openai.filtered import Screening
 from gym_fed.serving.openai.guided_fields import EngineErrors, refusal_name, require_small_multiples
+from gym_fed.serving.openai.input_tokens import chat_prompt, count_input_tokens
 from gym_fed.serving.openai.pending import Pending, PendingRefusal, PendingVectors
 from gym_fed.serving.openai.prompts import TEXT_ONLY, Prompts, texts_of
 from gym_fed.serving.openai.refusals import RequestError
@@ -34,9 +35,9 @@ from gym_fed.serving.openai.schemas import (
     as_list,
 )
 from gym_fed.serving.openai.stored_answers import StoredAnswer, StoredAnswers
-from gym_fed.serving.openai.tokenizing import Tokenizing, ids_that_fit
+from gym_fed.serving.openai.tokenizing import Tokenizing
 from gym_fed.serving.openai.tool_formats.base import CallParser
-from gym_fed.serving.openai.tool_template import AUTO, ToolUse
+from gym_fed.serving.openai.tool_template import AUTO
 from gym_fed.serving.openai.variant_prompts import VariantPrompts
 from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pictures
 from gym_fed.serving.reasoning.detection import NONE, name_of
@@ -150,6 +151,10 @@ class OpenAIService:
         """Accept a request for text, without waiting for its answer; raises as ``handle``."""
         return self._begin(url, body, caller, self._stored)
 
+    def input_tokens(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Count the input tokens of a request to the Responses API; raises as ``handle``."""
+        return count_input_tokens(body, caller, self.catalogue, self._prompts_of, self._context, self._stored)
+
     def stored(self, url: str, answer_id: str, caller: Caller) -> dict[str, Any]:
         """Return the body of an answer that this caller has stored; raises as ``stored_answer``."""
         return self.stored_answer(url, answer_id, caller).to_dict()
@@ -243,14 +248,8 @@ class OpenAIService:
     def _chat(self, request: ChatRequest, caller: Caller, form: ChatForm) -> Pending:
         model = self.catalogue.resolve(request.model, caller)
         prompts = self._prompts_of(model.variant)
-        tools = ToolUse(request, prompts.tools)
-        variables = prompts.names.of(request)
-        seen = prompts.pictures_of(request.messages)
-        how: dict[str, Any] = {"tools": tools.shown, "open_call": tools.required, "variables": variables}
-        how |= request.prompt_end
-        render = partial(prompts.expanded, seen=seen, **how)
         context = self._context if form.truncate else None
-        prompt = ids_that_fit(request.messages, render, context, request.longest)
+        prompt, tools, variables = chat_prompt(prompts, request, context)
         thinking = prompts.thinking(prompt.ids, request.budget, request.continued)
         sampling = request.sampling(
             max_tokens=request.longest,

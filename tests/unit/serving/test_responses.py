@@ -419,3 +419,31 @@ def test_the_engine_s_refusals_name_the_fields_of_this_api(tokenizer: Any) -> No
     with pytest.raises(RequestError) as caught:
         answer_of(service(tokenizer, late), text=schema)
     assert caught.value.param == "text.format"
+
+
+def test_input_tokens_are_those_of_the_answer(tokenizer: Any) -> None:
+    served = service(tokenizer)
+    fields = {"input": "hi", "instructions": "Be short.", "tools": [TOOL]}
+    used = answer_of(served, **fields)
+    counted = served.input_tokens({"model": "nano", **fields}, LOCAL)
+    assert counted == {"object": "response.input_tokens", "input_tokens": used["usage"]["input_tokens"]}
+    assert served.input_tokens(fields, LOCAL) == counted
+    more = served.input_tokens({"input": "more", "previous_response_id": used["id"]}, LOCAL)
+    again = answer_of(served, input="more", previous_response_id=used["id"])
+    assert more["input_tokens"] == again["usage"]["input_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"input": "hi", "stream": True}, "stream"),
+        ({"input": "hi", "model": "other"}, "model"),
+        ({}, "input"),
+    ],
+)
+def test_a_count_refuses_what_has_no_meaning_for_it(
+    fields: dict[str, Any], named: str, tokenizer: Any
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        service(tokenizer).input_tokens(fields, LOCAL)
+    assert caught.value.param == named
