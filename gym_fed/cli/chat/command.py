@@ -21,6 +21,7 @@ from gym_fed.core.help import DEVICE, AdapterOption, ChatTemplateOption, ServedV
 from gym_fed.core.progress import spinner
 
 if TYPE_CHECKING:
+    from gym_fed.serving.chat.local_writer import LocalWriter
     from gym_fed.serving.chat.session import Writer
 
 
@@ -52,8 +53,14 @@ def chat(
         int, typer.Option("--max-tokens", min=1, help="Maximum number of tokens per answer.")
     ] = 512,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0.0, help="Sampling temperature; 0 = greedy.")
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            "--temperature",
+            min=0.0,
+            help="Sampling temperature; 0 = greedy.",
+            show_default="the model's own, or greedy",
+        ),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,7 +99,7 @@ def chat(
     if api is not None:
         here = {"--variants": variants, "--device": device, "--adapter": adapter}
         _refuse_beside("--api", {**here, "--chat-template": chat_template})
-        writer = _remote(api, model, api_key_env)
+        writer: Writer = _remote(api, model, api_key_env)
     else:
         _refuse_beside("a model of this machine (no --api)", {"--api-key-env": api_key_env})
         if model is None:
@@ -104,7 +111,8 @@ def chat(
             read_chat_template(chat_template)  # raises for an invalid template before a model is loaded
         ensure_models([model, *(adapter or ())], yes)
         with spinner(f"loading {model}"):
-            writer = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
+            local = _local(model, adapter or [], variants, variant, device or "auto", chat_template)
+        writer, settings = local, settings.over(local.sampling_defaults)
 
     from gym_fed.cli.chat.line_history import line_editing
     from gym_fed.cli.chat.terminal import Terminal
@@ -177,7 +185,7 @@ def _local(
     variant: str | None,
     device: str,
     chat_template: str | None,
-) -> Writer:
+) -> LocalWriter:
     from gym_fed.serving.chat.local_writer import open_engine, open_plain
     from gym_fed.serving.store.naming import present_store, variants_folder
 

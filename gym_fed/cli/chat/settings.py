@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError
@@ -19,7 +20,7 @@ class ChatSettings(StrictModel):
     """Sampling settings; settings that are None are omitted from requests."""
 
     max_tokens: Annotated[int, Field(ge=1)] | None = 512
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -63,6 +64,11 @@ class ChatSettings(StrictModel):
         except ValueError as error:
             raise GymError(ErrorCode.USAGE, f"{name}: {value[:80]!r} is not a value") from error
         return ChatSettings.of({**self.model_dump(), name.strip(): parsed})
+
+    def over(self, model: Mapping[str, Any]) -> ChatSettings:
+        """Return these settings over a model's own; greedy if neither has a temperature."""
+        own = {name: value for name, value in model.items() if name != "top_k" or value > 0}
+        return ChatSettings.of({"temperature": 0.0, **own, **self.fields()})
 
     def fields(self) -> dict[str, Any]:
         """Return the sampling keys of a request."""

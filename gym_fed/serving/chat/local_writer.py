@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,6 +36,7 @@ class LocalWriter:
         count: Function that returns the number of tokens of messages with attachments.
         variants: Function that returns the current names of variants.
         on_close: Function that frees model and engine.
+        sampling_defaults: The model's own sampling fields, from generation_config.json.
     """
 
     def __init__(
@@ -48,7 +49,9 @@ class LocalWriter:
         count: Callable[[list[dict[str, Any]]], int],
         variants: Callable[[], list[str]] = list,
         on_close: Callable[[], None] = lambda: None,
+        sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
+        self.sampling_defaults = dict(sampling_defaults or {})
         self.base = base
         self.variants = variants
         self.close = on_close
@@ -151,6 +154,7 @@ def open_engine(
         ),
         variants=lambda: _names(serving),
         on_close=serving.close,
+        sampling_defaults=serving.service.sampling_defaults,
     )
 
 
@@ -165,9 +169,11 @@ def open_plain(
     model: str, *, adapters: Sequence[str] = (), device: str = "auto", chat_template: str | None = None
 ) -> LocalWriter:
     """Open a model that the engine cannot serve, with transformers' own ``generate``."""
-    from gym_fed.base.models import load_adapted, model_name
+    from gym_fed.base.models import load_adapted, model_name, resolve
+    from gym_fed.config.serving import SamplingConfig
     from gym_fed.data.chat_templates.choice import use_chat_template
     from gym_fed.serving.chat.plain_writer import PlainGeneration
+    from gym_fed.serving.setup import sampling_defaults
 
     loaded = load_adapted(model, adapters, device=device)
     tokenizer = use_chat_template(loaded.tokenizer, chat_template)
@@ -177,6 +183,7 @@ def open_plain(
         tokenizer=tokenizer,
         context=int(getattr(loaded.model.config, "max_position_embeddings", 2048)),
         count=_refuse_attachments,
+        sampling_defaults=sampling_defaults(Path(resolve(model)), SamplingConfig()),
     )
 
 

@@ -86,8 +86,9 @@ class PlainGeneration:
         ends = end_ids(self._model, self._tokenizer)
         prompt = torch.tensor([ids], device=next(self._model.parameters()).device)
         sampling: dict[str, Any] = {name: body[name] for name in _SAMPLING if name in body}
-        sampling["do_sample"] = sampling.get("temperature", 1.0) > 0
-        if not sampling["do_sample"]:
+        if "temperature" in sampling:
+            sampling["do_sample"] = sampling["temperature"] > 0
+        if sampling.get("do_sample") is False:
             sampling = {k: v for k, v in sampling.items() if k in ("do_sample", "repetition_penalty")}
         out = self._model.generate(
             input_ids=prompt,

@@ -21,7 +21,7 @@ def talk(
 ) -> ChatSession:
     """A session with these lines on standard input."""
     monkeypatch.setattr("sys.stdin", io.StringIO(lines))
-    settings = ChatSettings.of({})
+    settings = ChatSettings.of({}).over({})
     given = writer or RuleWriter()
     conversation = ChatSession(given, sampling=settings.fields(), system=options.get("system"))  # type: ignore[arg-type]
     Terminal(conversation, settings, as_json=bool(options.get("as_json"))).run()
@@ -339,3 +339,11 @@ def test_text_is_found_wherever_it_is_among_the_parts_of_a_question(tmp_path: Pa
     conversation = ChatSession(RuleWriter())
     conversation.load(tmp_path / "a.json")
     assert conversation.undo() == ("a\nb", [picture, picture])
+
+
+def test_the_model_s_own_sampling_is_the_default_and_without_one_answers_are_greedy() -> None:
+    own = {"temperature": 0.6, "top_p": 0.95, "top_k": -1}
+    fields = ChatSettings.of({"temperature": 0.2}).over(own).fields()
+    assert (fields["temperature"], fields["top_p"], "top_k" in fields) == (0.2, 0.95, False)
+    assert ChatSettings.of({}).over(own).temperature == 0.6
+    assert ChatSettings.of({}).over({}).temperature == 0.0

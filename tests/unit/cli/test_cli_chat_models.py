@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gym_fed.base.models import resolve
 from gym_fed.cli.chat.settings import ChatSettings
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
@@ -20,6 +22,7 @@ from gym_fed.serving.chat.local_writer import LocalWriter, open_engine, open_pla
 from gym_fed.serving.chat.remote_writer import RemoteWriter
 from gym_fed.serving.chat.session import ChatSession
 from gym_fed.serving.openai.refusals import RequestError
+from tests.support.in_process import run_here
 from tests.support.media_models import media_model, sound
 
 
@@ -48,6 +51,19 @@ def test_engine_and_plain_generation_stream_the_same_answer(engine: LocalWriter,
         conversation.sampling["max_tokens"] = 2
         assert "".join(conversation.say("copy: hello")) == "he"
         assert conversation.finish_reason == "length"
+
+
+def test_chat_takes_the_sampling_defaults_of_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(resolve("gym-nano"), folder)
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 2.0}')
+    words = ["gym", "chat", str(folder), "--prompt", "?!", "--max-tokens", "12", "--device", "cpu", "--json"]
+
+    def answers(*more: str) -> set[str]:
+        return {json.loads(run_here([*words, "--seed", str(s), *more]).stdout)["answer"] for s in range(5)}
+
+    assert len(answers()) > 1
+    assert len(answers("--temperature", "0")) == 1
 
 
 def test_the_oldest_turns_go_when_a_models_context_is_full(engine: LocalWriter) -> None:
