@@ -16,11 +16,13 @@ from typing import Any
 from gym_fed.base.modeling.config_checks import require_architecture
 from gym_fed.base.modeling.model_class import class_for, reads_media
 from gym_fed.base.modeling.split_patterns import require_quick_tokenizer
-from gym_fed.base.models import quiet_loading, resolve
+from gym_fed.base.models import MAX_ADAPTERS, quiet_loading, resolve
 from gym_fed.core.bounded.chat import bind_templates
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.requirements import require_package
+
+_PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 
 
 def load_processor(name_or_path: str) -> Any:
@@ -34,7 +36,7 @@ def load_processor(name_or_path: str) -> Any:
     """
     from transformers import AutoProcessor
 
-    source = resolve(name_or_path)
+    source = str(_processor_folder(Path(resolve(name_or_path))))
     require_quick_tokenizer(Path(source), name_or_path)
     try:
         with quiet_loading(), films_left_out():
@@ -69,6 +71,19 @@ def load_processor(name_or_path: str) -> Any:
     bind_templates(processor, name_or_path)
     bind_templates(processor.tokenizer, name_or_path)
     return processor
+
+
+def _processor_folder(folder: Path) -> Path:
+    """Return the folder with the processor of a model: that of its base for an adapter without one."""
+    for _ in range(MAX_ADAPTERS):
+        adapter = folder / "adapter_config.json"
+        if not adapter.is_file() or any((folder / name).is_file() for name in _PROCESSOR_FILES):
+            break
+        base = read_object(adapter).get("base_model_name_or_path")
+        if not isinstance(base, str) or not base:
+            break
+        folder = Path(resolve(base))
+    return folder
 
 
 def is_vision_model(name_or_path: str) -> bool:

@@ -198,6 +198,9 @@ def _local(
     except GymError as error:
         if error.code is not ErrorCode.MODEL_INVALID or needed:
             raise
-        writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
+        try:
+            writer = open_plain(model, adapters=adapters, device=device, chat_template=chat_template)
+        except GymError:
+            raise error from None  # why the engine cannot serve it
         err.print(f"{error.message}: it answers by transformers' own generation", style="dim")
         return writer

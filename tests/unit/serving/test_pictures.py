@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import Any, cast
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForImageTextToText
 
+from gym_fed.base.models import load_model
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.quantization.config import CalibratedPolicy
@@ -125,6 +128,26 @@ def test_the_answer_is_that_of_transformers(family: str, tmp_path: Path) -> None
         text = [{"role": "user", "content": [words("What is?")]}]
         assert answer(serving, other)[0] == expected(folder, text, None, TOKENS)[1]
     assert len(set(wanted)) > 2
+
+
+@pytest.mark.parametrize("target", [r".*language_model.*(q_proj|v_proj)", r".*vision_tower.*v_proj"])
+def test_an_adapter_of_a_vision_model_is_served_as_base_and_on_it(
+    target: str, llava: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    config = LoraConfig(
+        r=4, lora_alpha=64, target_modules=target, init_lora_weights=False, task_type="CAUSAL_LM"
+    )
+    tuned = get_peft_model(load_model(str(llava), images=True).model, config)
+    tuned.save_pretrained(tmp_path / "adapter")
+    shutil.copytree(llava, tmp_path / "merged")
+    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
+    _, wanted = expected(tmp_path / "merged", ROWS, [FIRST, SECOND], TOKENS)
+    assert wanted != expected(llava, ROWS, [FIRST, SECOND], TOKENS)[1]
+    with opened(tmp_path / "adapter") as serving:
+        assert answer(serving)[0] == wanted
+    with opened(llava, adapter=[str(tmp_path / "adapter")]) as serving:
+        assert answer(serving)[0] == wanted
 
 
 def test_the_general_forward_reads_pictures_too(tmp_path: Path) -> None:
