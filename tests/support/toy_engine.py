@@ -126,11 +126,11 @@ class ToySource:
         self.no_room: set[str] = set()
         self.pins: Counter[str] = Counter()
 
-    def prefetch(self, name: str) -> None:
+    def prefetch(self, name: str, user: str) -> None:
         if name not in self.variants:
             raise GymError(ErrorCode.NOT_FOUND, f"no variant {name!r}")
 
-    def poll(self, name: str) -> LoadedVariant | None:
+    def poll(self, name: str, user: str) -> LoadedVariant | None:
         if name in self.broken:
             raise GymError(ErrorCode.HASH_MISMATCH, f"variant {name} is damaged")
         if name in self.cold:

@@ -311,10 +311,10 @@ class _Held:
     def __init__(self, variants: Mapping[str, LoadedVariant | None]) -> None:
         self._variants = {name: variant for name, variant in variants.items() if variant is not None}
 
-    def prefetch(self, name: str) -> None:
+    def prefetch(self, name: str, user: str) -> None:
         self.acquire(name)
 
-    def poll(self, name: str) -> LoadedVariant | None:
+    def poll(self, name: str, user: str) -> LoadedVariant | None:
         return self.acquire(name)
 
     def added_tokens(self, name: str) -> None:

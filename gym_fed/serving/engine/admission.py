@@ -150,7 +150,7 @@ class AdmissionQueue:
             return True
         if name in absent or len(absent) >= _MAX_LOADING:
             return False
-        request.variant = self._poll(name, absent)
+        request.variant = self._poll(name, request.user, absent)
         if request.variant is None:
             return False
         rows = request.variant.vocabulary
@@ -164,10 +164,10 @@ class AdmissionQueue:
             )
         return True
 
-    def _poll(self, name: str, absent: dict[str, bool]) -> LoadedVariant | None:
+    def _poll(self, name: str, user: str, absent: dict[str, bool]) -> LoadedVariant | None:
         assert self._source is not None  # submission refuses variants without a source
         try:
-            variant = self._source.poll(name)
+            variant = self._source.poll(name, user)
             if variant is None:
                 absent[name] = self._source.lacks_room(name)
         except GymError:

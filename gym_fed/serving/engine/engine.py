@@ -254,7 +254,7 @@ class InputProcessor:
         max_tokens = limits.answer_tokens(request)
         self._queue.require_room(request.user)
         guide = None if params.held_to is None else vocabulary.guides().guide(params.held_to)
-        self._prefetch(request.variant)
+        self._prefetch(request.variant, request.user)
         own_ends = frozenset(params.stop_token_ids)
         end_ids = own_ends if params.ignore_eos else own_ends | vocabulary.end_ids
         sequence = GenerationSequence(
@@ -301,11 +301,11 @@ class InputProcessor:
         replace(self._limits, vocab_size=vocabulary.size).check_prompt(prompt_ids)
         self._limits.check_kv_cache(len(prompt_ids), 0)
         self._queue.require_room(user)
-        self._prefetch(variant)
+        self._prefetch(variant, user)
         sequence = EmbeddingSequence(prompt_ids, variant, user, Future())
         sequence.vocab_size = vocabulary.size
         return sequence
 
-    def _prefetch(self, variant: str | None) -> None:
+    def _prefetch(self, variant: str | None, user: str) -> None:
         if variant is not None and self._source is not None:
-            self._source.prefetch(variant)
+            self._source.prefetch(variant, user)

@@ -111,14 +111,14 @@ class LoadedVariant:
 class VariantSource(Protocol):
     """Supplies the engine with variants. Every method is thread-safe; only ``acquire`` may block."""
 
-    def prefetch(self, name: str) -> None:
-        """Start loading a variant in the background.
+    def prefetch(self, name: str, user: str) -> None:
+        """Start loading a variant in the background, for a request of ``user``.
 
         Raises:
             GymError: ``NOT_FOUND`` for a name that is not registered.
         """
 
-    def poll(self, name: str) -> LoadedVariant | None:
+    def poll(self, name: str, user: str) -> LoadedVariant | None:
         """Return the variant, pinned until ``release``, if it is in memory; otherwise start its load and return None.
 
         Raises:

@@ -1,7 +1,8 @@
 """The variants in memory by the digest of their files, limited in bytes, and the queue of their loads.
 
-The least frequently used files are evicted first, and among equals the least recently used; files in use stay. Recency
-alone needs a third more loads if a few variants are requested often and many rarely (Zipf's law).
+The files of users with more than an equal share of the memory are evicted first, so that one key with many variants
+replaces its own. Of those, the least frequently used files go first, and among equals the least recently used; files in
+use stay. Recency alone needs a third more loads if a few variants are requested often and many rarely (Zipf's law).
 
 Variants with the same file share one entry, under every name that was verified for it. Not thread-safe:
 ``VariantCache`` holds its lock.
@@ -10,7 +11,7 @@ Variants with the same file share one entry, under every name that was verified 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,10 +34,11 @@ class ResidentFile:
         awaited: Names that a request waited for but has not used yet.
         pins: The number of uses, and of rows being verified.
         kept_until: The time until which prefetches may not evict it; nor may other loads while a name is awaited.
+        user: The user that requested it last, whose share it counts towards.
     """
 
-    def __init__(self, variant: LoadedVariant) -> None:
-        self.variant = variant
+    def __init__(self, variant: LoadedVariant, user: str) -> None:
+        self.variant, self.user = variant, user
         self.rows: dict[str, VariantRecord] = {}
         self.awaited: set[str] = set()
         self.pins = 0
@@ -79,12 +81,13 @@ class ResidentFiles:
         file = self._files.get(record.sha256)
         return file is not None and file.rows.get(record.name) == record
 
-    def claim(self, record: VariantRecord) -> LoadedVariant | None:
-        """Pin the weights of a row; None if they are not in memory, or not verified for this row."""
+    def claim(self, record: VariantRecord, user: str) -> LoadedVariant | None:
+        """Pin the weights of a row for a user; None if they are not in memory, or not verified for this row."""
         if not self.has(record):
             return None
         name = record.name
         file = self._files[record.sha256]
+        file.user = user
         self._files.move_to_end(record.sha256)
         self._uses.note(record.sha256, len(self._files))
         if name in file.awaited:
@@ -118,13 +121,13 @@ class ResidentFiles:
         self._drop_unused(file)
         return not file.pins
 
-    def put(self, record: VariantRecord, variant: LoadedVariant, *, awaited: bool) -> None:
+    def put(self, record: VariantRecord, variant: LoadedVariant, user: str, *, awaited: bool) -> None:
         """Let a verified row use the weights of its file, which may be in memory already."""
         if self._digests.get(record.name) != record.sha256:
             self.retire(record.name)
         file = self._files.get(record.sha256)
         if file is None:
-            file = self._files[record.sha256] = ResidentFile(variant)
+            file = self._files[record.sha256] = ResidentFile(variant, user)
             self.used_bytes += variant.resident_bytes
         self._files.move_to_end(record.sha256)
         file.rows[record.name] = record
@@ -144,13 +147,20 @@ class ResidentFiles:
         file.awaited.discard(name)
         return self._drop_unused(file)
 
-    def make_room(self, size: int, urgent: bool) -> bool:
-        """Evict files until ``size`` fits, or none if it cannot; urgent loads may also evict recent prefetches."""
+    def make_room(self, size: int, user: str, urgent: bool) -> bool:
+        """Evict files until a user's ``size`` bytes fit, or none if they cannot; see the module.
+
+        Urgent loads may also evict recent prefetches.
+        """
         missing = self.used_bytes + size - self.limit_bytes
         if missing <= 0:
             return True
         now, going = time.monotonic(), []
-        for digest in sorted(self._files, key=self._uses.__getitem__):  # ties in the order of their last uses
+        over = self._over_share(user, size)
+        # Ties are in the order of their last uses
+        for digest in sorted(
+            self._files, key=lambda one: (self._files[one].user not in over, self._uses[one])
+        ):
             file = self._files[digest]
             if not file.pins and (file.kept_until <= now or (urgent and not file.awaited)):
                 going.append(file)
@@ -164,6 +174,13 @@ class ResidentFiles:
                 self.retire(name)
             self.evictions += 1
         return True
+
+    def _over_share(self, user: str, size: int) -> set[str]:
+        """Return the users with more than an equal share of the memory, after ``user`` gets ``size`` bytes more."""
+        held = Counter({user: size})
+        for file in self._files.values():
+            held[file.user] += file.variant.resident_bytes
+        return {name for name, number in held.items() if number * len(held) > self.limit_bytes}
 
     def clear(self) -> None:
         """Drop everything."""
@@ -192,6 +209,7 @@ class Load:
 
     Attributes:
         record: The row.
+        user: The user that requested it last.
         urgent: Whether a request waits for it.
         running: Whether a thread is working on it.
         done: Whether it ended, or was superseded by another row.
@@ -201,8 +219,8 @@ class Load:
         lacks_room: Whether it waits for variants in use to be released.
     """
 
-    def __init__(self, record: VariantRecord) -> None:
-        self.record = record
+    def __init__(self, record: VariantRecord, user: str) -> None:
+        self.record, self.user = record, user
         self.urgent = self.running = self.done = self.lacks_room = False
         self.error: GymError | None = None
         self.reserved = 0
@@ -230,15 +248,16 @@ class LoadQueue:
         """Return whether the load has not ended and no newer row superseded it."""
         return self._by_name.get(load.record.name) is load
 
-    def begin(self, record: VariantRecord, *, urgent: bool) -> Load:
+    def begin(self, record: VariantRecord, user: str, *, urgent: bool) -> Load:
         """Return the load of a row, which is created if necessary."""
         load = self._by_name.get(record.name)
         if load is None or load.record != record:
             if load is not None:
                 load.done = True  # superseded: its waiters look the row up again
-            load = self._by_name[record.name] = Load(record)
+            load = self._by_name[record.name] = Load(record, user)
             if not urgent:
                 self._later.append(load)
+        load.user = user
         if urgent and not load.urgent:
             load.urgent = True
             if not load.running:

@@ -317,11 +317,11 @@ class VariantStore:
 
     # ---- for the engine ----
 
-    def prefetch(self, name: str) -> None:
+    def prefetch(self, name: str, user: str = "") -> None:
         """Start loading a variant, unless others need the memory. Raises as ``get``."""
-        self._cache.prefetch(self._servable(name))
+        self._cache.prefetch(self._servable(name), user)
 
-    def poll(self, name: str) -> LoadedVariant | None:
+    def poll(self, name: str, user: str = "") -> LoadedVariant | None:
         """Return the variant, pinned until ``release``, if it is in memory; otherwise start its load and return None.
 
         A failed load is reported for some seconds, or until row or file change; then it is tried again.
@@ -329,7 +329,7 @@ class VariantStore:
         Raises:
             GymError: ``NOT_FOUND``; or, naming variant, file and remedy, why it cannot be loaded.
         """
-        return self._cache.poll(self._servable(name))
+        return self._cache.poll(self._servable(name), user)
 
     def added_tokens(self, name: str) -> VariantTokens | None:
         """Return the tokens that a variant adds to the base's tokenizer; None without any. Raises as ``get``."""

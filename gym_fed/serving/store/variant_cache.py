@@ -105,17 +105,17 @@ class VariantCache:
         ]
         self._started = False
 
-    def poll(self, record: VariantRecord) -> LoadedVariant | None:
-        """Return the variant, pinned, if it is in memory; otherwise start its load and return None.
+    def poll(self, record: VariantRecord, user: str = "") -> LoadedVariant | None:
+        """Return the variant, pinned, if it is in memory; otherwise start its load for a user and return None.
 
         Raises:
             GymError: If its last load failed; for some seconds, or until its row or file changes.
         """
         with self._changed:
-            variant = self._claim(record)
+            variant = self._claim(record, user)
             if variant is None:
                 self._failures.require_none(record)
-                self._begin(record, urgent=True)
+                self._begin(record, user, urgent=True)
             return variant
 
     def lacks_room(self, name: str) -> bool:
@@ -134,24 +134,24 @@ class VariantCache:
             GymError: If the load failed.
         """
         with self._changed:
-            variant = self._claim(record)
+            variant = self._claim(record, "")
             if variant is not None:
                 return variant
             self._failures.require_none(record)
-            load = self._begin(record, urgent=True)
+            load = self._begin(record, "", urgent=True)
             while not load.done and not self._closed:
                 self._changed.wait()
             if self._closed:
                 raise _closed()
             if load.error is not None:
                 raise fresh(load.error)
-            return self._claim(record)
+            return self._claim(record, "")
 
-    def prefetch(self, record: VariantRecord) -> None:
+    def prefetch(self, record: VariantRecord, user: str = "") -> None:
         """Start loading a variant if there is room, or if evicting variants that no request waits for makes room."""
         with self._changed:
             if not self._resident.has(record) and self._failures.find(record) is None:
-                self._begin(record, urgent=False)
+                self._begin(record, user, urgent=False)
 
     def release(self, variant: LoadedVariant) -> None:
         """Unpin a variant after one use.
@@ -197,10 +197,10 @@ class VariantCache:
 
     # ---- with the lock held ----
 
-    def _claim(self, record: VariantRecord) -> LoadedVariant | None:
+    def _claim(self, record: VariantRecord, user: str) -> LoadedVariant | None:
         if self._closed:
             raise _closed()
-        variant = self._resident.claim(record)
+        variant = self._resident.claim(record, user)
         if variant is None:
             self._retire(record.name)
         return variant
@@ -209,10 +209,10 @@ class VariantCache:
         if self._resident.retire(name):
             self._changed.notify_all()
 
-    def _begin(self, record: VariantRecord, *, urgent: bool) -> Load:
+    def _begin(self, record: VariantRecord, user: str, *, urgent: bool) -> Load:
         if self._closed:
             raise _closed()
-        load = self._loads.begin(record, urgent=urgent)
+        load = self._loads.begin(record, user, urgent=urgent)
         self._changed.notify_all()
         if not self._started:
             self._started = True
@@ -287,7 +287,7 @@ class VariantCache:
         while not self._closed and not load.done:
             size = self._sizes.get(load.record.sha256, max(least, load.record.size_bytes))
             size = min(size, self._resident.limit_bytes)
-            load.lacks_room = not self._resident.make_room(self._reserved + size, load.urgent)
+            load.lacks_room = not self._resident.make_room(self._reserved + size, load.user, load.urgent)
             if not load.lacks_room:
                 load.reserved = size
                 self._reserved += size
@@ -319,11 +319,11 @@ class VariantCache:
             self._reserved -= load.reserved
             load.reserved = 0
             size = variant.resident_bytes if is_new else 0
-            if not self._resident.make_room(self._reserved + size, load.urgent):
+            if not self._resident.make_room(self._reserved + size, load.user, load.urgent):
                 # Larger than its file, while others are in use: retry with room for all of it
                 self._loads.again(load)
                 return
-            self._resident.put(load.record, variant, awaited=load.urgent)
+            self._resident.put(load.record, variant, load.user, awaited=load.urgent)
         self._give_back(load)
         self._end(load)
 

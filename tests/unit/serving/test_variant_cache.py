@@ -403,3 +403,35 @@ def test_a_name_that_gets_another_file_leaves_the_shared_one_to_the_others(
     assert own.delta_sha256 == "b2"
     assert cache.acquire(row("a")) is shared
     assert cache.stats().resident_bytes == 20
+
+
+def used_by(cache: VariantCache, user: str, *names: str) -> None:
+    for name in names:
+        found: list[LoadedVariant] = []
+        wait_for(
+            lambda name=name, found=found: (one := cache.poll(row(name), user)) and not found.append(one)
+        )  # type: ignore[misc]
+        cache.release(found[0])
+
+
+def test_a_user_with_more_than_its_share_replaces_its_own_variants(cache: VariantCache, loads: Loads) -> None:
+    used_by(cache, "ann", "a")
+    used_by(cache, "bob", *"bcdefg", *"fgfgfg")
+    assert sorted(cache._resident.names) == ["a", "f", "g"]
+    used_by(cache, "bob", "h")
+    assert "a" in cache._resident.names
+    used_by(cache, "ann", "a")
+    assert loads.requested.count("a") == 1
+    used_by(cache, "cleo", "x")  # bob has two of three
+    assert {"a", "x"} < set(cache._resident.names)
+
+
+def test_a_user_alone_has_the_whole_cache_and_a_large_variant_still_fits(
+    cache: VariantCache, loads: Loads
+) -> None:
+    used_by(cache, "bob", *"abc")
+    assert sorted(cache._resident.names) == ["a", "b", "c"]
+    used_by(cache, "ann", "x")
+    loads.sizes["big"] = 30
+    used_by(cache, "ann", "big")
+    assert cache._resident.names == ["big"]
