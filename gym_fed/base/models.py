@@ -55,6 +55,19 @@ class LoadedModel:
     tokenizer: Any
     name: str
 
+    def save(self, folder: str | Path) -> Path:
+        """Write model and tokenizer to a new folder, which every ``model`` argument of gym-fed accepts.
+
+        Raises:
+            GymError: ``FILE_EXISTS`` for a folder with files.
+        """
+        target = Path(folder)
+        if target.is_file() or (target.is_dir() and any(target.iterdir())):
+            raise GymError(ErrorCode.FILE_EXISTS, f"{target} exists", "give another folder")
+        self.model.save_pretrained(target)
+        self.tokenizer.save_pretrained(target)
+        return target
+
 
 def nano_path() -> Path:
     """Return the folder of the bundled base model gym-nano."""

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from gym_fed.base.models import LoadedModel, load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.evaluation.graders.base import Grader, Sample
 
 if TYPE_CHECKING:
-    from gym_fed.base.models import LoadedModel
     from gym_fed.config.train.training import TrainingConfig
     from gym_fed.training.recipe import RecipeContext
     from gym_fed.training.run.hooks import ShouldStop, StepReport
@@ -117,7 +117,8 @@ class Loop(ABC):
 
     Args:
         dataset: The threads to learn.
-        model: The model to train, from ``RecipeContext.spawn``.
+        model: The model to train, from ``RecipeContext.spawn``, or a name or folder as for ``load_model``, such as
+            one that ``ModelRegistry.pull`` returned.
         lr: Learning rate.
         samples_per_batch: Samples per optimiser step.
         samples_per_mini_batch: Samples per forward pass; by default the whole batch.
@@ -138,7 +139,7 @@ class Loop(ABC):
     def __init__(
         self,
         dataset: Sequence[Any],
-        model: LoadedModel,
+        model: LoadedModel | str | Path,
         *,
         lr: float,
         samples_per_batch: int,
@@ -152,6 +153,8 @@ class Loop(ABC):
         should_stop: ShouldStop | None = None,
     ) -> None:
         self.dataset = dataset
+        if isinstance(model, str | Path):
+            model = load_model(str(model), device="auto" if context is None else str(context.devices[0]))
         self.model = model
         self.context = context
         self.result: TrainResult | None = None
@@ -248,7 +251,7 @@ class Graded(Loop):
 
     Args:
         dataset: Threads; final answers are left out, and graders read their metadata.
-        policy_model: The model that writes the answers and is trained.
+        model: The model that writes the answers and is trained; see ``Loop``.
         grader: A ``Grader``, several, or a function from an answered thread to a number.
         kl_beta: Weight of the divergence from the initial model.
         options: Options of ``Loop``.
@@ -257,13 +260,13 @@ class Graded(Loop):
     def __init__(
         self,
         dataset: Sequence[StringThread],
-        policy_model: LoadedModel,
+        model: LoadedModel | str | Path,
         grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
         *,
         kl_beta: float,
         **options: Any,
     ) -> None:
-        super().__init__(dataset, policy_model, **options)
+        super().__init__(dataset, model, **options)
         self.kl_beta = kl_beta
         graders = list(grader) if isinstance(grader, Sequence) else [grader]
         self._graders = [entry if isinstance(entry, Grader) else _OfThreads(entry) for entry in graders]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -22,7 +23,7 @@ class SFT(Loop):
     def __init__(
         self,
         dataset: Sequence[StringThread],
-        model: LoadedModel,
+        model: LoadedModel | str | Path,
         *,
         lr: float = 1e-5,
         samples_per_batch: int = 32,
@@ -42,7 +43,7 @@ class DPO(Loop):
     def __init__(
         self,
         dataset: Sequence[tuple[StringThread, StringThread]],
-        model: LoadedModel,
+        model: LoadedModel | str | Path,
         *,
         lr: float = 1e-6,
         beta: float = 0.1,
@@ -68,7 +69,7 @@ class DPO(Loop):
 
 
 class GRPO(Graded):
-    """``GRPO(threads, policy, grader, completions_per_sample=8).run()``.
+    """``GRPO(threads, model, grader, completions_per_sample=8).run()``.
 
     A batch is ``samples_per_batch`` prompts with ``completions_per_sample`` answers each. Each mini-batch of
     ``samples_per_mini_batch`` prompts is one step of the optimiser.
@@ -79,7 +80,7 @@ class GRPO(Graded):
     def __init__(
         self,
         dataset: Sequence[StringThread],
-        policy_model: LoadedModel,
+        model: LoadedModel | str | Path,
         grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
         *,
         lr: float = 1e-6,
@@ -91,7 +92,7 @@ class GRPO(Graded):
     ) -> None:
         super().__init__(
             dataset,
-            policy_model,
+            model,
             grader,
             lr=lr,
             kl_beta=kl_beta,
@@ -139,7 +140,7 @@ class PPO(Graded):
     def __init__(
         self,
         dataset: Sequence[StringThread],
-        policy_model: LoadedModel,
+        policy_model: LoadedModel | str | Path,
         value_model: LoadedModel | None,
         grader: Grader | ThreadGrader | Sequence[Grader | ThreadGrader],
         *,

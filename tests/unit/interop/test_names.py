@@ -527,7 +527,7 @@ def loops_of_recipes(tmp_path: Path) -> None:
             **short,
         )
         grpo = GRPO(
-            dataset=threads, policy_model=model, lr=1e-5, completions_per_sample=2, max_steps=1, **short
+            dataset=threads, model=model, lr=1e-5, completions_per_sample=2, max_steps=1, **short
         )
         assert [loop.run().steps for loop in (sft, dpo, ppo, grpo)] == [1, 1, 2, 1]
         assert grader.ready == 2

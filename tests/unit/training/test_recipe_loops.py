@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.evaluation.graders.length import Length, LengthConfig
+from gym_fed.registry import ModelRegistry
 from gym_fed.training.loops import DPO, GRPO, PPO, SFT, StringThread
 from gym_fed.training.recipe import RecipeContext
 
@@ -263,3 +265,32 @@ def test_a_grader_of_threads_is_set_up_once_and_torn_down(context: RecipeContext
         settings=SHORT,
     ).run()
     assert (calls[0], calls[-1], sorted(calls[1:-1])) == ("setup", "teardown", ["ab", "ab", "cd", "cd"])
+
+
+def test_a_pulled_model_is_trained_and_saved_and_its_folder_is_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    registry = ModelRegistry(tmp_path / "registry")
+    registry.push("me/nano", load_model("gym-nano"), licence="mit")
+    loop = GRPO(
+        threads(2),
+        model=registry.pull("me/nano", tmp_path / "pulled"),
+        grader=lambda thread: float(len(thread.last_content())),
+        lr=1e-4,
+        samples_per_batch=2,
+        completions_per_sample=2,
+        max_completion_length=4,
+        max_steps=1,
+        output_dir=tmp_path / "run",
+        settings={**SHORT, "device": "cpu"},
+    )
+    assert loop.run().steps == 1
+    saved = load_model(str(loop.model.save(tmp_path / "saved")))
+    for (name, ours), (_, theirs) in zip(
+        loop.model.model.named_parameters(), saved.model.named_parameters(), strict=True
+    ):
+        assert torch.equal(ours.cpu(), theirs), name
+    with pytest.raises(GymError) as refused:
+        loop.model.save(tmp_path / "saved")
+    assert refused.value.code is ErrorCode.FILE_EXISTS
