@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 from gym_fed.serving.engine.request import Grammar
+from gym_fed.serving.engine.schema_references import reference_cycle
 from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 MAX_ITEMS = 200
@@ -217,12 +218,20 @@ def compiled(grammar: Grammar) -> str:
 def not_enforced(words: str, reason: str) -> GymError:
     """Return the error for a grammar that llguidance refuses; for a pattern it names the position, then the fault."""
     lines = reason.splitlines() or ["no reason given"]
-    fault = next((line for line in lines if line.startswith("error: ")), lines[0])
-    return GymError(
-        ErrorCode.DATA_INVALID,
-        f"{words} cannot be enforced: {fault.removeprefix('error: ')[:_MAX_REASON]}",
-        "leave what is named out, make it simpler, or request plain text",
-    )
+    fault = next((line for line in lines if line.startswith("error: ")), lines[0]).removeprefix("error: ")
+    fault = fault.partition(" Enable '")[0]  # options of the library, which a request cannot set
+    remedy = next((remedy for part, remedy in _REMEDIES.items() if part in fault), _REMEDY)
+    return GymError(ErrorCode.DATA_INVALID, f"{words} cannot be enforced: {fault[:_MAX_REASON]}", remedy)
+
+
+_REMEDY = "leave what is named out, make it simpler, or request plain text"
+_REMEDIES = {
+    "oneOf": "write anyOf in place of oneOf: one alternative is chosen in any case",
+    "is not present in a registry": "copy the definition into $defs, and refer to it as #/$defs/NAME",
+    "Pointer '": "add the definition that the $ref names, or correct the $ref",
+    "leads back to itself": "remove the $ref, or put a property or an item between it and its target",
+}
+"""Remedies by a part of llguidance's reasons, or of this module's."""
 
 
 def _of_schema(text: str) -> str:
@@ -234,6 +243,8 @@ def _of_schema(text: str) -> str:
         raise GymError(ErrorCode.DATA_INVALID, f"the JSON schema is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise GymError(ErrorCode.DATA_INVALID, f"a JSON schema is an object, not {text[:40]!r}")
+    if reference := reference_cycle(value):
+        raise ValueError(f"$ref {plain(reference, 80)!r} leads back to itself")
     compiled_grammar: str = LLMatcher.grammar_from_json_schema(
         text if value else '{"type": "object"}', overrides=_OPTIONS
     )

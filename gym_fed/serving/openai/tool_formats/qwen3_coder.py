@@ -160,11 +160,13 @@ def _typed(value: str, types: tuple[str, ...]) -> Any:
         return value
 
 
-def _types(schema: Any, root: dict[str, Any]) -> tuple[str, ...]:
+def _types(schema: Any, root: dict[str, Any], depth: int = 0) -> tuple[str, ...]:
     """Return the types that a value may have; ``string`` if the schema has none."""
+    if depth > _MAX_REFERENCES:
+        raise CannotHold("an anyOf leads back to itself: remove that alternative")
     schema = _resolved(schema, root)
     if "anyOf" in schema:
-        return tuple(kind for option in _dicts(schema["anyOf"]) for kind in _types(option, root))
+        return tuple(kind for option in _dicts(schema["anyOf"]) for kind in _types(option, root, depth + 1))
     types = schema.get("type", _UNTYPED)
     return (types,) if isinstance(types, str) else tuple(map(str, types))
 
