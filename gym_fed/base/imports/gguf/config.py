@@ -58,8 +58,9 @@ def _shared(header: Header, keys: ArchitectureKeys) -> dict[str, Any]:
     layers = keys.integer("block_count")
     if layers > min(_MAX_LAYERS, len(header.tensors) // _MIN_TENSORS):
         raise keys.refused("block_count", layers)
-    keys.must_be("expert_count", 0)
-    keys.must_be("expert_used_count", 0)
+    if f"blk.{layers - 1}.ffn_gate_inp.weight" not in header.tensors:
+        keys.must_be("expert_count", 0)
+        keys.must_be("expert_used_count", 0)
     keys.ignore(*_RESTATED)
     width, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head = keys.integer("attention.key_length", max(1, width // heads))
@@ -99,7 +100,7 @@ def _rope(config: dict[str, Any], keys: ArchitectureKeys, header: Header, values
     kind = keys.text("rope.scaling.type", "none")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0))
     original = keys.integer("rope.scaling.original_context_length", config["max_position_embeddings"])
-    keys.ignore("rope.scaling.finetuned")
+    keys.ignore("rope.scaling.finetuned", "rope.scaling.yarn_attn_factor")  # which llama.cpp ignores
     if kind == "linear" or (kind == "none" and factor != 1.0):
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind == "yarn":
@@ -152,7 +153,11 @@ Tensors = Mapping[str, StoredTensor]
 
 
 def _llama(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
-    """Convert Llama and Mistral, both ``llama`` in llama.cpp; only Mistral's class has a sliding window."""
+    """Convert Llama, Mistral and Mixtral, all ``llama`` in llama.cpp; only Mistral's class has a sliding window."""
+    if "blk.0.ffn_gate_inp.weight" in tensors:
+        config |= {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "hidden_act": "silu"}
+        config |= _experts(keys, "num_local_experts")
+        return
     config |= {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
     config["attention_bias"] = "blk.0.attn_q.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_gate.bias" in tensors
@@ -172,9 +177,31 @@ def _qwen3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> 
     config["use_sliding_window"] = False
 
 
+def _qwen2moe(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    config |= {"model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_act": "silu"}
+    config |= {"use_sliding_window": False, "norm_topk_prob": False, **_experts(keys, "num_experts")}
+    config["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+    config["shared_expert_intermediate_size"] = keys.integer("expert_shared_feed_forward_length")
+
+
+def _qwen3moe(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
+    """Convert Qwen3's mixtures; llama.cpp always normalises the weights of the chosen experts."""
+    config |= {"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_act": "silu"}
+    config |= {"use_sliding_window": False, "norm_topk_prob": True, **_experts(keys, "num_experts")}
+    config["attention_bias"] = "blk.0.attn_q.bias" in tensors
+    config["moe_intermediate_size"] = keys.integer("expert_feed_forward_length")
+    if keys.has("expert_shared_feed_forward_length"):
+        keys.ignore("expert_shared_feed_forward_length")  # the architecture has no shared expert
+
+
+def _experts(keys: ArchitectureKeys, count: str) -> dict[str, int]:
+    """Read the number of experts under the config's key ``count``, and how many of them a token uses."""
+    return {count: keys.integer("expert_count"), "num_experts_per_tok": keys.integer("expert_used_count")}
+
+
 def _phi3(config: dict[str, Any], keys: ArchitectureKeys, tensors: Tensors) -> None:
     config |= {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "hidden_act": "silu"}
-    if keys.has("attention.sliding_window"):
+    if keys.has("attention.sliding_window") and not keys.is_zero("attention.sliding_window"):
         config["sliding_window"] = keys.integer("attention.sliding_window")
 
 
@@ -231,13 +258,17 @@ ARCHITECTURES: dict[str, Callable[[dict[str, Any], ArchitectureKeys, Tensors], N
     "llama": _llama,
     "qwen2": _qwen2,
     "qwen3": _qwen3,
+    "qwen2moe": _qwen2moe,
+    "qwen3moe": _qwen3moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
     "phi3": _phi3,
 }
 """Converters by ``general.architecture``."""
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3")
+MODEL_TYPES = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "gemma", "gemma2", "gemma3_text", "phi3",
+)  # fmt: skip
 """Model types of these architectures in transformers."""
 
 
@@ -278,6 +309,11 @@ class ArchitectureKeys:
     def has(self, key: str) -> bool:
         """Return True if the file has the key."""
         return self._prefix + key in self._header.values
+
+    def is_zero(self, key: str) -> bool:
+        """Return True if a count is 0, which stands for none of it."""
+        value = self._found(key, None)
+        return isinstance(value, int) and value == 0
 
     def must_be(self, key: str, *allowed: Any) -> None:
         """Reject any value except those allowed; the key may be missing."""

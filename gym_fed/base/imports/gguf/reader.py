@@ -45,7 +45,7 @@ class GgufImporter(Importer):
         from gym_fed.base.imports.gguf.tensors import mapped_tensors
 
         header = self._header(source)
-        config = _transformers_config(header)
+        config = transformers_config(header)
         tokens = sum(len(str(token)) for token in header.values.get("tokenizer.ggml.tokens") or [])
         return sum(tensor.bytes for tensor in mapped_tensors(header, config)) + 8 * tokens + (1 << 20)
 
@@ -66,7 +66,7 @@ class GgufImporter(Importer):
         from gym_fed.base.imports.gguf.tokenizer import end_tokens, write_tokenizer
 
         header = self._header(source)
-        config = _transformers_config(header)
+        config = transformers_config(header)
         write_tokenizer(header, folder, config.max_position_embeddings)
         config.dtype = write_tensors(header, config, folder, report)
         config.save_pretrained(str(folder))
@@ -142,7 +142,12 @@ def _refused_by_name(source: Path) -> Iterator[None]:
         ) from error
 
 
-def _transformers_config(header: Header) -> Any:
+def transformers_config(header: Header) -> Any:
+    """Convert a header to a transformers config.
+
+    Raises:
+        GymError: See ``config.config_of``.
+    """
     from transformers import AutoConfig
 
     from gym_fed.base.imports.gguf.config import config_of

@@ -10,6 +10,7 @@ same shape: nothing stays randomly initialised, and nothing is dropped.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,16 +37,30 @@ _PLAIN = {0: "float32", 1: "float16", 30: "bfloat16"}
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """A parameter and the tensor that stores it."""
+    """A parameter and the tensor that stores it.
+
+    Attributes:
+        name: The parameter's name in transformers.
+        stored: The tensor; of the experts' joint gates and inputs, the gates.
+        dtype: The dtype that it is converted to.
+        below: The tensor with the parameter's remaining rows (dimension 1), if it is stored as two.
+    """
 
     name: str
     stored: StoredTensor
     dtype: str
+    below: StoredTensor | None = None
 
     @property
     def bytes(self) -> int:
         """Size in memory, in bytes."""
-        return int(np.prod(self.stored.shape)) * (4 if self.dtype == "float32" else 2)
+        return int(np.prod(self.shape)) * (4 if self.dtype == "float32" else 2)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the parameter in the file."""
+        shape = self.stored.shape
+        return shape if self.below is None else (shape[0], shape[1] + self.below.shape[1], *shape[2:])
 
 
 def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
@@ -60,22 +75,31 @@ def mapped_tensors(header: Header, config: Any) -> list[MappedTensor]:
     """
     names = _names(header, config)
     parameters = _parameters(config)
+    halves = {name: _below(name) for name in names if _below(name)}
     stored = {names[name]: tensor for name, tensor in header.tensors.items() if name in names}
-    unexpected = [name for name in header.tensors if name not in names and name not in _COMPUTED]
+    expected = {*names, *halves.values(), *_COMPUTED}
+    unexpected = [name for name in header.tensors if name not in expected]
     missing = [name for name in parameters if name not in stored]
+    missing += [name for name in halves.values() if name not in header.tensors]
     for problem, some in (("lacks", missing), ("has tensors that the model has not:", unexpected)):
         if some:
             shown = ", ".join(plain(name, 80) for name in some[:5])
             raise invalid(
                 header.file, f"{problem} {shown} ({len(some)} of {counted(len(header.tensors), 'tensor')})"
             )
+    mapped = []
     for name, shape in parameters.items():
-        if stored[name].shape != shape:
+        below = header.tensors.get(halves.get(stored[name].name, ""))
+        tensor = MappedTensor(name, stored[name], _dtype(header, stored[name]), below)
+        if (
+            tensor.shape != shape and (1, *tensor.shape) != shape
+        ):  # GGUF drops the row of a gate of one output
             raise invalid(
                 header.file,
                 f"tensor {stored[name].name} is {list(stored[name].shape)}, {list(shape)} is expected",
             )
-    return [MappedTensor(name, stored[name], _dtype(header, stored[name])) for name in parameters]
+        mapped.append(tensor)
+    return mapped
 
 
 def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> str:
@@ -96,7 +120,7 @@ def write_tensors(header: Header, config: Any, folder: Path, report: Report) -> 
             file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors = {}
         for tensor in shard:
-            tensors[tensor.name] = _as_in_transformers(tensor, config)
+            tensors[tensor.name] = read_parameter(tensor, config)
             done += tensor.bytes
             report(done, total)
             files[tensor.name] = file
@@ -119,7 +143,10 @@ def stored_values(one: MappedTensor, config: Any) -> torch.Tensor:
     """Read a parameter as stored: float32, in transformers' row order, including ``offset_of``."""
     import torch
 
-    return _in_transformers_order(torch.from_numpy(values_of(one.stored)), one, config)
+    values = torch.from_numpy(values_of(one.stored))
+    if one.below is not None:
+        values = torch.cat([values, torch.from_numpy(values_of(one.below))], dim=1)
+    return _in_transformers_order(values, one, config)
 
 
 def offset_of(one: MappedTensor, config: Any) -> int:
@@ -148,27 +175,41 @@ def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
             yield np.asarray(dequantize(part, kind), dtype=np.float32)
 
 
-def _as_in_transformers(one: MappedTensor, config: Any) -> torch.Tensor:
+def read_parameter(one: MappedTensor, config: Any) -> torch.Tensor:
+    """Read a parameter in its dtype and shape in transformers.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` for values that are not finite.
+    """
+    import torch
+
+    parts = [_cast(stored, one, config) for stored in (one.stored, one.below) if stored is not None]
+    return _in_transformers_order(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), one, config)
+
+
+def _cast(stored: StoredTensor, one: MappedTensor, config: Any) -> torch.Tensor:
     import torch
 
     dtype = getattr(torch, one.dtype)
     parts: list[torch.Tensor] = []
     with np.errstate(over="ignore", invalid="ignore"):
-        for rows in _rows(one.stored):
+        for rows in _rows(stored):
             if not np.isfinite(rows).all():
-                raise invalid(one.stored.file, f"tensor {one.stored.name} has values that are not finite")
+                raise invalid(stored.file, f"tensor {stored.name} has values that are not finite")
             part = torch.from_numpy(rows - 1 if offset_of(one, config) else rows)
             cast = part.to(dtype)
-            if one.stored.type not in _PLAIN and not torch.isfinite(cast).all():
+            if stored.type not in _PLAIN and not torch.isfinite(cast).all():
                 dtype, cast = torch.float32, part
                 parts = [some.float() for some in parts]
             parts.append(cast)
-    return _in_transformers_order(torch.cat(parts).reshape(one.stored.shape), one, config)
+    return torch.cat(parts).reshape(stored.shape)
 
 
 def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) -> torch.Tensor:
-    """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys."""
-    if config.model_type in ("llama", "mistral") and ".attn_" in one.stored.name:
+    """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys, and drops a gate's only row."""
+    if one.stored.name.endswith("ffn_gate_inp_shexp.weight"):
+        return whole.reshape(1, -1).contiguous()
+    if config.model_type in ("llama", "mistral", "mixtral") and ".attn_" in one.stored.name:
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
         count = heads.get(one.stored.name.split(".")[2])
         if count is not None:
@@ -231,9 +272,20 @@ def _names(header: Header, config: Any) -> Mapping[str, str]:
     for name in _parameters(config):
         stem, dot, ending = name.rpartition(".")
         stored = known.get_name(stem) if ending in ("weight", "bias") else None
-        if stored is not None:
+        if (match := _EXPERTS.fullmatch(name)) is not None:
+            mapping[f"blk.{match[1]}.ffn_{_EXPERT_NAMES[match[2]]}_exps.weight"] = name
+        elif stored is not None:
             mapping[f"{stored}{dot}{ending}"] = name
     return mapping
+
+
+_EXPERTS = re.compile(r"model\.layers\.(\d+)\.mlp\.experts\.(gate_up_proj|down_proj)")
+_EXPERT_NAMES = {"gate_up_proj": "gate", "down_proj": "down"}
+
+
+def _below(name: str) -> str:
+    """Return the tensor that holds the second half of a parameter's rows; empty if there is none."""
+    return name.replace("ffn_gate_exps", "ffn_up_exps") if "ffn_gate_exps" in name else ""
 
 
 def _shards(mapped: list[MappedTensor]) -> list[list[MappedTensor]]:
