@@ -49,6 +49,13 @@ class ErrorCode(Enum):
         500,
         "An exported model computes something else than its source.",
     )
+    EXPORT_UNCHECKED = (
+        "export-unchecked",
+        33,
+        "DATA_LOSS",
+        500,
+        "An exported model could not be compared with its source; it was kept under another name.",
+    )
     DELTA_INVALID = "delta-invalid", 40, "INVALID_ARGUMENT", 422, "A .gymdelta file is malformed."
     BASE_MISMATCH = "base-mismatch", 41, "FAILED_PRECONDITION", 409, "A delta was made for another base."
     AUDIT_INVALID = (

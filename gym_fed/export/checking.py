@@ -6,7 +6,7 @@ import copy
 import gc
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +15,7 @@ from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
+from gym_fed.export.probe_texts import probe_texts, vocabulary_ids
 from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, answers
 from gym_fed.export.readers.transformers import TransformersExport
 from gym_fed.export.source import Source, cast
@@ -22,7 +23,8 @@ from gym_fed.export.source import Source, cast
 MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
 """Tolerance of a merged adapter's logits, compared with the unmerged ones."""
 _ROWS = 32
-_TEXTS = {"special_tokens": "special.", "chat_template": "template", "passage_ids": "ids.passage"}
+_VOCABULARY = "logits.vocabulary"
+_SAME = {"special_tokens": "special.", "chat_template": "template", "passage_ids": "ids.passage"}
 """The prefixes of ``answers`` that are compared if both sides have them."""
 
 
@@ -38,6 +40,10 @@ class ReadBack:
     def __init__(self, chosen: ExportFormat, source: Source, options: Options) -> None:
         self._chosen, self._source, self._options = chosen, source, options
         self._passage = passage_ids(source)
+        # Ids of pictures and sounds are refused without them.
+        reads_media = any(hasattr(source.model.config, part) for part in ("vision_config", "audio_config"))
+        self._vocabulary = vocabulary_ids(_tokenizer(source), len(self._passage), added=not reads_media)
+        self._probes = probe_texts(_tokenizer(source))
         self._own: dict[str, Any] | None = None
         self._untuned: dict[str, Any] | None = None
 
@@ -80,17 +86,18 @@ class ReadBack:
             ``effect_kept`` of a delta in blocks of few bits.
 
         Raises:
-            GymError: ``EXPORT_DIFFERS``.
+            GymError: ``EXPORT_DIFFERS``; ``EXPORT_UNCHECKED`` if the reader fails, which says nothing of the export.
         """
         chosen, source, options = self._chosen, self._source, self._options
-        begun = time.monotonic()
+        begun, reader = time.monotonic(), chosen.reader_of(source)
         result: dict[str, Any] = {
             "prompts": list(PROMPTS),
-            "positions": len(self._passage),
-            "read_by": _readers(chosen),
+            "texts": len(self._probes),
+            "positions": len(self._passage) + len(self._vocabulary),
+            "read_by": _readers(reader),
         }
         expected = chosen.expected(source, part, options)
-        result.update(chosen.stored(expected, part, options))
+        result.update(chosen.stored(source, expected, part, options))
         if self._own is None and expected is not source.model:
             self._own = self._answers(source.model, "answering as the source does")
         ours = self._answers(expected, "computing what it must answer")
@@ -101,13 +108,15 @@ class ReadBack:
         own, self._own = self._own or ours, None
         source.forget()
         gc.collect()
-        there = _in_a_fresh_process(parts, self._passage, options, part.parent)
+        there = self._in_a_fresh_process(parts, part.parent)
         result["read_back"] = compared(ours, there)
         limits = chosen.limits(options)
         result["read_back"]["tolerance"] = asdict(limits)
         if self._untuned is not None:
             result["effect_kept"] = effect_kept(self._untuned, own, there)
-        _require_equal(result["read_back"], limits, f"{chosen.reader} reads back", chosen.remedy_of(options))
+        if number := result["read_back"].pop("other_text", None):
+            result["read_back"]["text"] = self._probes[number - 1]
+        _require_equal(result["read_back"], limits, f"{reader} reads back", chosen.remedy_of(options))
         result["seconds"] = round(time.monotonic() - begun, 1)
         return result
 
@@ -123,21 +132,65 @@ class ReadBack:
             self._options.report(stage, done, total)
 
         reading = TransformersExport(model.eval(), self._source.tokenizer)
-        return answers(reading, list(PROMPTS), self._passage, tokens, report)
+        return answers(reading, self._job(tokens), report)
+
+    def _job(self, tokens: int) -> dict[str, Any]:
+        """Return the questions of ``answers``."""
+        return {
+            "prompts": PROMPTS,
+            "passage": self._passage,
+            "vocabulary": self._vocabulary,
+            "texts": self._probes,
+            "tokens": tokens,
+        }
+
+    def _in_a_fresh_process(self, parts: Mapping[str, Any], scratch: Path) -> dict[str, Any]:
+        """Return the answers of the other process, which it writes to ``scratch``, a folder deleted with the export's.
+
+        Raises:
+            GymError: ``EXPORT_UNCHECKED``.
+        """
+        import torch
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory(prefix="answer-", dir=scratch) as folder:
+            answer = Path(folder) / "answer.safetensors"
+            job = {
+                **self._job(GREEDY_TOKENS),
+                "parts": parts,
+                "threads": torch.get_num_threads(),
+                "answer": str(answer),
+            }
+            try:
+                status, last = self._options.processes.run(READ_BACK, job, self._options.report)
+                why = (last or ["no message"])[-1][:500] if status else ""
+            except GymError as error:
+                why = error.message
+            if why:
+                raise GymError(
+                    ErrorCode.EXPORT_UNCHECKED,
+                    f"what was written could not be read back: {why}",
+                    "compare it in the program that it is for; --skip-check writes it without this check",
+                )
+            tensors: dict[str, Any] = load_file(answer)
+            return tensors
+
+
+def _tokenizer(source: Source) -> Any:
+    return getattr(source.tokenizer, "tokenizer", source.tokenizer)
 
 
 def passage_ids(source: Source) -> list[int]:
     """Return the first tokens of the passage, at most as many as the model has positions."""
-    tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
     config = source.model.config
     most = getattr(getattr(config, "text_config", config), "max_position_embeddings", None) or POSITIONS
-    return list(tokenizer(PASSAGE)["input_ids"])[: min(POSITIONS, most)]
+    return list(_tokenizer(source)(PASSAGE)["input_ids"])[: min(POSITIONS, most)]
 
 
-def _readers(chosen: ExportFormat) -> str:
+def _readers(reader: str) -> str:
     """Return the versions of the packages that read the export back."""
     names = []
-    for module in dict.fromkeys(("transformers", chosen.reader)):
+    for module in dict.fromkeys(("transformers", reader)):
         name = module.replace("_", "-")
         with suppress(PackageNotFoundError):
             name = f"{name} {version(name)}"
@@ -151,16 +204,19 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
     Returns:
         ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the same
         likeliest token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
-        special tokens and chat template only if both sides have them.
+        special tokens and chat template only if both sides have them. ``vocabulary`` has ``max`` and ``largest`` for
+        tokens of the whole vocabulary, which are no text, so that the limits of rounding do not apply to them.
     """
     import torch
 
     both = [name for name in expected if name in actual]
-    if not all(torch.equal(expected[name], actual[name]) for name in both if name.startswith("ids.")):
-        return {"same_token_ids": False}
+    for name in both:
+        if name.startswith("ids.") and not torch.equal(expected[name], actual[name]):
+            text = _first_other_text(expected[name], actual[name]) if name == "ids.texts" else None
+            return {"same_token_ids": False, **({} if text is None else {"other_text": text})}
     sums = {"distance": 0.0, "top1": 0.0, "kl": 0.0}
     most, largest, positions, width = 0.0, 0.0, 0, 1
-    for ours, other in _rows(expected, actual):
+    for ours, other in _rows(expected, actual, _texts(both)):
         distance = (ours - other).abs()
         most = _larger(most, float(distance.max()))
         largest = _larger(largest, float(ours.abs().max()))
@@ -175,16 +231,24 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
         "largest": largest,
         "top1": sums["top1"] / positions,
         "kl": sums["kl"] / positions,
+        "vocabulary": _vocabulary(expected, actual) if _VOCABULARY in both else {},
         "same_token_ids": True,
         "same_greedy_tokens": bool(torch.equal(expected["greedy"], actual["greedy"])),
         **{
             f"same_{text}": all(
                 torch.equal(expected[name], actual[name]) for name in both if name.startswith(start)
             )
-            for text, start in _TEXTS.items()
+            for text, start in _SAME.items()
             if any(name.startswith(start) for name in both)
         },
     }
+
+
+def _first_other_text(expected: Any, actual: Any) -> int:
+    """Return the number of the first text with other ids, counted from 1; texts end with -1."""
+    pairs = enumerate(zip(expected.tolist(), actual.tolist(), strict=False))
+    at = next((number for number, (ours, other) in pairs if ours != other), len(actual))
+    return 1 + int((expected[:at] == -1).sum())
 
 
 def effect_kept(
@@ -203,20 +267,34 @@ def effect_kept(
     from gym_fed.delta.kept import KeptDelta
 
     ratio = KeptDelta()
-    for name in tuned:
-        if name.startswith("logits."):
-            if base[name].shape != tuned[name].shape or written[name].shape != tuned[name].shape:
-                return None
-            ratio.add(base[name], tuned[name], written[name])
+    for name in _texts(tuned):
+        if base[name].shape != tuned[name].shape or written[name].shape != tuned[name].shape:
+            return None
+        ratio.add(base[name], tuned[name], written[name])
     return ratio.share
 
 
-def _rows(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+def _vocabulary(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str, float]:
+    """Return the largest distance of the logits for tokens of the whole vocabulary, and the largest logit."""
+    most, largest = 0.0, 0.0
+    for ours, other in _rows(expected, actual, [_VOCABULARY]):
+        most = _larger(most, float((ours - other).abs().max()))
+        largest = _larger(largest, float(ours.abs().max()))
+    return {"max": most, "largest": largest}
+
+
+def _texts(names: Iterable[str]) -> list[str]:
+    """Return the names of logits of texts."""
+    return [name for name in names if name.startswith("logits.") and name != _VOCABULARY]
+
+
+def _rows(
+    expected: Mapping[str, Any], actual: Mapping[str, Any], names: Iterable[str]
+) -> Iterator[tuple[Any, Any]]:
     """Yield logits of a few positions at a time, since several copies of all of them take gigabytes."""
-    for name in expected:
-        if name.startswith("logits."):
-            pairs = zip(expected[name].split(_ROWS), actual[name].split(_ROWS), strict=True)
-            yield from ((ours.float(), other.float()) for ours, other in pairs)
+    for name in names:
+        pairs = zip(expected[name].split(_ROWS), actual[name].split(_ROWS), strict=True)
+        yield from ((ours.float(), other.float()) for ours, other in pairs)
 
 
 def _larger(first: float, second: float) -> float:
@@ -228,31 +306,3 @@ def _require_equal(figures: Mapping[str, Any], limits: Tolerance, subject: str, 
     if (why := limits.problem(figures)) is None:
         return
     raise GymError(ErrorCode.EXPORT_DIFFERS, f"{subject} {why}; nothing was kept", remedy)
-
-
-def _in_a_fresh_process(
-    parts: Mapping[str, Any], passage: list[int], options: Options, scratch: Path
-) -> dict[str, Any]:
-    """Return the answers of the other process, which it writes to ``scratch``, a folder deleted with the export's."""
-    import torch
-    from safetensors.torch import load_file
-
-    with tempfile.TemporaryDirectory(prefix="answer-", dir=scratch) as folder:
-        answer = Path(folder) / "answer.safetensors"
-        job = {
-            "parts": parts,
-            "prompts": PROMPTS,
-            "passage": passage,
-            "threads": torch.get_num_threads(),
-            "answer": str(answer),
-            "tokens": GREEDY_TOKENS,
-        }
-        status, last = options.processes.run(READ_BACK, job, options.report)
-        if status:
-            raise GymError(
-                ErrorCode.EXPORT_DIFFERS,
-                f"what was written cannot be read back: {(last or ['no message'])[-1][:500]}; nothing was kept",
-                "report this with the model's name; --skip-check writes it all the same",
-            )
-        tensors: dict[str, Any] = load_file(answer)
-        return tensors

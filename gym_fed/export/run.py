@@ -67,7 +67,8 @@ def export(
     Raises:
         GymError: ``FILE_EXISTS``, also if another export creates the path meanwhile; ``USAGE`` for a format that cannot
             hold the model; ``EXPORT_DIFFERS`` if the export computes something else, and ``DISK_FULL``; then
-            nothing is left.
+            nothing is left. ``EXPORT_UNCHECKED`` if it could not be read back; it is then kept at
+            ``unchecked_path``.
     """
     chosen, options = resolve_format(format, path, options)
     require_new(path, chosen)
@@ -116,7 +117,12 @@ def _export(
             record["notes"] = [*record.get("notes", ()), *card_notes]
         if not chosen.is_file:
             _require_licences(source, part)
-        record["check"] = None if checking is None else checking.of(part)
+        try:
+            record["check"] = None if checking is None else checking.of(part)
+        except GymError as error:
+            if error.code is not ErrorCode.EXPORT_UNCHECKED:
+                raise
+            raise _kept_unchecked(chosen, source, part, path, record, card, error) from error
         if share is None and record["check"] is not None:
             share = record["check"].get("effect_kept")
         if share is not None:
@@ -128,6 +134,40 @@ def _export(
         else:
             write_atomically(part / RECORD, _text(record))
     return record
+
+
+def unchecked_path(path: Path, *, is_file: bool) -> Path:
+    """Return the first free name for an export that could not be judged: ``model.unchecked.gguf``, ``-2`` and so on."""
+    number, suffix = 1, path.suffix if is_file else ""
+    stem = path.name.removesuffix(suffix)
+    while True:
+        name = f"{stem}.unchecked{f'-{number}' if number > 1 else ''}{suffix}"
+        if not os.path.lexists(path.with_name(name)):
+            return path.with_name(name)
+        number += 1
+
+
+def _kept_unchecked(
+    chosen: ExportFormat,
+    source: Source,
+    part: Path,
+    path: Path,
+    record: dict[str, Any],
+    card: str,
+    error: GymError,
+) -> GymError:
+    """Keep an export that could not be judged under another name, with its record, and return the error."""
+    kept = unchecked_path(path, is_file=chosen.is_file)
+    record |= {"check": None, "unchecked": error.message}
+    if chosen.is_file:
+        require_no_companions(kept, licences=chosen.merges)
+        record["files"] = {kept.name: file_sha256(part)}
+        with _companions(chosen, source, kept, record, card):
+            part.rename(kept)
+    else:
+        write_atomically(part / RECORD, _text(record))
+        part.rename(kept)
+    return GymError(error.code, f"{error.message}; it is kept, unchecked, as {kept}", error.hint)
 
 
 def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, Any]:

@@ -116,10 +116,10 @@ def _ollama(record: VariantRecord, base: str, is_named: bool, store: Path | None
         from transformers import AutoConfig
 
         from gym_fed.base.models import load_tokenizer, resolve
-        from gym_fed.export.formats.gguf import unread_reason
+        from gym_fed.export.formats.gguf import reader_of
 
         tokenizer = load_tokenizer(base)  # raises if it is not a model
-        if unread_reason(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
+        if not reader_of(AutoConfig.from_pretrained(resolve(base), local_files_only=True)):
             words += ("--skip-check",)
             note = "# nothing here can read this file back to check it; pip install llama-cpp-python can\n"
     if is_chat and (is_named or is_here(base)):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import plain, readable_bytes
 from gym_fed.export.needs import LIBRARIES_BYTES, ExportNeeds, Weights, default_needs
 from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source
@@ -71,13 +71,19 @@ class Tolerance:
     def problem(self, figures: Mapping[str, Any]) -> str | None:
         """Return why figures of ``compared`` exceed the limits, or None."""
         if not figures["same_token_ids"]:
-            return "other token ids for the same texts"
+            text = figures.get("text")
+            return "other token ids for the same texts" + (f", such as {plain(text, 80)!r}" if text else "")
         if not figures.get("same_special_tokens", True):
             return "other special tokens"
         if not figures.get("same_chat_template", True):
             return "another chat template"
         if self.max is not None and not figures["max"] <= self.max * figures["largest"]:
             return f"logits that are up to {figures['max']:.3g} off, of at most {figures['largest']:.3g}"
+        drawn = figures.get("vocabulary") or {"max": 0.0, "largest": 0.0}
+        if drawn["max"] != drawn["max"]:
+            return "logits that are no numbers for some tokens of the vocabulary"
+        if self.max is not None and not drawn["max"] <= self.max * drawn["largest"]:
+            return f"logits that are up to {drawn['max']:.3g} off for tokens of the whole vocabulary"
         if self.kl is not None and not figures["kl"] <= self.kl:
             return f"probabilities that are {figures['kl']:.3g} nats off, {self.kl:g} are allowed"
         if self.top1 is not None and not figures["top1"] >= self.top1:
@@ -249,6 +255,10 @@ class ExportFormat(ABC):
             GymError: ``MISSING_DEPENDENCY`` naming the model, the reason and the remedy.
         """
 
+    def reader_of(self, source: Source) -> str:
+        """Return the module whose library reads this model back: ``reader``, unless it depends on the model."""
+        return self.reader
+
     def use(self, path: Path) -> str:
         """Return how to use the export at ``path``: a command or a sentence; empty if there is neither."""
         return ""
@@ -276,8 +286,8 @@ class ExportFormat(ABC):
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         """Return the model in memory that the export must equal."""
 
-    def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
-        """Compare the values in the files with ``expected``; the result is the entry ``check`` of ``export.json``.
+    def stored(self, source: Source, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+        """Compare the values in the files with ``expected``; the result is part of ``check`` in ``export.json``.
 
         Raises:
             GymError: ``EXPORT_DIFFERS`` naming the value.

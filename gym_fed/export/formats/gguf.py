@@ -8,16 +8,17 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import readable_bytes
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
+from gym_fed.export.gguf.rope import rope_notes, rope_refusal
+from gym_fed.export.gguf.stored_vocabulary import compare_vocabulary, stripping_tokens
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
 from gym_fed.export.readers.gguf import GGUF_LIBRARIES, LLAMA_CPP_LIBRARIES
 from gym_fed.export.source import Source
 
-_MISREAD_TYPES = ("mistral", "gemma3_text")
-"""Model types that transformers' reader looks for under another name, or reads to other logits than llama.cpp does."""
 _OF_DTYPE = {"bfloat16": "bf16", "float16": "f16"}
 """The default quantization by the dtype that preserves the source's delta; f32 for any other dtype."""
 
@@ -28,26 +29,28 @@ def has_llama_cpp() -> bool:
 
 
 _LLAMA_CPP = has_llama_cpp()
-"""Without llama.cpp, transformers' own reader of GGUF reads files back."""
+"""Without llama.cpp, gym-fed's importer reads files back, or transformers' reader what that does not know."""
 
 
-def unread_reason(config: Any) -> str:
-    """Return why a file of this model cannot be read back here; continues "transformers", empty if it can.
+def reader_of(config: Any) -> str:
+    """Return the module that reads a file of this model back here; empty if none does.
 
     Args:
         config: The config of the transformers model.
     """
     if _LLAMA_CPP:
-        return ""
+        return "llama_cpp_python"
+    if config.model_type in MODEL_TYPES:
+        return "gym_fed"
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
-    if config.model_type in _MISREAD_TYPES or config.model_type not in GGUF_SUPPORTED_ARCHITECTURES:
-        return f"does not read {config.model_type} in GGUF, or computes something else from it"
-    return ""
+    rope = getattr(config, "rope_parameters", None) or {}
+    is_plain = rope.get("rope_type", "default") == "default"  # transformers' reader ignores RoPE scaling
+    return "transformers" if is_plain and config.model_type in GGUF_SUPPORTED_ARCHITECTURES else ""
 
 
 class Gguf(ExportFormat):
-    """Written by llama.cpp's converter, read back by llama.cpp if it is installed, otherwise by transformers.
+    """Written by llama.cpp's converter, read back by llama.cpp, or else by gym-fed's importer or transformers.
 
     The tolerances are the format's own losses: llama.cpp's quantiser writes the same bytes from the same float32 file.
     At q8_0 stories260K loses a KL of 1.2e-3 on the passage, SmolLM2 3.9e-3 and with the prompts 5.3e-3, since llama.cpp
@@ -65,7 +68,7 @@ class Gguf(ExportFormat):
     requires = ("gguf", "auto_round", "sentencepiece")
     reading = "gym_fed.export.readers.gguf"
     reader_libraries = LLAMA_CPP_LIBRARIES if _LLAMA_CPP else GGUF_LIBRARIES
-    reader = "llama_cpp_python" if _LLAMA_CPP else "transformers"
+    reader = "llama_cpp_python" if _LLAMA_CPP else "gym_fed"
     quantizations = {  # noqa: RUF012 - never written to
         "f32": Tolerance(max=5e-4, kl=1e-6),
         "f16": Tolerance(max=None, kl=1e-4, greedy=False),
@@ -119,6 +122,8 @@ class Gguf(ExportFormat):
             raise refused(source, "it is a reward model, which writes no answers")
         if architecture not in known_architectures():
             raise refused(source, f"llama.cpp's converter does not know {architecture}")
+        if why := rope_refusal(config):
+            raise refused(source, why)
 
     def start(self, processes: Processes, *, check: bool) -> None:
         from gym_fed.export.gguf.convert import LIBRARIES
@@ -126,11 +131,15 @@ class Gguf(ExportFormat):
         processes.start(CONVERTER, LIBRARIES)
         super().start(processes, check=check)
 
+    def reader_of(self, source: Source) -> str:
+        return reader_of(source.model.config)
+
     def require_reader(self, source: Source) -> None:
-        if why := unread_reason(source.model.config):
+        if not self.reader_of(source):
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
-                f"format gguf: {source.name} cannot be read back here: transformers {why}",
+                f"format gguf: {source.name} cannot be read back here: neither gym-fed nor transformers reads "
+                f"{source.model.config.model_type} in GGUF",
                 "pip install llama-cpp-python, or --skip-check, which export.json records as unchecked",
             )
 
@@ -150,10 +159,24 @@ class Gguf(ExportFormat):
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
 
-    def stored(self, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+    def facts(self, source: Source, options: Options) -> dict[str, Any]:
+        tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+        notes = rope_notes(source.model.config)
+        if stripping := stripping_tokens(tokenizer):
+            notes.append(
+                f"GGUF does not record that added tokens take white space around them or are whole words: "
+                f"{counted(len(stripping), 'token')} ({', '.join(map(repr, stripping[:3]))}, ...)"
+            )
+        return {"notes": notes} if notes else {}
+
+    def stored(self, source: Source, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
         from gym_fed.export.gguf.stored import compare_stored
 
-        return {"tensors": compare_stored(target, wanted, options.report)}
+        tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+        return {
+            "vocabulary": compare_vocabulary(target, tokenizer),
+            "tensors": compare_stored(target, wanted, options.report),
+        }
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        return {"by": self.reader, "file": str(target)}
+        return {"by": self.reader_of(source), "file": str(target)}

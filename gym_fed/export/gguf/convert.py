@@ -1,7 +1,7 @@
 """Convert a model folder to GGUF with llama.cpp's converter, which auto-round bundles.
 
 ``python -m gym_fed.export.gguf.convert`` is a separate process, because the converter has modules with common names,
-and prints and patches other modules. Its job is ``{"folder", "file", "quantization", "metadata"}``.
+and prints and patches other modules. Its job is ``{"folder", "file", "quantization", "metadata", "rope"}``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
                 model_name=job["metadata"]["general.name"],
                 eager=mixed,  # blocks of the mixtures are computed with numpy, not when they are written
             )
-            _say_metadata(gguf, writer, job["metadata"])
+            _say_metadata(gguf, writer, job["metadata"], job["rope"])
             writer.write()
     except UnknownTokenizerError as error:
         print(error, file=sys.stderr)
@@ -146,8 +146,8 @@ def _say_tensors(model_class: Any, say: Report) -> None:
     model_class.modify_tensors = modified
 
 
-def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any]) -> None:
-    """Write ``metadata`` to the file in place of the converter's guesses."""
+def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any], rope: dict[str, float]) -> None:
+    """Write ``metadata`` to the file in place of the converter's guesses, and the architecture's keys of ``rope``."""
     prepare = made.prepare_metadata
     kinds = {bool: "BOOL", int: "UINT32", str: "STRING"}
 
@@ -156,6 +156,8 @@ def _say_metadata(gguf: Any, made: Any, metadata: dict[str, Any]) -> None:
         values = made.gguf_writer.kv_data[0]
         for key, value in metadata.items():
             values[key] = gguf.GGUFValue(value, getattr(gguf.GGUFValueType, kinds[type(value)]))
+        for key, factor in rope.items():
+            values[f"{made.gguf_writer.arch}.{key}"] = gguf.GGUFValue(factor, gguf.GGUFValueType.FLOAT32)
 
     made.prepare_metadata = prepared
 

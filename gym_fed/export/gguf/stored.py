@@ -15,6 +15,7 @@ import numpy as np
 from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.base.imports.gguf.header import Header, read_header
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.export.gguf.rope import different_rotations
 from gym_fed.export.process import Report
 
 if TYPE_CHECKING:
@@ -44,18 +45,22 @@ def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
     """
     from gguf import GGMLQuantizationType
 
+    from gym_fed.base.imports.gguf.reader import transformers_config
     from gym_fed.base.imports.gguf.tensors import mapped_tensors, offset_of, stored_values
 
     config = model.config
     if config.model_type not in MODEL_TYPES:
         return {"not_compared": f"where GGUF keeps the parameters of {config.model_type} is not known here"}
+    header = read_header(file)
+    _require_settings(header, config)
     try:
-        header = read_header(file)
-        _require_settings(header, config)
+        read = transformers_config(header)
+    except GymError as error:
+        return {"not_compared": f"its settings are not read here: {error.message}"}
+    _require_same_forward(read, config)
+    try:
         mapped = mapped_tensors(header, config)
     except GymError as error:
-        if error.code is ErrorCode.EXPORT_DIFFERS:
-            raise
         raise _differs(error.message) from error
     parameters = model.state_dict()
     largest: dict[str, float] = {}
@@ -118,9 +123,40 @@ def _require_settings(header: Header, config: Any) -> None:
         value = header.values.get(f"{prefix}.{key}", default)
         if not isinstance(value, int | float) or np.float32(value) != np.float32(expected):
             raise _differs(f"{prefix}.{key} is {value} in the file, {expected} in the source")
-    rope = _rope(config)
-    if rope.get("rope_type") == "llama3":
-        _require_frequencies(header, config)
+
+
+_FORWARD = (
+    "layer_types",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "query_pre_attn_scalar",
+    "num_experts",
+    "num_local_experts",
+    "num_experts_per_tok",
+    "norm_topk_prob",
+)
+"""Config values that texts of a few hundred tokens may not show, where both classes have them."""
+_WINDOWED = ("gemma2", "gemma3_text")
+"""Model types whose sliding windows llama.cpp computes; ``rope_notes`` says so for the others."""
+
+
+def _require_same_forward(read: Any, config: Any) -> None:
+    """Compare what a file's header says of the forward with the source: rotations, windows, caps and experts.
+
+    Args:
+        read: The config that the header gives.
+        config: The source's.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the setting.
+    """
+    windowed = ("sliding_window",) if config.model_type in _WINDOWED else ()
+    for key in (*_FORWARD, *windowed):
+        value, expected = getattr(read, key, None), getattr(config, key, None)
+        if hasattr(read, key) and hasattr(config, key) and value != expected:
+            raise _differs(f"{key} is {value} in the file, {expected} in the source")
+    if problem := different_rotations(read, config):
+        raise _differs(problem)
 
 
 def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
@@ -142,8 +178,6 @@ def _settings(config: Any) -> dict[str, tuple[float, float | None]]:
         "rope.freq_base": (rope["rope_theta"], _GEMMA3_BASE if is_gemma3 else 10000.0),
         "rope.dimension_count": (int(head * (rope.get("partial_rotary_factor") or 1)), head),
     }
-    if rope.get("rope_type") in ("linear", "yarn"):
-        settings["rope.scaling.factor"] = (rope["factor"], 1.0)
     return settings
 
 
@@ -151,27 +185,6 @@ def _rope(config: Any) -> Mapping[str, Any]:
     """Return the rotary parameters; for Gemma 3 those of the global layers."""
     parameters: Mapping[str, Any] = config.rope_parameters
     return parameters.get("full_attention") or parameters
-
-
-def _require_frequencies(header: Header, config: Any) -> None:
-    """Compare the frequency divisors of Llama 3's rope scaling.
-
-    Raises:
-        GymError: ``EXPORT_DIFFERS``.
-    """
-    import torch
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    from gym_fed.base.imports.gguf.tensors import values_of
-
-    stretched, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
-    width = 2 * len(stretched)
-    plain = 1.0 / _rope(config)["rope_theta"] ** (np.arange(0, width, 2) / width)
-    stored = header.tensors.get("rope_freqs.weight")
-    divisors = plain / stretched.numpy()
-    written = None if stored is None else values_of(stored).reshape(-1)
-    if written is None or written.shape != divisors.shape or not np.allclose(written, divisors, rtol=1e-4):
-        raise _differs("tensor rope_freqs.weight is not the source's stretching")
 
 
 def _differs(why: str) -> GymError:

@@ -144,6 +144,9 @@ def patch_tokenizers(model_class: Any) -> None:
     such as one with GPT-2's splitting and a vocabulary of single digits. Unless the hash gives a pre-tokenizer outside
     ``PATTERNS``, ``matching`` therefore decides if it finds a match.
 
+    The converter writes an added token as its encoding decodes. A byte-level decoder takes each of its letters for a
+    byte, so ``§5A`` became ``\ufffd5A``. The texts of added tokens are therefore those of ``tokenizer.json``.
+
     A SentencePiece-style tokenizer without SentencePiece's own file, which is usual for tuned models, is written from
     ``tokenizer.json`` with the order of its merges. A byte-level tokenizer without merges gets an empty list of merges:
     llama.cpp requires the list, and the ``gguf`` package cannot write an empty one.
@@ -151,6 +154,14 @@ def patch_tokenizers(model_class: Any) -> None:
     import gguf
 
     by_hash, by_file = model_class.get_vocab_base_pre, model_class._set_vocab_sentencepiece
+    by_class = model_class.get_vocab_base
+
+    def base(self: Any) -> tuple[list[str], list[int], str]:
+        tokens, kinds, pre = by_class(self)
+        file = Path(self.dir_model) / "tokenizer.json"
+        for token in json.loads(file.read_text("utf-8"))["added_tokens"] if file.is_file() else []:
+            tokens[token["id"]] = token["content"]
+        return tokens, kinds, pre
 
     def pre_tokenizer(self: Any, tokenizer: Any) -> str:
         known = ""
@@ -190,6 +201,7 @@ def patch_tokenizers(model_class: Any) -> None:
     by_bytes, pack = model_class._set_vocab_gpt2, gguf.GGUFWriter._pack_val
     model_class._set_vocab_gpt2 = byte_level
     gguf.GGUFWriter._pack_val = packed  # type: ignore[method-assign,assignment]
+    model_class.get_vocab_base = base
     model_class.get_vocab_base_pre = pre_tokenizer
     model_class._set_vocab_sentencepiece = pieces
     model_class._set_vocab_llama_hf = _write_pieces

@@ -14,6 +14,7 @@ from typing import Any
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.export.gguf.rope import rope_keys
 from gym_fed.export.process import Processes, Report, no_report
 from gym_fed.export.source import Source, licences_of
 
@@ -167,7 +168,13 @@ def write_gguf(
         with quiet_loading():
             source.whole().save_pretrained(str(folder))
         source.write_companions(folder)
-        job = {"folder": str(folder), "file": str(target), "quantization": quantization, "metadata": metadata}
+        job = {
+            "folder": str(folder),
+            "file": str(target),
+            "quantization": quantization,
+            "metadata": metadata,
+            "rope": rope_keys(source.model.config),
+        }
         _convert(job, source, report, processes or Processes())
     require_metadata(target, metadata)
 

@@ -1,8 +1,8 @@
 """Read GGUF models and adapters with llama.cpp or with Python libraries.
 
 llama.cpp (llama-cpp-python) reads a file with its own tokenizer, its own forward and the template in the file, and an
-adapter on the base's own GGUF. Without it, transformers' reader dequantises a model, and ``gguf`` and PEFT put an
-adapter on the base's folder.
+adapter on the base's own GGUF. Without it, gym-fed's importer reads a model of the architectures it knows, with every
+kind of RoPE scaling, transformers' reader one of the others, and ``gguf`` and PEFT put an adapter on the base's folder.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ _CONTEXT = 2 * POSITIONS
 
 
 def load(parts: dict[str, Any]) -> LoadedExport:
-    """Load ``parts["file"]`` with ``parts["by"]``: ``llama_cpp_python``, or Python libraries.
+    """Load ``parts["file"]`` with ``parts["by"]``: ``llama_cpp_python``, ``gym_fed`` or ``transformers``.
 
     With ``parts["model"]`` the file is an adapter on this base, which has ``parts["chat_template"]``.
     """
     file, by_llama_cpp = Path(parts["file"]), parts["by"] == "llama_cpp_python"
     if "model" not in parts:
-        return LlamaCppExport(str(file)) if by_llama_cpp else _by_transformers(file)
+        if by_llama_cpp:
+            return LlamaCppExport(str(file))
+        return _by_gym_fed(file) if parts["by"] == "gym_fed" else _by_transformers(file)
     if by_llama_cpp:
         return LlamaCppAdapterExport(parts)
     model, tokenizer = loaded({"model": parts["model"]})
@@ -43,15 +45,34 @@ def load(parts: dict[str, Any]) -> LoadedExport:
     return TransformersExport(with_adapter(model, file), tokenizer)
 
 
+def _by_gym_fed(file: Path) -> LoadedExport:
+    """Load a model in float32 with gym-fed's importer, with the tokenizer in the file."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from gym_fed.base.imports.gguf.header import read_header
+    from gym_fed.base.imports.gguf.reader import transformers_config
+    from gym_fed.base.imports.gguf.tensors import mapped_tensors, offset_of, stored_values
+    from gym_fed.base.imports.gguf.tokenizer import write_tokenizer
+
+    header = read_header(file)
+    config = transformers_config(header)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    parameters = model.state_dict()
+    for tensor in mapped_tensors(header, config):
+        parameters[tensor.name].copy_(stored_values(tensor, config) - offset_of(tensor, config))
+    with tempfile.TemporaryDirectory(prefix="gym-export-", dir=file.parent) as folder:
+        write_tokenizer(header, Path(folder), config.max_position_embeddings)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        bind_templates(tokenizer, str(file))
+    return _GgufExport(model.eval(), tokenizer)
+
+
 def _by_transformers(file: Path) -> LoadedExport:
     """Load a model in float32, with the tokenizer in the file."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import GGUF_CONFIG_MAPPING
 
-    # transformers does not read the head size of Qwen3 and assumes 128.
-    keys: Any = GGUF_CONFIG_MAPPING["qwen3"]
-    keys["attention.key_length"] = "head_dim"
     model = AutoModelForCausalLM.from_pretrained(
         str(file.parent), gguf_file=file.name, dtype=torch.float32, local_files_only=True
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gym_fed.export.process import Report, child_job, leave, no_report
@@ -47,7 +48,7 @@ SPECIAL = ("bos", "eos", "pad", "unk")
 
 
 def main() -> None:
-    """Run the job: ``{"parts", "prompts", "passage", "threads", "answer", "tokens"}``."""
+    """Run the job: the questions of ``answers``, and ``{"parts", "threads", "answer"}``."""
     with child_job() as (job, say):
         import torch
         from safetensors.torch import save_file
@@ -55,7 +56,7 @@ def main() -> None:
         torch.set_num_threads(job["threads"])
         say("reading it back", 0, 0)
         reading = importlib.import_module(job["parts"]["reading"]).load(job["parts"])
-        tensors = answers(reading, job["prompts"], job["passage"], job["tokens"], say)
+        tensors = answers(reading, job, say)
         save_file(tensors, job["answer"])
 
 
@@ -83,49 +84,51 @@ class LoadedExport(ABC):
         return None
 
 
-def answers(
-    reading: LoadedExport, prompts: list[str], passage: list[int], tokens: int, report: Report = no_report
-) -> dict[str, Any]:
-    """Compute ids and logits of every prompt, logits of the passage, and greedy tokens after the last prompt.
+def answers(reading: LoadedExport, job: Mapping[str, Any], report: Report = no_report) -> dict[str, Any]:
+    """Compute ids and logits of every prompt, logits of two passages, and greedy tokens after the last prompt.
 
     Args:
         reading: The loaded export.
-        prompts: Short texts.
-        passage: Token ids, which are used as they are.
-        tokens: The number of tokens generated after the last prompt.
+        job: ``prompts`` (short texts), ``passage`` and ``vocabulary`` (token ids, which are used as they are),
+            ``texts`` (compared by their ids alone), and ``tokens`` (the number generated after the last prompt).
         report: Called with the number of finished forwards.
 
     Returns:
         ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,
-        ``logits.passage`` and ``greedy``; if the export has them, ``ids.passage`` (the whole passage by its own
-        tokenizer), ``special.NAME`` ``[1]`` and ``template`` (bytes, uint8).
+        ``logits.passage``, ``logits.vocabulary`` and ``greedy``; if the export has them, ``ids.passage`` (the whole
+        passage by its own tokenizer), ``ids.texts`` (those of each text, and -1 after it), ``special.NAME`` ``[1]`` and
+        ``template`` (bytes, uint8).
     """
     import torch
 
     tensors: dict[str, Any] = {}
     ids: list[int] = []
-    total = len(prompts) + 1 + tokens
+    prompts, tokens = job["prompts"], job["tokens"]
+    total = len(prompts) + 2 + tokens
     for number, prompt in enumerate(prompts):
         ids = reading.ids(prompt)
         tensors[f"ids.{number}"] = torch.tensor(ids)
         tensors[f"logits.{number}"] = reading.logits(ids).clone()
         report("answering", number + 1, total)
-    tensors["logits.passage"] = reading.logits(passage).clone()
+    tensors["logits.passage"] = reading.logits(job["passage"]).clone()
+    tensors["logits.vocabulary"] = reading.logits(job["vocabulary"]).clone()
     written: list[int] = []
     for number in range(tokens):
         written.append(int(reading.logits(ids + written)[-1].argmax()))
-        report("answering", len(prompts) + 2 + number, total)
+        report("answering", len(prompts) + 3 + number, total)
     tensors["greedy"] = torch.tensor(written)
-    return {**tensors, **_texts(reading)}
+    return {**tensors, **_texts(reading, job["texts"])}
 
 
-def _texts(reading: LoadedExport) -> dict[str, Any]:
+def _texts(reading: LoadedExport, texts: Sequence[str]) -> dict[str, Any]:
     """Return the tokenizer's other results: passage ids, special ids and chat template."""
     import torch
 
     tensors: dict[str, Any] = {}
     if (ids := reading.text_ids(PASSAGE)) is not None:
         tensors["ids.passage"] = torch.tensor(ids)
+        read = [[*(reading.text_ids(text) or []), -1] for text in texts]
+        tensors["ids.texts"] = torch.tensor([number for ids in read for number in ids])
     for name, number in reading.special_ids().items():
         tensors[f"special.{name}"] = torch.tensor([number])
     if (template := reading.chat_template()) is not None:

@@ -66,7 +66,8 @@ def test_an_export_that_computes_something_else_is_not_kept(
         tensors = load_file(file)
         tensors["model.norm.weight"] *= 1.001
         save_file(tensors, file, metadata={"format": "pt"})
-        return answers(load(parts), list(PROMPTS), passage, 4)
+        job = {"prompts": PROMPTS, "passage": passage, "vocabulary": passage, "texts": [], "tokens": 4}
+        return answers(load(parts), job)
 
     monkeypatch.setattr("gym_fed.export.checking._in_a_fresh_process", changed)
     with pytest.raises(GymError, match="reads back logits that are up to") as caught:
