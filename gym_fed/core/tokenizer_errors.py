@@ -1,11 +1,13 @@
 """Convert panics of the tokenizers library, which are not an ``Exception``, to errors.
 
-A pattern in tokenizer.json may exceed the library's step limit for some texts only.
+A pattern in tokenizer.json may exceed the library's step limit for some texts only. ``install`` covers every tokenizer
+of transformers, ``tokenizer_errors`` one of the library itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +29,25 @@ def tokenizer_errors(tokenizer: Any) -> Iterator[None]:
         if not (is_panic(error) or type(error) is Exception):
             raise
         raise _failed(tokenizer, error) from error
+
+
+def install() -> None:
+    """Convert the errors of all of transformers' tokenizers of the library; repeated calls have no effect."""
+    from transformers.tokenization_utils_tokenizers import TokenizersBackend
+
+    for name in ("_encode_plus", "_decode"):
+        method = getattr(TokenizersBackend, name)
+        if not hasattr(method, "__wrapped__"):
+            setattr(TokenizersBackend, name, _converting(method))
+
+
+def _converting(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def converting(self: Any, *arguments: Any, **named: Any) -> Any:
+        with tokenizer_errors(self):
+            return method(self, *arguments, **named)
+
+    return converting
 
 
 def _failed(tokenizer: Any, error: BaseException) -> GymError:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NoReturn
 
+from gym_fed.core import tokenizer_errors
 from gym_fed.core.bounded import chat_operations, pool
 from gym_fed.core.bounded.errors import LimitExceededError
 from gym_fed.core.bounded.pool import EvaluationError, evaluate
@@ -25,8 +26,9 @@ _PLACES: dict[str, str] = {}
 
 
 def bind_templates(tokenizer: Any, name: str) -> None:
-    """Render the templates of a tokenizer or processor in the child process; errors name its model."""
+    """Render the templates of a tokenizer or processor in the child process; its errors and panics name its model."""
     install()
+    tokenizer_errors.install()
     name_templates(tokenizer, name)
 
 

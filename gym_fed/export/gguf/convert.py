@@ -16,6 +16,7 @@ from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
+from gym_fed.core.errors import GymError
 from gym_fed.export.gguf.k_quants import PLAIN, k_blocks, tensor_type
 from gym_fed.export.gguf.vocabulary import UnknownTokenizerError, patch_tokenizers
 from gym_fed.export.process import Report, child_job, leave
@@ -96,7 +97,7 @@ def _convert(job: dict[str, Any], say: Report) -> int:
             )
             _say_metadata(gguf, writer, job["metadata"], job["rope"])
             writer.write()
-    except UnknownTokenizerError as error:
+    except (UnknownTokenizerError, GymError) as error:
         print(error, file=sys.stderr)
         return UNSUPPORTED
     return 0

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.modeling.split_patterns import PATTERNS
+from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.export.gguf.probes import probes
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
@@ -169,7 +170,8 @@ def patch_tokenizers(model_class: Any) -> None:
             known = str(by_hash(self, tokenizer))
         if known and known not in PATTERNS:
             return known
-        match = matching(tokenizer.backend_tokenizer, known)
+        with tokenizer_errors(tokenizer):
+            match = matching(tokenizer.backend_tokenizer, known)
         if not match.name and known:
             return known
         if not match.name:
@@ -238,7 +240,8 @@ def _write_pieces(self: Any) -> None:
             kind = gguf.TokenType.UNKNOWN
         elif token:
             kind = gguf.TokenType.CONTROL if token["special"] else gguf.TokenType.USER_DEFINED
-            text = text if token["special"] else text.replace("▁", " ")
+            if not token["special"] and token["normalized"]:  # it matches after spaces were replaced
+                text = text.replace("▁", " ")
         elif index not in texts:
             kind = gguf.TokenType.UNUSED
         else:

@@ -90,3 +90,25 @@ def test_rows_that_are_encoded_for_training_meet_it_too(folder: Path) -> None:
     for row in rows:
         require_named(folder, partial(encode_rows, tokenizer, [row], max_length=4096))
     require_named(folder, partial(prompt_ids, tokenizer, BAD))
+
+
+def test_every_call_of_a_loaded_tokenizer_gives_the_error(folder: Path) -> None:
+    """Evaluation, training and export call transformers' tokenizer in many places."""
+    tokenizer = load_tokenizer(str(folder))
+    for call in (tokenizer, tokenizer.encode, lambda text: tokenizer([text, text]), tokenizer.tokenize):
+        require_named(folder, partial(call, BAD))
+    turns = [{"role": "user", "content": BAD}]
+    require_named(folder, partial(tokenizer.apply_chat_template, turns, tokenize=True))
+
+
+def test_rows_that_calibrate_an_export_give_the_error(folder: Path) -> None:
+    from gym_fed.export.formats._few_bits import calibration_of
+
+    tokenizer = load_tokenizer(str(folder))
+    require_named(folder, partial(calibration_of, tokenizer, 128, [{"text": BAD}], "rows"))
+
+
+def test_an_answer_of_an_evaluation_gives_the_error(folder: Path) -> None:
+    from gym_fed.evaluation.row_scores import _num_tokens
+
+    require_named(folder, partial(_num_tokens, load_tokenizer(str(folder)), BAD))
