@@ -96,7 +96,7 @@ def lora_factors(model: Any) -> dict[str, Factors]:
     Raises:
         GymError: ``MODEL_INVALID`` naming the modules whose change is not ``scaling * B @ A``.
     """
-    beyond = list(_beyond_factors(model))
+    beyond = list(beyond_factors(model))
     if beyond:
         more = f" and {len(beyond) - _SHOWN} more" if len(beyond) > _SHOWN else ""
         raise GymError(
@@ -114,7 +114,7 @@ def lora_factors(model: Any) -> dict[str, Factors]:
 
 def is_plain_lora(model: Any) -> bool:
     """Return True if only LoRA factors were trained."""
-    if not hasattr(model, "peft_config") or any(True for _ in _beyond_factors(model)):
+    if not hasattr(model, "peft_config") or any(True for _ in beyond_factors(model)):
         return False
     return any(True for _ in _products(model))
 
@@ -146,7 +146,7 @@ def _reduced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return (product, identity) if rows <= columns else (identity, product)
 
 
-def _beyond_factors(model: Any) -> Iterator[str]:
+def beyond_factors(model: Any) -> Iterator[str]:
     """Describe the weights that an adapter trains in addition to two factors per linear layer."""
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper

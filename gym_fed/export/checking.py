@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gym_fed.base.modeling.model_class import has_media_part
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.export.formats.base import READ_BACK, ExportFormat, Options, Tolerance
 from gym_fed.export.probe_texts import probe_texts, vocabulary_ids
-from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, answers
+from gym_fed.export.readers.reading import GREEDY_TOKENS, PASSAGE, POSITIONS, PROMPTS, RUN_FAILED, answers
 from gym_fed.export.readers.transformers import TransformersExport
 from gym_fed.export.source import Source, cast
 
@@ -24,7 +25,12 @@ MERGED_TOLERANCE = Tolerance(max=1e-3, greedy=False)
 """Tolerance of a merged adapter's logits, compared with the unmerged ones."""
 _ROWS = 32
 _VOCABULARY = "logits.vocabulary"
-_SAME = {"special_tokens": "special.", "chat_template": "template", "passage_ids": "ids.passage"}
+_SAME = {
+    "special_tokens": "special.",
+    "chat_template": "template",
+    "weights": "weights",
+    "passage_ids": "ids.passage",
+}
 """The prefixes of ``answers`` that are compared if both sides have them."""
 
 
@@ -41,8 +47,9 @@ class ReadBack:
         self._chosen, self._source, self._options = chosen, source, options
         self._passage = passage_ids(source)
         # Ids of pictures and sounds are refused without them.
-        reads_media = any(hasattr(source.model.config, part) for part in ("vision_config", "audio_config"))
-        self._vocabulary = vocabulary_ids(_tokenizer(source), len(self._passage), added=not reads_media)
+        added = not has_media_part(source.model.config)
+        drawn = vocabulary_ids(_tokenizer(source), len(self._passage), added=added)
+        self._vocabulary = [number for number in drawn if number < _num_rows(source.model)]
         self._probes = probe_texts(_tokenizer(source))
         self._own: dict[str, Any] | None = None
         self._untuned: dict[str, Any] | None = None
@@ -100,10 +107,10 @@ class ReadBack:
         result.update(chosen.stored(source, expected, part, options))
         if self._own is None and expected is not source.model:
             self._own = self._answers(source.model, "answering as the source does")
-        ours = self._answers(expected, "computing what it must answer")
+        parts = {"reading": chosen.reading, **chosen.parts(source, part)}
+        ours = self._answers(expected, "computing what it must answer", hashed=parts.get("hashed", False))
         if self._own is not None:
             result["against_the_source"] = compared(self._own, ours)
-        parts = {"reading": chosen.reading, **chosen.parts(source, part)}
         del expected
         own, self._own = self._own or ours, None
         source.forget()
@@ -120,7 +127,9 @@ class ReadBack:
         result["seconds"] = round(time.monotonic() - begun, 1)
         return result
 
-    def _answers(self, model: Any, stage: str, tokens: int = GREEDY_TOKENS) -> dict[str, Any]:
+    def _answers(
+        self, model: Any, stage: str, tokens: int = GREEDY_TOKENS, *, hashed: bool = False
+    ) -> dict[str, Any]:
         """Compute answers in float32, like the other process."""
         import torch
 
@@ -131,8 +140,12 @@ class ReadBack:
         def report(_: str, done: int, total: int) -> None:
             self._options.report(stage, done, total)
 
-        reading = TransformersExport(model.eval(), self._source.tokenizer)
-        return answers(reading, self._job(tokens), report)
+        reading = TransformersExport(model.eval(), self._source.tokenizer, hashed=hashed)
+        job = self._job(tokens)
+        job["vocabulary"] = [
+            number for number in self._vocabulary if number < _num_rows(model)
+        ]  # a base has fewer
+        return answers(reading, job, report)
 
     def _job(self, tokens: int) -> dict[str, Any]:
         """Return the questions of ``answers``."""
@@ -165,7 +178,13 @@ class ReadBack:
                 status, last = self._options.processes.run(READ_BACK, job, self._options.report)
                 why = (last or ["no message"])[-1][:500] if status else ""
             except GymError as error:
-                why = error.message
+                status, why = 1, error.message
+            if status == RUN_FAILED:
+                raise GymError(
+                    ErrorCode.EXPORT_DIFFERS,
+                    f"the program fails on texts of other lengths than it was recorded with: {why}; nothing was kept",
+                    "export it as huggingface or gguf",
+                )
             if why:
                 raise GymError(
                     ErrorCode.EXPORT_UNCHECKED,
@@ -178,6 +197,11 @@ class ReadBack:
 
 def _tokenizer(source: Source) -> Any:
     return getattr(source.tokenizer, "tokenizer", source.tokenizer)
+
+
+def _num_rows(model: Any) -> int:
+    """Return the number of tokens that have an embedding, which may be fewer than the tokenizer has."""
+    return len(model.get_input_embeddings().weight)
 
 
 def passage_ids(source: Source) -> list[int]:
@@ -204,8 +228,9 @@ def compared(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> dict[str
     Returns:
         ``max`` and ``mean`` distance of the logits, the ``largest`` logit, ``top1`` (share of positions with the same
         likeliest token), ``kl`` (mean over positions, in nats), and whether token ids and greedy tokens are the same;
-        special tokens and chat template only if both sides have them. ``vocabulary`` has ``max`` and ``largest`` for
-        tokens of the whole vocabulary, which are no text, so that the limits of rounding do not apply to them.
+        special tokens, chat template and the digest of all weights only if both sides have them. ``vocabulary`` has
+        ``max`` and ``largest`` for tokens of the whole vocabulary, which are no text, so that the limits of rounding
+        do not apply to them.
     """
     import torch
 

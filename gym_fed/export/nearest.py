@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.delta.factors import is_plain_lora, lora_factors
+from gym_fed.delta.factors import beyond_factors, is_plain_lora, lora_factors
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.low_rank import Factors
 from gym_fed.export.formats.base import Options
@@ -30,6 +30,7 @@ from gym_fed.export.process import Report
 from gym_fed.export.source import Source
 
 _DEFAULT_RANK = 32
+_SHOWN = 3
 _ROUNDS = 4
 """Rounds of subspace iteration; each starts from the components of the previous round."""
 
@@ -77,9 +78,11 @@ def factors_of(source: Source, rank: int | None, report: Report) -> LoraFactors:
 def _factors(source: Source, rank: int | None, report: Report) -> LoraFactors:
     if source.delta is None:
         if not is_plain_lora(source.model):
+            others = sorted(beyond_factors(source.model)) if source.adapted else []
+            also = f": it also trained {', '.join(others[:_SHOWN])}" if others else ""
             raise GymError(
                 ErrorCode.USAGE,
-                f"{source.name}: its adapter is more than LoRA's two factors a matrix",
+                f"{source.name}: its adapter is more than LoRA's two factors a matrix{also}",
                 "export it as huggingface or gguf, merged",
             )
         return _of_one_rank(lora_factors(source.model), 1.0, (), {})

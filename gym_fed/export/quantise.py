@@ -33,11 +33,13 @@ def _quantise(job: dict[str, Any], say: Report) -> None:
     torch.set_num_threads(job["threads"])
     import auto_round.compressors.orchestrator as blocks
     from auto_round import AutoRound
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from gym_fed.base.modeling.model_class import class_for
 
     blocks.tqdm = _bar(say)
     folder = job["folder"]
-    model = AutoModelForCausalLM.from_pretrained(
+    model = class_for(Path(folder)).from_pretrained(
         folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False
     )
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)

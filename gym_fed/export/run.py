@@ -123,6 +123,7 @@ def _export(
             if error.code is not ErrorCode.EXPORT_UNCHECKED:
                 raise
             raise _kept_unchecked(chosen, source, part, path, record, card, error) from error
+        _note_uncompared(record)
         if share is None and record["check"] is not None:
             share = record["check"].get("effect_kept")
         if share is not None:
@@ -183,6 +184,14 @@ def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, 
         "versions": {"gym-fed": __version__, **_versions(("torch", "transformers", *chosen.requires))},
     }
     return record
+
+
+def _note_uncompared(record: dict[str, Any]) -> None:
+    """Add a note for each part of the files that the check could not compare."""
+    for part in ("vocabulary", "tensors"):
+        if why := ((record["check"] or {}).get(part) or {}).get("not_compared"):
+            note = f"the {part} in the file could not be compared, only what it answers: {why}"
+            record["notes"] = [*record.get("notes", ()), note]
 
 
 def _note_kept(

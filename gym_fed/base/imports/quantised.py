@@ -160,18 +160,14 @@ def _require_whole(source: Path, folder: Path) -> None:
         GymError: ``MODEL_INVALID`` with tensors that are missing or unknown to the architecture.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     from gym_fed.base.modeling.loading import load_weights
+    from gym_fed.base.modeling.model_class import class_for
     from gym_fed.core.library_env import quiet_loading
 
     try:
         with quiet_loading():
-            config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-            kind: Any = (
-                AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-            )
-            load_weights(kind, str(folder), {"dtype": torch.float16}, name=str(source))
+            load_weights(class_for(folder), str(folder), {"dtype": torch.float16}, name=str(source))
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         raise GymError(
             ErrorCode.MODEL_INVALID,

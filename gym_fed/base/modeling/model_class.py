@@ -18,6 +18,11 @@ def reads_media(folder: Path) -> bool:
     return "vision_config" in config or "audio_config" in config or images_type(folder) is not None
 
 
+def has_media_part(config: Any) -> bool:
+    """Return True if a transformers config has a part that reads images or sound."""
+    return any(hasattr(config, part) for part in ("vision_config", "audio_config"))
+
+
 def class_for(folder: Path) -> Any:
     """Return the class that loads a model, always whole: also where transformers has a class for its text alone.
 

@@ -294,7 +294,7 @@ def _load_source(model: ResolvedModel) -> tuple[LoadedModel, str]:
 
     source, adapters = model.source, model.request.adapters
     if isinstance(source, str | Path):
-        loaded = load_adapted(str(source), adapters)
+        loaded = load_adapted(str(source), adapters, images=True)
         name = "+".join((str(source), *adapters))
     else:
         name = getattr(source, "name", None) or "model"

@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO, ClassVar, cast
 from warnings import catch_warnings, simplefilter
 
+from gym_fed.base.modeling.model_class import has_media_part
 from gym_fed.base.models import quiet_loading
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.system_errors import system_error
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.source import Source
 
 PROGRAM_TOLERANCE = Tolerance(max=1e-5)
+
+
+_OTHERS = ("huggingface", "gguf", "torch_export", "onnx")
+"""Formats to name where one of them cannot hold a model."""
 
 
 class ProgramFormat(ExportFormat):
@@ -49,8 +55,8 @@ class ProgramFormat(ExportFormat):
 
         config = source.model.config
         remedy = "export it as huggingface or adapter"
-        if hasattr(config, "vision_config"):
-            raise self.refusal(source, "reads images", remedy)
+        if has_media_part(config):
+            raise self.refusal(source, "reads images or sound", remedy)
         if getattr(config, "model_type", "") == MIXTURE_OF_DEPTHS:
             raise self.refusal(source, "is a mixture of depths", remedy)
 
@@ -61,8 +67,18 @@ class ProgramFormat(ExportFormat):
         folder = self._folder(target)
         folder.mkdir(exist_ok=True)
         model = source.whole()
-        with quiet_loading(), _quiet_tracing(), program_of(model):
-            self.write_program(model, self._program(target), options)
+        try:
+            with quiet_loading(), _quiet_tracing(), program_of(model):
+                self.write_program(model, self._program(target), options)
+        except Exception as error:  # each exporter raises its own exceptions
+            if system_error(error) is not None:  # also a GymError
+                raise
+            reason = (str(error).strip().splitlines() or ["no reason given"])[0][:300]
+            raise self.refusal(
+                source,
+                f"cannot be recorded as a program: {type(error).__name__}: {reason}",
+                f"export it as {' or '.join(name for name in _OTHERS if name != self.name)}",
+            ) from error
         model.config.save_pretrained(str(folder))
         if getattr(model, "generation_config", None) is not None:
             model.generation_config.save_pretrained(str(folder))

@@ -52,6 +52,10 @@ READ_BACK = "gym_fed.export.readers.reading"
 """The module whose process reads every format back."""
 
 
+_DRAWN = 4
+"""The limit for tokens of the whole vocabulary, relative to that for texts: a wrong row is off by as much as a logit."""
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """The limits of a comparison; None means no limit.
@@ -77,12 +81,14 @@ class Tolerance:
             return "other special tokens"
         if not figures.get("same_chat_template", True):
             return "another chat template"
+        if not figures.get("same_weights", True):
+            return "other weights"
         if self.max is not None and not figures["max"] <= self.max * figures["largest"]:
             return f"logits that are up to {figures['max']:.3g} off, of at most {figures['largest']:.3g}"
         drawn = figures.get("vocabulary") or {"max": 0.0, "largest": 0.0}
         if drawn["max"] != drawn["max"]:
             return "logits that are no numbers for some tokens of the vocabulary"
-        if self.max is not None and not drawn["max"] <= self.max * drawn["largest"]:
+        if self.max is not None and not drawn["max"] <= _DRAWN * self.max * drawn["largest"]:
             return f"logits that are up to {drawn['max']:.3g} off for tokens of the whole vocabulary"
         if self.kl is not None and not figures["kl"] <= self.kl:
             return f"probabilities that are {figures['kl']:.3g} nats off, {self.kl:g} are allowed"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.imports.gguf.config import MODEL_TYPES
+from gym_fed.base.modeling.model_class import has_media_part
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
@@ -83,8 +84,8 @@ class Gguf(ExportFormat):
     bits = {  # noqa: RUF012 - never written to
         "f32": 32.0, "f16": 16.0, "bf16": 16.0, "q8_0": 8.5, "q6_k": 6.6, "q5_k_m": 5.7, "q4_k_m": 4.9, "q4_0": 4.6,
     }  # fmt: skip
-    tried = "Llama, Qwen3, Mistral, Gemma; every quantization"
-    untried = "mixtures of experts, sliding windows longer than 256 tokens"
+    tried = "Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-4, mixtures of Qwen3 and Mixtral; every quantization"
+    untried = "sliding windows longer than 256 tokens"
 
     def use(self, path: Path) -> str:
         return shlex.join(("llama-server", "-m", str(path)))
@@ -111,8 +112,8 @@ class Gguf(ExportFormat):
         config = source.model.config
         kind = str(getattr(config, "model_type", ""))
         architecture = next(iter(getattr(config, "architectures", None) or []), "a model without a class")
-        if hasattr(config, "vision_config"):
-            raise refused(source, "it reads images, whose part (mmproj) is not written")
+        if has_media_part(config):
+            raise refused(source, "it reads images or sound, whose part (mmproj) is not written")
         if kind == MIXTURE_OF_DEPTHS:
             raise refused(source, "llama.cpp has no mixture of depths")
         adapters = getattr(source.model, "peft_config", {})

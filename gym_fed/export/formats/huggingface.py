@@ -43,7 +43,7 @@ class HuggingFace(ExportFormat):
         return self._rounded(source, options)
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
-        return {"model": str(target)}
+        return {"model": str(target), "hashed": True}
 
     def _rounded(self, source: Source, options: Options) -> Any:
         """Return the merged model in ``dtype``; the model in memory, not a copy, if nobody else uses it."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.core.text import counted
 
 _RTOL = 1e-4
@@ -57,7 +58,9 @@ def rope_notes(config: Any) -> list[str]:
 def rope_keys(config: Any) -> dict[str, float]:
     """Return the keys that the converter does not write, without the prefix of the architecture."""
     rope = _by_layer_type(config).get("full_attention") or next(iter(_by_layer_type(config).values()), {})
-    if rope.get("rope_type") != "yarn":
+    if (
+        rope.get("rope_type") != "yarn" or config.model_type not in MODEL_TYPES
+    ):  # others have keys of their own
         return {}
     _, scaling = next(iter(rotations(config, 0).values()))
     return {"rope.scaling.attn_factor": scaling / (0.1 * math.log(rope["factor"]) + 1)}

@@ -16,6 +16,8 @@ from gym_fed.core.text import counted, plain
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
 _ADDED_KINDS = (_CONTROL, _USER_DEFINED)
+_MODELS = ("gpt2", "llama", "gemma4")
+"""llama.cpp's tokenizers whose tokens are those of ``tokenizer.json``: of bytes, and two of pieces."""
 _SPACE = "▁"
 """SentencePiece's letter for a space."""
 
@@ -38,9 +40,12 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
         return {"not_compared": "the source's tokenizer is not one of the tokenizers library"}
     header = read_header(file)
     state = json.loads(backend.to_str())
+    model = header.values.get(f"{_PREFIX}model")
+    if model not in _MODELS:
+        return {"not_compared": f"the file's tokenizer is of the kind {model}"}
     tokens: list[str] = header.values[f"{_PREFIX}tokens"]
     kinds = [int(kind) for kind in header.values[f"{_PREFIX}token_type"]]
-    is_bytes = header.values[f"{_PREFIX}model"] == "gpt2"
+    is_bytes = model == "gpt2"
     added = {token["id"]: token for token in state["added_tokens"]}
     ids = {number: text for text, number in _vocabulary(state["model"]).items()}
     if len(kinds) != len(tokens) or max([*ids, *added]) >= len(tokens):
@@ -52,11 +57,12 @@ def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
             expected = ids.get(number)
             if expected is None and kind != _UNUSED:
                 raise _differs(f"token {number} is {_shown(text)}, and the tokenizer has none")
-            if expected is not None and (text != expected or kind in _ADDED_KINDS):
+            if expected is not None and (text != expected or (is_bytes and kind in _ADDED_KINDS)):
                 raise _differs(f"token {number} is {_shown(text)} of kind {kind}, not {_shown(expected)}")
             continue
         expected = token["content"]
-        spaced = "" if is_bytes or token["special"] else expected.replace(_SPACE, " ")
+        is_spaced = not (is_bytes or token["special"]) and (token["normalized"] or not expected.strip(_SPACE))
+        spaced = expected.replace(_SPACE, " ") if is_spaced else expected
         kinds_of_it = (_CONTROL,) if token["special"] else _ADDED_KINDS
         if text not in (expected, spaced) or not (
             kind in kinds_of_it or (expected == unknown and kind == _UNKNOWN)

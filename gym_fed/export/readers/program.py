@@ -33,6 +33,7 @@ class ProgramExport(LoadedExport):
         folder: The folder with the tokenizer's files.
     """
 
+    is_program = True
     rows: ClassVar[int] = 2
 
     def __init__(self, folder: Path) -> None:

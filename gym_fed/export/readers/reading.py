@@ -7,9 +7,10 @@ not this project's loaders. The job, a line of standard input, names the file fo
 from __future__ import annotations
 
 import importlib
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from gym_fed.export.process import Report, child_job, leave, no_report
 
@@ -47,8 +48,12 @@ SPECIAL = ("bos", "eos", "pad", "unk")
 """Special tokens whose ids are compared."""
 
 
-def main() -> None:
-    """Run the job: the questions of ``answers``, and ``{"parts", "threads", "answer"}``."""
+RUN_FAILED = 3
+"""The exit status if a program was loaded and cannot compute its logits."""
+
+
+def main() -> int:
+    """Run the job: the questions of ``answers``, and ``{"parts", "threads", "answer"}``; return the exit status."""
     with child_job() as (job, say):
         import torch
         from safetensors.torch import save_file
@@ -56,12 +61,22 @@ def main() -> None:
         torch.set_num_threads(job["threads"])
         say("reading it back", 0, 0)
         reading = importlib.import_module(job["parts"]["reading"]).load(job["parts"])
-        tensors = answers(reading, job, say)
+        try:
+            tensors = answers(reading, job, say)
+        except Exception:
+            if not reading.is_program:
+                raise
+            traceback.print_exc()
+            return RUN_FAILED
         save_file(tensors, job["answer"])
+        return 0
 
 
 class LoadedExport(ABC):
     """An export that another library has loaded."""
+
+    is_program: ClassVar[bool] = False
+    """True if the export itself is what computes, so that a failure to compute is a fault of the export."""
 
     @abstractmethod
     def ids(self, prompt: str) -> list[int]:
@@ -83,6 +98,10 @@ class LoadedExport(ABC):
         """Return the chat template; None if the export has none."""
         return None
 
+    def weights_digest(self) -> str | None:
+        """Return the digest of all weights; None if they are not compared as they are."""
+        return None
+
 
 def answers(reading: LoadedExport, job: Mapping[str, Any], report: Report = no_report) -> dict[str, Any]:
     """Compute ids and logits of every prompt, logits of two passages, and greedy tokens after the last prompt.
@@ -96,8 +115,8 @@ def answers(reading: LoadedExport, job: Mapping[str, Any], report: Report = no_r
     Returns:
         ``ids.N`` ``[length]`` int64 and ``logits.N`` ``[length, vocabulary]`` float32 for each prompt,
         ``logits.passage``, ``logits.vocabulary`` and ``greedy``; if the export has them, ``ids.passage`` (the whole
-        passage by its own tokenizer), ``ids.texts`` (those of each text, and -1 after it), ``special.NAME`` ``[1]`` and
-        ``template`` (bytes, uint8).
+        passage by its own tokenizer), ``ids.texts`` (those of each text, and -1 after it), ``special.NAME`` ``[1]``,
+        ``template`` and ``weights`` (bytes, uint8).
     """
     import torch
 
@@ -133,9 +152,10 @@ def _texts(reading: LoadedExport, texts: Sequence[str]) -> dict[str, Any]:
         tensors[f"special.{name}"] = torch.tensor([number])
     if (template := reading.chat_template()) is not None:
         tensors["template"] = torch.tensor(list(template.encode()), dtype=torch.uint8)
+    if (digest := reading.weights_digest()) is not None:
+        tensors["weights"] = torch.tensor(list(digest.encode()), dtype=torch.uint8)
     return tensors
 
 
 if __name__ == "__main__":
-    main()
-    leave()
+    leave(main())

@@ -22,7 +22,7 @@ def load(parts: dict[str, Any]) -> LoadedExport:
     With ``parts["packed"]`` the packed weights of ``parts["model"]`` are rounded to the dtype of their scales.
     """
     if not parts.get("packed"):
-        return TransformersExport(*loaded(parts))
+        return TransformersExport(*loaded(parts), hashed=parts.get("hashed", False))
     from gym_fed.base.imports.quantised import QuantisedImporter
 
     model = Path(parts["model"])
@@ -34,21 +34,13 @@ def load(parts: dict[str, Any]) -> LoadedExport:
 def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
     """Load the model in float32, and its tokenizer (or processor)."""
     import torch
-    from transformers import (
-        AutoConfig,
-        AutoModelForCausalLM,
-        AutoModelForImageTextToText,
-        AutoProcessor,
-        AutoTokenizer,
-    )
+    from transformers import AutoProcessor, AutoTokenizer
 
     from gym_fed.base.modeling.loading import load_weights
+    from gym_fed.base.modeling.model_class import class_for, reads_media
 
-    folder = parts["model"]
-    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    sees = hasattr(config, "vision_config")
-    kind: Any = AutoModelForImageTextToText if sees else AutoModelForCausalLM
-    model = load_weights(kind, folder, {"dtype": torch.float32}, name=Path(folder).name)
+    folder = Path(parts["model"])
+    model = load_weights(class_for(folder), str(folder), {"dtype": torch.float32}, name=folder.name)
     adapters = parts.get("adapters", [])
     if adapters:
         from peft import PeftModel
@@ -57,7 +49,7 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
             model = PeftModel.from_pretrained(model, below).merge_and_unload()
         model = PeftModel.from_pretrained(model, adapters[-1])
     extras = adapters[-1] if adapters else folder
-    reader: Any = AutoProcessor if sees else AutoTokenizer
+    reader: Any = AutoProcessor if reads_media(folder) else AutoTokenizer
     tokenizer = reader.from_pretrained(extras, local_files_only=True, trust_remote_code=False)
     bind_templates(tokenizer, str(extras))
     if "delta" in parts:
@@ -71,10 +63,16 @@ def loaded(parts: dict[str, Any]) -> tuple[Any, Any]:
 
 
 class TransformersExport(LoadedExport):
-    """A transformers model and its tokenizer, read from an export or already in memory."""
+    """A transformers model and its tokenizer, read from an export or already in memory.
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
-        self._model = model
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, or a processor.
+        hashed: Whether all of its weights are compared.
+    """
+
+    def __init__(self, model: Any, tokenizer: Any, *, hashed: bool = False) -> None:
+        self._model, self._hashed = model, hashed
         self._tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
 
     def ids(self, prompt: str) -> list[int]:
@@ -102,3 +100,8 @@ class TransformersExport(LoadedExport):
     def chat_template(self) -> str | None:
         template = self._tokenizer.chat_template
         return template if isinstance(template, str) else None
+
+    def weights_digest(self) -> str | None:
+        from gym_fed.delta.base import tensors_digest
+
+        return tensors_digest(self._model) if self._hashed else None

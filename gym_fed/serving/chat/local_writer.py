@@ -175,7 +175,7 @@ def open_plain(
     from gym_fed.serving.chat.plain_writer import PlainGeneration
     from gym_fed.serving.setup import sampling_defaults
 
-    loaded = load_adapted(model, adapters, device=device)
+    loaded = load_adapted(model, adapters, device=device, images=True)
     tokenizer = use_chat_template(loaded.tokenizer, chat_template)
     return LocalWriter(
         PlainGeneration(loaded.model, tokenizer),

@@ -136,32 +136,11 @@ def test_a_tuned_prompt_is_refused_by_name() -> None:
         format_module.Gguf().check(Source("MODEL", model, None, None))
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        ("mistral", "does not read mistral"),
-        ("gemma3", "does not read gemma3_text"),
-    ],
-)
-def test_what_transformers_misreads_is_refused_without_llama_cpp_before_anything_is_converted(
-    kind: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = open_source(str(make_sibling(kind, tmp_path / kind)))
-    monkeypatch.setattr(format_module, "_LLAMA_CPP", False)
-    monkeypatch.setattr("gym_fed.export.gguf.write._convert", lambda *_: pytest.fail("it was converted"))
-    with pytest.raises(GymError, match=says) as raised:
-        export(source, "gguf", tmp_path / "model.gguf", Options())
-    assert raised.value.code is ErrorCode.MISSING_DEPENDENCY
-    assert "--skip-check" in str(raised.value.hint)
-    assert [entry.name for entry in tmp_path.iterdir()] == [kind]
-
-
 @pytest.mark.slow  # the converter's process imports torch and transformers: 10 s on one core
 def test_gym_nano_with_heads_of_32_and_newlines_in_special_tokens_is_read_back_without_llama_cpp(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(format_module, "_LLAMA_CPP", False)
-    monkeypatch.setattr(format_module.Gguf, "reader", "transformers")
     monkeypatch.setattr(format_module.Gguf, "reader_libraries", GGUF_LIBRARIES)
     export(open_source("gym-nano"), "gguf", tmp_path / "model.gguf", Options())
     assert (tmp_path / "model.gguf").is_file()
