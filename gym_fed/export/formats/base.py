@@ -53,7 +53,7 @@ READ_BACK = "gym_fed.export.readers.reading"
 
 
 _DRAWN = 4
-"""The limit for tokens of the whole vocabulary, relative to that for texts: a wrong row is off by as much as a logit."""
+"""The limit for tokens of the whole vocabulary, relative to that for texts; a wrong row is off by a whole logit."""
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ def patch_tokenizers(model_class: Any) -> None:
     import gguf
 
     by_hash, by_file = model_class.get_vocab_base_pre, model_class._set_vocab_sentencepiece
-    by_class = model_class.get_vocab_base
+    by_class, by_model = model_class.get_vocab_base, model_class.set_vocab
 
     def base(self: Any) -> tuple[list[str], list[int], str]:
         tokens, kinds, pre = by_class(self)
@@ -163,6 +163,14 @@ def patch_tokenizers(model_class: Any) -> None:
         for token in json.loads(file.read_text("utf-8"))["added_tokens"] if file.is_file() else []:
             tokens[token["id"]] = token["content"]
         return tokens, kinds, pre
+
+    def vocabulary(self: Any) -> None:
+        try:
+            by_model(self)
+        except (FileNotFoundError, ValueError) as error:  # Phi-3 reads SentencePiece's own file alone
+            if "tokenizer.model" not in str(error):
+                raise
+            byte_level(self)
 
     def pre_tokenizer(self: Any, tokenizer: Any) -> str:
         known = ""
@@ -203,7 +211,7 @@ def patch_tokenizers(model_class: Any) -> None:
     by_bytes, pack = model_class._set_vocab_gpt2, gguf.GGUFWriter._pack_val
     model_class._set_vocab_gpt2 = byte_level
     gguf.GGUFWriter._pack_val = packed  # type: ignore[method-assign,assignment]
-    model_class.get_vocab_base = base
+    model_class.set_vocab, model_class.get_vocab_base = vocabulary, base
     model_class.get_vocab_base_pre = pre_tokenizer
     model_class._set_vocab_sentencepiece = pieces
     model_class._set_vocab_llama_hf = _write_pieces

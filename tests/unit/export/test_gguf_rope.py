@@ -87,7 +87,7 @@ def test_a_file_of_each_kind_of_scaling_is_judged_without_llama_cpp(
 
 
 @pytest.mark.slow  # the converter's process imports torch and transformers: 10 s on one core
-@pytest.mark.parametrize("kind", ["phi4_mini", "mistral", "gemma3", "qwen3_moe", "mixtral", "qwen2"])
+@pytest.mark.parametrize("kind", ["phi3", "phi4_mini", "mistral", "gemma3", "qwen3_moe", "mixtral", "qwen2"])
 def test_families_that_transformers_misreads_are_judged_without_llama_cpp(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
