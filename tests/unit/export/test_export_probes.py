@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,6 @@ def nano() -> Source:
 
 
 def _with_added_tokens(nano: Source) -> Any:
-    from copy import deepcopy
-
     tokenizer = deepcopy(nano.tokenizer)
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
     return tokenizer

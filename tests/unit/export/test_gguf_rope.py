@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
+from transformers import LlamaConfig
 
 from gym_fed.base.models import load_model
 from gym_fed.core.errors import ErrorCode, GymError
@@ -28,8 +30,6 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 def _config(**changes: Any) -> Any:
-    from transformers import LlamaConfig
-
     return LlamaConfig(
         hidden_size=32, num_attention_heads=4, max_position_embeddings=4096, vocab_size=64, **changes
     )
@@ -104,8 +104,6 @@ def test_families_that_transformers_misreads_are_judged_without_llama_cpp(
 def test_added_tokens_are_written_as_they_are(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tokenizers import AddedToken
-
     monkeypatch.setattr(format_module, "_LLAMA_CPP", False)
     loaded = load_model(str(make_sibling(kind, tmp_path / "base")))
     tokens = [AddedToken("§5A", normalized=False), AddedToken("Ünïcode tok", normalized=False)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,6 @@ def test_a_difference_is_refused_with_the_token(
 
 
 def test_tokens_that_take_white_space_are_listed_since_gguf_does_not_record_it(tokenizer: Any) -> None:
-    from copy import deepcopy
-
     assert stripping_tokens(tokenizer) == []
     other = deepcopy(tokenizer)
     other.add_tokens([AddedToken("<mask>", lstrip=True), AddedToken("word", single_word=True)])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from gym_fed.base.models import load_model
 from gym_fed.export.formats.base import Options
@@ -37,8 +38,6 @@ pytestmark = [
 
 def _source(kind: str, folder: Path) -> Path:
     """Write a model with the added token ``§5A``; ``KIND:SCALING`` has this RoPE scaling."""
-    from tokenizers import AddedToken
-
     kind, _, scaling = kind.partition(":")
     base = make_sibling(kind, folder / "base")
     if scaling:

@@ -13,6 +13,8 @@ import pytest
 from gym_fed.base.models import load_tokenizer
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.encoding import encode_rows, prompt_ids
+from gym_fed.evaluation.row_scores import _num_tokens
+from gym_fed.export.formats._few_bits import calibration_of
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.openai.catalogue import LOCAL, Catalogue
 from gym_fed.serving.openai.service import CHAT, COMPLETIONS, OpenAIService
@@ -102,13 +104,9 @@ def test_every_call_of_a_loaded_tokenizer_gives_the_error(folder: Path) -> None:
 
 
 def test_rows_that_calibrate_an_export_give_the_error(folder: Path) -> None:
-    from gym_fed.export.formats._few_bits import calibration_of
-
     tokenizer = load_tokenizer(str(folder))
     require_named(folder, partial(calibration_of, tokenizer, 128, [{"text": BAD}], "rows"))
 
 
 def test_an_answer_of_an_evaluation_gives_the_error(folder: Path) -> None:
-    from gym_fed.evaluation.row_scores import _num_tokens
-
     require_named(folder, partial(_num_tokens, load_tokenizer(str(folder)), BAD))
