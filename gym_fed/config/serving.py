@@ -12,6 +12,7 @@ from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.proxy import ProxyNetwork, RootPath, WebOrigin
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
+from gym_fed.core.logs import LogFormat
 from gym_fed.core.registries import REASONING_PARSERS, TOOL_FORMATS
 from gym_fed.core.text import parse_bytes
 
@@ -265,6 +266,9 @@ class ServingConfig(ReadsOtherWords):
 
     usage_log: LocalPath | None = None
     """JSON lines file for usage per user and version, for `gym-server ledger attribute --usage`."""
+
+    log_format: LogFormat = "text"
+    """Format of the log on standard error: lines of text, or one JSON object a line."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
 

@@ -18,7 +18,6 @@ from google.protobuf.message_factory import GetMessageClass
 from gym_client.hub.transport import HubClient
 from gym_server.cli.accounts import accounts_of, accounts_table, variants_table
 from gym_server.cli.show import (
-    LogLine,
     ledger_lines,
     rewards_shown,
     rewards_table,
@@ -31,6 +30,7 @@ from hypothesis import strategies as st
 
 from gym_fed.core.console import TextConsole
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.logs import JsonLogLine, LogLine
 from gym_fed.core.text import MAX_TEXT, harmless, is_name, is_visible, plain, whole_number
 from gym_fed.trust.wire.errors import from_rpc_error
 from gym_fed.trust.wire.limits import SESSION_KEY

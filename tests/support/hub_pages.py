@@ -39,7 +39,7 @@ class HubPages:
             dashboard.SCREENS_FOLDER,
             routes,
             HubFeed(fed.state, fed.live_config, fed.lease_histories).feed,
-            health.beside(view, fed.traffic),
+            health.beside(view, fed.traffic, fed.contributor_clocks),
         )
         app = create_app(face, Access("session", token=TOKEN, public=True))
         self.operator, self.viewer = (TestClient(app, base_url=ADDRESS) for _ in range(2))

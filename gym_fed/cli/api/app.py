@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import threading
@@ -137,7 +138,9 @@ def serve(
     ensure_models([settings.base, *settings.adapter], yes)
 
     from gym_fed.config.serving import LOOPBACK
+    from gym_fed.core.logs import log_to_stderr
 
+    log_to_stderr(dict.fromkeys(("gym_fed", "uvicorn", "asyncio"), logging.WARNING), settings.log_format)
     loading = ExitStack()
 
     def on_listening(address: str) -> None:

@@ -18,6 +18,7 @@ from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.seeding import SeedingConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
+from gym_fed.config.observe import ObserveConfig
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.schema.proxy import ProxyNetwork, RootPath
@@ -358,3 +359,4 @@ class ServerSections(StrictModel):
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None
     """Settings of the dashboard; without them it is off, unless ``gym-server run --dashboard`` gives an address."""
+    observe: ObserveConfig = ObserveConfig()

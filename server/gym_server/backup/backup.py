@@ -39,6 +39,8 @@ from gym_server.store.tables import versions
 from gym_server.store.usage import essential, needed
 
 SESSION_KEY = "session.key"
+LAST_BACKUP = "last_backup"
+"""Setting with the time of the last finished backup, Unix seconds."""
 _PRIVATE = b"PRIVATE KEY-----"
 
 
@@ -137,6 +139,7 @@ def backup(
         written.write_text(manifest.model_dump_json(indent=2))
         failpoint("backup-manifest")
         place.put(written, f"snapshots/{snapshot}/{MANIFEST}")
+        state.database.set(LAST_BACKUP, str(created))
         dropped = _drop_old(place, state.server, keep) if keep is not None else []
     return {
         "snapshot": snapshot,

@@ -27,6 +27,7 @@ from gym_fed.core.text import counted, readable_bytes
 from gym_fed.delta.base import BaseSpec
 from gym_server.backup.backup import care_lock
 from gym_server.backup.records import unneeded_records
+from gym_server.observe.instruments import GC_FREED_BYTES, GC_PASSES
 from gym_server.rounds.round_store import MERGING
 from gym_server.state import HubState
 from gym_server.store.database import Database
@@ -58,14 +59,17 @@ class _Cutoff(NamedTuple):
 
 
 def gc_pass(state: HubState, config: ServerConfig) -> None:
-    """Run one pass of a running hub: delete a limited number of objects, and log the deletions."""
+    """Run one pass of a running hub: delete a limited number of objects, and log and count the deletions."""
     try:
         found = gc(state, config, max_objects=_PASS_OBJECTS)
     except GymError as error:
         if error.code is not ErrorCode.STATE_LOCKED:
             raise
-        return  # a backup or `gym-server gc` is running
+        GC_PASSES.labels("skipped").inc()  # a backup or `gym-server gc` is running
+        return
+    GC_PASSES.labels("done").inc()
     freed = found["object_bytes"] + found["staging_bytes"] + found["record_bytes"]
+    GC_FREED_BYTES.inc(freed)
     if found["objects"] or found["staging"] or found["records"]:
         log.info(
             "gc: freed %s; deleted %s, %s and %s",

@@ -41,11 +41,12 @@ def dashboard(
     """Show a running or stopped hub in the browser, read-only for all roles."""
     from gym_fed.config.hub.sections import DashboardConfig
     from gym_fed.serving.http.proxies import Proxies
-    from gym_server.cli.show import log_to_stderr
-    from gym_server.federation import Federation
+    from gym_fed.core.logs import log_to_stderr
+    from gym_server.cli.run import LOG_LEVELS
+    from gym_server.federation import Federation, read_config
     from gym_server.web.dashboard import Dashboard
 
-    log_to_stderr()
+    log_to_stderr(LOG_LEVELS, read_config(folder).observe.log_format)
     with Federation.open(folder, read_only=True) as fed:
         config = fed.config.dashboard or DashboardConfig()
         at, _, number = config.listen.rpartition(":")

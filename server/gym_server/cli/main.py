@@ -131,15 +131,16 @@ def run(
     from contextlib import ExitStack
 
     with spinner("loading torch and Flower"):
+        from gym_fed.core.logs import log_to_stderr
         from gym_server.cli.evaluation import change_as_json
         from gym_server.cli.live import HubEvent, Watcher, line_console
-        from gym_server.cli.run import run_hub
+        from gym_server.cli.run import LOG_LEVELS, run_hub
         from gym_server.cli.setup import join_commands, short_join_command
-        from gym_server.cli.show import describe_round, log_to_stderr
-        from gym_server.federation import Federation
+        from gym_server.cli.show import describe_round
+        from gym_server.federation import Federation, read_config
         from gym_server.rounds.round_store import Round
 
-    log_to_stderr()
+    log_to_stderr(LOG_LEVELS, read_config(folder, tuple(overrides or ())).observe.log_format)
     served: list[Federation] = []
     footer: list[str] = []
     watching = ExitStack()

@@ -28,6 +28,8 @@ from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start
 from gym_server.clock_watch import ClockWatch
 from gym_server.federation import Federation, folder_lock
+from gym_server.observe.instruments import GC_PASSES
+from gym_server.observe.tracing import traced_hub
 from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.parked_model import parked_path
@@ -49,6 +51,13 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("gym_server")
+LOG_LEVELS = {
+    "gym_server": logging.INFO,
+    "gym_fed": logging.WARNING,
+    "grpc": logging.WARNING,
+    "asyncio": logging.WARNING,
+}
+"""The least level of each logger that a hub's log has."""
 
 _GRACE_SECONDS = 5.0
 _DRAIN_SECONDS = 3.0
@@ -102,6 +111,7 @@ def run_hub(
         folder_lock(folder) if folder.is_dir() else nullcontext(),
         Federation.open(folder, overrides, insecure) as federation,
         federation.hub_lock() as hub_lock,
+        traced_hub(federation.config),
         _dashboard_of(federation, dashboard) as pages,
     ):
         federation.clock.start()
@@ -322,8 +332,10 @@ class _Server:
             try:
                 await heavily(gc_pass, self._fed.state, self._fed.config)
             except (StoreAway, GymError, OSError, SQLAlchemyError) as error:
+                GC_PASSES.labels("failed").inc()
                 log.warning("gc: failed, trying again in %s: %s", readable_seconds(PASS_SECONDS), error)
             except Exception:  # one unreadable row must not end all later passes
+                GC_PASSES.labels("failed").inc()
                 log.exception("gc: nothing was deleted this time")
             await asyncio.sleep(PASS_SECONDS)
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from rich.logging import RichHandler
 from rich.table import Column
 from sqlalchemy import func, select
 
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.console import TextTable, err, short_ids
+from gym_fed.core.console import TextTable, short_ids
+from gym_fed.core.logs import MAX_LOG_LINE
 from gym_fed.core.text import counted, plain, with_error
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_server.evaluations.records import last_evaluation, last_evaluation_line
@@ -29,53 +28,6 @@ from gym_server.state import HubState
 from gym_server.store.database import Database
 from gym_server.store.tables import accounts, contributions, credits, messages, nodes, updates
 from gym_server.strategy.backoff import paused
-
-MAX_LOG_LINE = 2000
-MAX_LOG_TRACE = 20_000
-"""Maximum length of a log line, and of the traceback below it, in characters."""
-
-
-class LogLine(logging.Formatter):
-    """Formats a record as one line, so that untrusted text cannot move the cursor or imitate another record.
-
-    Line breaks inside a message are escaped. A traceback follows on indented lines, which cannot look like a record.
-    """
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return plain(super().formatMessage(record), MAX_LOG_LINE)
-
-    def formatException(self, ei: Any) -> str:
-        return _indented(super().formatException(ei))
-
-    def formatStack(self, stack_info: str) -> str:
-        return _indented(super().formatStack(stack_info))
-
-
-def _indented(trace: str) -> str:
-    return "\n".join("    " + plain(line, MAX_LOG_LINE) for line in trace[-MAX_LOG_TRACE:].splitlines())
-
-
-def log_to_stderr() -> None:
-    """Write the hub's log to the terminal, one plain line per record."""
-    handler: logging.Handler
-    if err.is_terminal:
-        handler = RichHandler(
-            console=err, show_path=False, omit_repeated_times=False, log_time_format="%H:%M:%S"
-        )
-    else:
-        handler = logging.StreamHandler()
-    handler.setFormatter(
-        LogLine("%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s")
-    )
-    for name, level in (
-        ("gym_server", logging.INFO),
-        ("grpc", logging.WARNING),
-        ("asyncio", logging.WARNING),
-    ):
-        logger = logging.getLogger(name)
-        logger.addHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = False
 
 
 def status_of(

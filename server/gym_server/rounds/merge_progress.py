@@ -7,18 +7,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 
+from gym_fed.core.tracing import begin_child
+from gym_server.observe.instruments import MERGE_PHASE_SECONDS
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
 from gym_server.store.tables import settings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
 
 log = logging.getLogger("gym_server")
 
 _SETTING = "merge_progress"
 _WRITE_SECONDS = 0.5
 """Minimum time between two writes within a phase; a new phase is written at once."""
+_EVALUATIONS = ("checking the held-out loss", "evaluating")
+"""Phases whose span is named ``evaluate``."""
 
 MergeState = dict[str, str | int]
 """``phase``, ``done`` and ``total``; ``total`` is 0 if the steps of the phase are not counted."""
@@ -35,11 +43,15 @@ class MergeProgress:
     def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
         self._database, self._clock = database, clock
         self._phase, self._done, self._total = "", 0, 0
-        self._written_at = 0.0
+        self._span: Span | None = None
+        self._written_at = self._began_at = 0.0
 
     def begin(self, phase: str, total: int = 0, done: int = 0) -> None:
         """Begin a phase of ``total`` steps, ``done`` of which are finished."""
+        self._end_phase()
         self._phase, self._done, self._total = phase, done, total
+        self._began_at = self._clock()
+        self._span = begin_child("evaluate" if phase in _EVALUATIONS else phase, phase=phase)
         self._write()
 
     def step(self, _: object = None) -> None:
@@ -50,7 +62,15 @@ class MergeProgress:
 
     def end(self) -> None:
         """Record that no merge is running; call it after success and failure."""
+        self._end_phase()
         self._set("")
+
+    def _end_phase(self) -> None:
+        if self._phase:
+            MERGE_PHASE_SECONDS.labels(self._phase).observe(self._clock() - self._began_at)
+        if self._span is not None:
+            self._span.end()
+        self._phase, self._span = "", None
 
     def _write(self) -> None:
         self._written_at = self._clock()

@@ -25,6 +25,7 @@ from gym_fed.trust.wire.errors import to_status
 from gym_fed.trust.wire.limits import SESSION_KEY
 from gym_server.accounts.accounts import Accounts, Session
 from gym_server.accounts.keys import RevokedKey
+from gym_server.observe.instruments import CALL_SECONDS, timed
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
 from gym_server.store.away import StoreAway
 from gym_server.traffic import HubTraffic
@@ -166,7 +167,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             with self._share(method, token, address):
                 if method not in OPEN_METHODS:
                     _session.set(await self._authenticate(token, method))
-                yield
+                with nullcontext() if method in LONG_METHODS else timed(CALL_SECONDS, method):
+                    yield
         except Exception as error:  # noqa: BLE001 (every failure must become a status)
             await self._end(context, method, address, error)
 

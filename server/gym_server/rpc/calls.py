@@ -23,6 +23,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.recipes import LiveConfig
+from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import Steering
 from gym_server.rpc.auth_interceptor import current_address, current_session
 from gym_server.rpc.limits import EnrolmentLimits, host_of
@@ -234,3 +235,15 @@ def entry_message(entry: Entry) -> pb.LedgerEntry:
         previous_hash=entry.previous_hash,
         hash=entry.hash,
     )
+
+
+def verdict_line(row: Any, earned: dict[int, int]) -> dict[str, Any]:
+    """Return a row of ``updates`` as its contributor sees it, with the credit that the round earned them."""
+    return {
+        "update": row.update_id,
+        "server_round": row.server_round,
+        "verdict": row.verdict,
+        "reason": row.reason,
+        "bytes": row.delta_bytes,
+        "credit": earned.get(row.server_round, 0) if row.verdict in PAID_VERDICTS else 0,
+    }

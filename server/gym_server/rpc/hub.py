@@ -17,12 +17,14 @@ from sqlalchemy import Connection, select
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.text import counted, plain, whole_number
+from gym_fed.core.tracing import round_span
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.base.served import ServedBase
 from gym_server.federation import RUN_ID, Federation
+from gym_server.observe.tracing import LeaseSpans, caller_of, upload_span
 from gym_server.privacy import budget as privacy
 from gym_server.rewards.reputations import rewards_of
 from gym_server.rounds.admission import Receipt, UpdateSubmission
@@ -30,11 +32,10 @@ from gym_server.rounds.commitments import Commitments
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.queue import SET_ASIDE, QueuedMessage, check_held, record_reply
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
-from gym_server.rounds.round_store import PAID_VERDICTS
 from gym_server.rounds.steering import PAUSED, RESUMED
 from gym_server.rounds.sums import CombinedSoups, being_made
 from gym_server.rpc.auth_interceptor import current_session
-from gym_server.rpc.calls import CallsBesideRounds
+from gym_server.rpc.calls import CallsBesideRounds, verdict_line
 from gym_server.rpc.limits import EnrolmentLimits
 from gym_server.rpc.streams import Wakeups, WorkStreams, wait_for_event
 from gym_server.rpc.threads import heavily
@@ -59,7 +60,7 @@ class Hub(CallsBesideRounds):
         self._payouts, self._steering = federation.payouts, federation.steering
         self._variants, self._contributor_clocks = federation.variants, federation.contributor_clocks
         self._max_update_bytes, self._ledger_key = federation.max_update_bytes, federation.key
-        self._wakeups = wakeups
+        self._wakeups, self._lease_spans = wakeups, LeaseSpans(federation.server)
         self._downloads = Downloads(federation.live_config, federation.base, federation.round_store)
         self.base = ServedBase(federation.config, federation.base, federation.database)
         self._seeds, self._traffic = tracker_of(federation, self.base), federation.traffic
@@ -131,7 +132,9 @@ class Hub(CallsBesideRounds):
 
     def _held_or_next(self, node_id: int) -> QueuedMessage | None:
         """Return the task that a node holds; if it holds none, lease it the next one."""
-        return self._queue.held(node_id) or self._queue.lease(node_id)
+        if (message := self._queue.held(node_id)) is None and (message := self._queue.lease(node_id)):
+            self._lease_spans.granted(message.message_id)
+        return message
 
     def _task(self, message: QueuedMessage) -> pb.WorkEvent:
         metadata = pb.MessageMetadata(
@@ -171,7 +174,8 @@ class Hub(CallsBesideRounds):
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:
         session = current_session()
         check = partial(self._accounts.check, session)
-        return await self._transfers.receive(session.contributor, chunks, check)
+        async with upload_span(self._state.server, self._state.round_store, context):
+            return await self._transfers.receive(session.contributor, chunks, check)
 
     async def Download(self, request: pb.DownloadRequest, context: Any) -> AsyncIterator[pb.DownloadChunk]:
         contributor = current_session().contributor
@@ -210,12 +214,13 @@ class Hub(CallsBesideRounds):
                 ErrorCode.TOO_LARGE,
                 f"a reply of {counted(request.ByteSize(), 'byte')} is too large; send tensors as objects",
             )
-        receipt = await heavily(self._submit, session.contributor, session.node_id, request)
+        caller = caller_of(context)
+        receipt = await heavily(self._submit, session.contributor, session.node_id, request, caller)
         failpoint("after-submit")
         self._wakeups.notify()
         return pb.SubmitReply(receipt_json=receipt)
 
-    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest) -> str:
+    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest, caller: str) -> str:
         message = self._queue.get(request.message_id)
         if message is None:
             raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
@@ -242,7 +247,10 @@ class Hub(CallsBesideRounds):
                 tx, message.message_id, reply.SerializeToString(), receipt.to_json(), self._state.clock.now()
             )
 
-        receipt = self._admission.judge(submission, answer)
+        group = submission.server_round
+        with round_span("admit", self._state.server, group, caller):
+            receipt = self._admission.judge(submission, answer)
+        self._lease_spans.answered(message.message_id, group, receipt.verdict)
         return receipt.to_json()
 
     def _check_reply(self, contributor: str, message: QueuedMessage, request: pb.SubmitRequest) -> None:
@@ -334,7 +342,7 @@ class Hub(CallsBesideRounds):
             verdicts_json=[
                 json.dumps(
                     {
-                        **_verdict(row, earned),
+                        **verdict_line(row, earned),
                         **self._admission.opening(row),
                         "entries": entries.get(row.server_round, []),
                     }
@@ -386,14 +394,3 @@ def _update_id(request: pb.SubmitRequest) -> str | None:
         if entry.key == "manifest":
             return UpdateManifest.parse(entry.value.text).digest
     return None
-
-
-def _verdict(row: Any, earned: dict[int, int]) -> dict[str, Any]:
-    return {
-        "update": row.update_id,
-        "server_round": row.server_round,
-        "verdict": row.verdict,
-        "reason": row.reason,
-        "bytes": row.delta_bytes,
-        "credit": earned.get(row.server_round, 0) if row.verdict in PAID_VERDICTS else 0,
-    }

@@ -23,6 +23,7 @@ from gym_fed.core.text import counted, readable_seconds
 from gym_fed.trust.wire.limits import CHUNK_BYTES
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from gym_server.observe.instruments import UPLOAD_BYTES
 from gym_server.rpc.threads import heavily
 from gym_server.store.database import Database, insert_if_absent
 from gym_server.store.objects import ObjectStore
@@ -241,6 +242,7 @@ class Transfers:
             await heavily(file.write, chunk.data)
             offset += len(chunk.data)
             unsynced += len(chunk.data)
+            UPLOAD_BYTES.inc(len(chunk.data))
             if unsynced >= SYNC_BYTES:
                 await heavily(_sync, file)
                 unsynced = 0

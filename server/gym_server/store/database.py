@@ -22,6 +22,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_server.observe.instruments import DATABASE_SECONDS, timed
 from gym_server.store.away import StoreAway, WriteConflict
 from gym_server.store.failures import mapped_errors, parse_url, shown
 from gym_server.store.schema import check_version, create_tables
@@ -137,7 +138,11 @@ class Database:
                 "this only reads the hub's folder, and changes nothing there",
                 "use the dashboard of the running hub: gym-server run --dashboard HOST:PORT",
             )
-        with mapped_errors(self._url), self.engine.connect() as connection:
+        with (
+            timed(DATABASE_SECONDS, "write"),
+            mapped_errors(self._url),
+            self.engine.connect() as connection,
+        ):
             with self._alone(connection), connection.begin():
                 for call in self.at_begin:
                     call(connection)
@@ -153,7 +158,11 @@ class Database:
         options: dict[str, Any] = {"isolation_level": "AUTOCOMMIT"}  # see _begin
         if not self._is_sqlite:
             options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
-        with mapped_errors(self._url), self.engine.connect().execution_options(**options) as connection:
+        with (
+            timed(DATABASE_SECONDS, "read"),
+            mapped_errors(self._url),
+            self.engine.connect().execution_options(**options) as connection,
+        ):
             yield connection
 
     @contextmanager

@@ -20,18 +20,22 @@ log = logging.getLogger("gym_server")
 _POLL_SECONDS = 1.0
 
 
-def shortage(state: HubState, config: ServerConfig) -> GymError | None:
-    """Return a ``DISK_FULL`` error for a folder with less free space than the reserve; None if all have enough."""
+def free_bytes(state: HubState, config: ServerConfig) -> dict[Path, int]:
+    """Return the free space on the disk of every folder that the hub writes to; remote stores have no folder."""
     database = state.database.sqlite_path
-    objects = Path(config.storage.objects)
     folders = [
         state.store.staging,
-        state.folder / objects,
+        state.folder / Path(config.storage.objects),
         *([database.parent] if database is not None else []),
     ]
+    return {folder: shutil.disk_usage(folder).free for folder in folders if folder.is_dir()}
+
+
+def shortage(state: HubState, config: ServerConfig) -> GymError | None:
+    """Return a ``DISK_FULL`` error for a folder with less free space than the reserve; None if all have enough."""
     reserve = config.storage.reserve_bytes
-    for folder in folders:
-        if folder.is_dir() and (free := shutil.disk_usage(folder).free) < reserve:
+    for folder, free in free_bytes(state, config).items():
+        if free < reserve:
             return GymError(
                 ErrorCode.DISK_FULL,
                 f"{readable_bytes(free)} are free on the disk of {folder}, below the reserve of "

@@ -21,8 +21,10 @@ from gym_fed.config.hub.server import ServerConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.system_errors import system_error
+from gym_fed.core.tracing import round_span
 from gym_server.evaluations.seeds import promise_seed
 from gym_server.federation import Federation
+from gym_server.observe.tracing import record_round
 from gym_server.privacy import budget as privacy
 from gym_server.privacy.secure_round import SecureAggregationRound
 from gym_server.rewards.scores import ScoringStopped
@@ -202,6 +204,7 @@ class DurableDeltaSoup(Strategy):
             ended = self._abort_for(current.server_round, error)
         if ended is None:
             return False
+        record_round(self._state, ended.server_round)
         if ended.state == COMMITTED:
             backoff.succeeded()
         elif not is_coordinators(ended.reason):
@@ -353,7 +356,10 @@ class DurableDeltaSoup(Strategy):
     def _merge(self, current: Round, should_end: Callable[[], bool]) -> None:
         """Merge a round; the result is discarded if the coordinator ended the round meanwhile."""
         try:
-            with self._hub_model().freed_afterwards() as model:
+            with (
+                round_span("merge", self._state.server, current.server_round),
+                self._hub_model().freed_afterwards() as model,
+            ):
                 merge_round(self._state, self._config, self._keys, model, current, should_end)
         except Exception:
             if self._rounds.require(current.server_round).state != ABORTED:

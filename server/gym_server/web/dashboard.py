@@ -70,7 +70,7 @@ class Dashboard:
         routes = APIRouter()
         for router in routers(fed, view):
             routes.include_router(router)
-        beside = health.beside(view, fed.traffic)
+        beside = health.beside(view, fed.traffic, fed.contributor_clocks)
         face = Face("hub", fed.config.name, SCREENS_FOLDER, routes, self._feed.feed, beside)
         self.server = WebServer(
             face,

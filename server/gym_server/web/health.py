@@ -1,4 +1,4 @@
-"""Health figures of the hub: process, disk, queue, refusals; as JSON and for Prometheus.
+"""Health figures of the hub: process, disk, queue, refusals; as JSON, and the route of its metrics.
 
 Figures that help an attacker (disk, queue, calls and connections) are only for the operator. In private rounds so are
 refusals, since their reasons depend on the content of updates.
@@ -7,27 +7,23 @@ refusals, since their reasons depend on the content of updates.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 from fastapi import APIRouter
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from sqlalchemy import Connection, func, select
 from starlette.responses import Response
 
+from gym_fed.core.metrics import CONTENT_TYPE
 from gym_fed.version import __version__
 from gym_fed.web.access import Visitor
 from gym_fed.web.app import Looking, Measuring
+from gym_server.clock_watch import ContributorClocks
+from gym_server.observe.metrics import RECENT_ROUNDS, Watched, exposed
 from gym_server.rounds.steering import pause_of
 from gym_server.store.tables import accounts, ledger, messages, nodes, objects, updates, uploads, versions
 from gym_server.strategy.backoff import paused
 from gym_server.traffic import HubTraffic
 from gym_server.web.hub_view import HubView
-
-RECENT_ROUNDS = 20
-"""Number of rounds whose refusals and rejections are counted."""
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
@@ -42,14 +38,17 @@ def routes(view: HubView, traffic: HubTraffic) -> APIRouter:
     return found
 
 
-def beside(view: HubView, traffic: HubTraffic) -> APIRouter:
+def beside(view: HubView, traffic: HubTraffic, clocks: ContributorClocks) -> APIRouter:
     """Return the route ``/metrics``, which is outside of the API, since Prometheus expects it there."""
     found = APIRouter()
 
     @found.get("/metrics")
     def metrics(visitor: Measuring) -> Response:
         """Return the figures in Prometheus' text format."""
-        return Response(metrics_of(health_of(view, traffic, visitor)), media_type=CONTENT_TYPE)
+        watched = None
+        if view.is_operator(visitor):
+            watched = Watched(view.state, view.config, clocks, view.is_running)
+        return Response(exposed(health_of(view, traffic, visitor), watched), media_type=CONTENT_TYPE)
 
     return found
 
@@ -115,92 +114,10 @@ def _disk(view: HubView) -> dict[str, int | None]:
     usage = shutil.disk_usage(view.state.folder)
     path = view.state.database.sqlite_path
     beside_it = [] if path is None else [path.with_name(path.name + end) for end in ("", "-wal", "-shm")]
-    size = sum(file.stat().st_size for file in beside_it if file.exists())
+    sizes = {file.name: file.stat().st_size for file in beside_it if file.exists()}
     return {
         "total_bytes": usage.total,
         "free_bytes": usage.free,
-        "database_bytes": size if path is not None else None,
+        "database_bytes": sum(sizes.values()) if path is not None else None,
+        "wal_bytes": sizes.get(f"{path.name}-wal", 0) if path is not None else None,
     }
-
-
-# ---- Prometheus ----
-
-
-def metrics_of(health: dict[str, Any]) -> bytes:
-    """Return the figures in Prometheus' text format, with a registry for this response only."""
-    registry = CollectorRegistry()
-    registry.register(_Figures(health))
-    return generate_latest(registry)
-
-
-class _Figures:
-    """Converts the figures of ``health_of`` to metrics; figures that are None are skipped."""
-
-    def __init__(self, health: dict[str, Any]) -> None:
-        self._health = health
-
-    def collect(self) -> Iterator[Metric]:
-        found = self._health
-        info = GaugeMetricFamily("gym_hub_info", "1; its label has the version", labels=["version"])
-        info.add_metric([found["version"]], 1)
-        yield info
-        yield GaugeMetricFamily("gym_hub_up", "1 while this process runs rounds", int(found["is_running"]))
-        yield GaugeMetricFamily("gym_hub_start_time_seconds", "Start, Unix seconds", found["started_at"])
-        yield GaugeMetricFamily("gym_hub_round", "Number of the latest round", found["server_round"])
-        yield GaugeMetricFamily(
-            "gym_hub_model_version", "Height of the newest version", found["model_version"]
-        )
-        yield GaugeMetricFamily("gym_hub_connected", "Contributors that are connected", found["connected"])
-        yield GaugeMetricFamily("gym_hub_ledger_entries", "Entries of the ledger", found["ledger_entries"])
-        yield _by("gym_hub_accounts", "Accounts", "status", found["accounts"])
-        if (disk := found["disk"]) is not None:
-            yield GaugeMetricFamily("gym_hub_disk_total_bytes", "Of the hub's disk", disk["total_bytes"])
-            yield GaugeMetricFamily("gym_hub_disk_free_bytes", "Of the hub's disk", disk["free_bytes"])
-            if disk["database_bytes"] is not None:
-                yield GaugeMetricFamily("gym_hub_database_bytes", "Of the database", disk["database_bytes"])
-        if (stored := found["stored"]) is not None:
-            yield GaugeMetricFamily("gym_hub_objects", "Objects in the store", stored["objects"])
-            yield GaugeMetricFamily("gym_hub_objects_bytes", "Of the objects", stored["bytes"])
-            yield GaugeMetricFamily("gym_hub_uploads", "Uploads that no update names yet", stored["uploads"])
-        if found["queue"] is not None:
-            yield _by("gym_hub_messages", "Messages of the queue", "state", found["queue"])
-        if found["verdicts"] is not None:
-            what = f"Updates of the last {RECENT_ROUNDS} rounds"
-            verdicts = GaugeMetricFamily("gym_hub_recent_updates", what, labels=["verdict", "code"])
-            for line in found["verdicts"]:
-                verdicts.add_metric([line["verdict"], line["code"]], line["number"])
-            yield verdicts
-        if (traffic := found["traffic"]) is not None:
-            yield _by(
-                "gym_hub_calls", "Calls since the start", "method", traffic["calls"], CounterMetricFamily
-            )
-            yield _by(
-                "gym_hub_refusals",
-                "Refused calls since the start",
-                "code",
-                traffic["refusals"],
-                CounterMetricFamily,
-            )
-            sent = "Bytes of objects sent to contributors since the start"
-            yield CounterMetricFamily("gym_hub_download_bytes", sent, traffic["download_bytes"])
-            seeding = traffic["seeding"]
-            yield GaugeMetricFamily("gym_hub_seeders", "Contributors who serve objects", seeding["seeders"])
-            tickets = "Downloads that the hub gave to contributors since the start"
-            yield CounterMetricFamily("gym_hub_seeding_tickets", tickets, seeding["tickets"])
-            failures = "Downloads from contributors that failed, as reported"
-            yield CounterMetricFamily("gym_hub_seeding_failures", failures, seeding["failures"])
-            if traffic["connections"] is not None:
-                yield GaugeMetricFamily("gym_hub_connections", "Open connections", traffic["connections"])
-
-
-def _by(
-    name: str,
-    what: str,
-    label: str,
-    counts: dict[str, int],
-    family: type[GaugeMetricFamily] | type[CounterMetricFamily] = GaugeMetricFamily,
-) -> Metric:
-    found = family(name, what, labels=[label])
-    for value, count in sorted(counts.items()):
-        found.add_metric([value], count)
-    return found

@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 from gym_server.federation import Federation
+from gym_server.observe.instruments import ROWS as INSTRUMENTS
+from gym_server.observe.instruments import UPLOAD_BYTES
+from gym_server.observe.metrics import ROWS
 from gym_server.store.tables import credits, nodes
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, insert, update
 
+from gym_fed.core.metrics import MetricTable
 from tests.support.hub_pages import TOKEN, HubPages
 from tests.support.large_hub import fill
 from tests.support.loopback_hub import LoopbackHub
@@ -74,6 +78,50 @@ def test_metrics_are_the_figures_of_health_and_need_no_session(rounds: PrivateRo
     assert {"verdict": "merged", "code": "", "number": len(NAMES) * ROUNDS} in health["verdicts"]
 
 
+def test_an_operators_metrics_have_every_family_that_this_hub_can_fill(rounds: PrivateRounds) -> None:
+    fed = rounds.fed
+    UPLOAD_BYTES.inc(5)
+    fed.contributor_clocks.note("a", fed.clock.now() - 7, fed.clock.now())
+    pages = HubPages(fed)
+    text = pages.viewer.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"}).text
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    # This hub has no privacy, no held-out rows and no listener.
+    not_here = {
+        *("gym_hub_epsilon_spent", "gym_hub_epsilon_budget", "gym_hub_connections"),
+        *("gym_hub_heldout_loss", "gym_hub_heldout_loss_before"),
+    }
+    assert {row.name for row in (*ROWS, *INSTRUMENTS)} - families.keys() == not_here
+    value = {name: family.samples[0].value for name, family in families.items() if family.samples}
+    assert value["gym_hub_rounds"] == value["gym_hub_recent_rounds"] == ROUNDS
+    assert families["gym_hub_rounds"].samples[0].labels == {"state": "committed"}
+    assert value["gym_hub_rounds_remaining"] == fed.config.rounds.num_rounds - ROUNDS
+    assert value["gym_hub_disk_reserve_bytes"] == fed.config.storage.reserve_bytes
+    assert value["gym_hub_ledger_signed_entries"] <= value["gym_hub_ledger_entries"]
+    assert value["gym_hub_last_round_credits"] == value["gym_hub_reward_pool_credits"]
+    assert abs(value["gym_hub_last_commit_timestamp_seconds"] - time.time()) < 600
+    assert value["gym_hub_clock_skew_seconds"] == pytest.approx(7, abs=1)
+    assert value["gym_hub_backup_timestamp_seconds"] == 0
+    assert value["gym_hub_certificate_expiry_timestamp_seconds"] > time.time() + 10 * 365 * 86400
+    assert value["gym_hub_upload_bytes"] >= 5
+    assert value["gym_hub_database_wal_bytes"] < value["gym_hub_database_bytes"]
+    transactions = families["gym_hub_database_seconds"].samples
+    assert {sample.labels["kind"] for sample in transactions} == {"read", "write"}
+    phases = {sample.labels["phase"] for sample in families["gym_hub_merge_phase_seconds"].samples}
+    assert {"merging tensors", "scoring updates"} <= phases
+
+
+def test_no_label_of_the_hubs_metrics_is_chosen_by_a_contributor() -> None:
+    labels = {label for row in (*ROWS, *INSTRUMENTS) for label in row.labels}
+    assert labels == {
+        *("version", "status", "verdict", "code", "state", "method", "outcome", "kind", "phase"),
+    }
+
+
+def test_a_value_without_a_row_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="gym_other"):
+        MetricTable(ROWS, {"gym_other": 1.0})
+
+
 def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: PrivateRounds) -> None:
     """Contributors of this hub wrote theirs past its port, so that soups are all there are."""
     soups = {one["soup"] for one in pages.get("model")["versions"]}
@@ -85,8 +133,18 @@ def test_soups_count_among_the_objects_of_the_store(pages: HubPages, rounds: Pri
 def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothing(pages: HubPages) -> None:
     seen = pages.viewer.get("/metrics").text
     assert "gym_hub_round" in seen
-    for name in ("disk", "calls", "refusals", "messages", "connections", "seeders", "download_bytes"):
+    for name in (
+        "disk",
+        "calls",
+        "refusals",
+        "messages",
+        "connections",
+        "seeders",
+        "download_bytes",
+        "upload_bytes",
+    ):
         assert f"gym_hub_{name}" not in seen
+    assert "_timestamp_seconds" not in seen
     wrong = pages.viewer.get("/metrics", headers={"Authorization": "Bearer gymweb-nobody"})
     assert wrong.status_code == 401
 

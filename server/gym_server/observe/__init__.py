@@ -1,0 +1,1 @@
+"""What a hub tells its coordinator's monitoring: metrics for Prometheus, and spans of its rounds."""
