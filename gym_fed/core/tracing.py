@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +28,7 @@ _FLUSH_MILLISECONDS = 5_000
 Attributes = Mapping[str, str | int | float]
 
 _provider: TracerProvider | None = None
+_outgoing: Callable[[], str] | None = None
 _root: ContextVar[RoundTrace | None] = ContextVar("root", default=None)
 """The round whose root span is about to be created."""
 
@@ -192,6 +193,18 @@ def traceparent_of(span: Span | None) -> str:
         return ""
     context = span.get_span_context()
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-01"
+
+
+def set_traceparent(current: Callable[[], str] | None) -> None:
+    """Set the function that returns the ids which this process's calls carry; None: they carry none."""
+    global _outgoing
+    _outgoing = current
+
+
+def outgoing_metadata() -> tuple[tuple[str, str], ...]:
+    """Return the metadata that joins a call to the span in work; empty unless the contributor traces its tasks."""
+    traceparent = "" if _outgoing is None else _outgoing()
+    return ((TRACEPARENT, traceparent),) if traceparent else ()
 
 
 def current_trace_id() -> str:

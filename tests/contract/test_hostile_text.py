@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 
 from gym_fed.core.console import TextConsole
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.logs import JsonLogLine, LogLine
+from gym_fed.core.logs import LogLine
 from gym_fed.core.text import MAX_TEXT, harmless, is_name, is_visible, plain, whole_number
 from gym_fed.trust.wire.errors import from_rpc_error
 from gym_fed.trust.wire.limits import SESSION_KEY

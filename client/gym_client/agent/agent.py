@@ -25,6 +25,7 @@ from gym_client.agent.policy import Policy
 from gym_client.agent.task_objects import (
     TaskObjects,
     new_context,
+    task_fields,
     to_message,
     to_refusal,
     to_submit,
@@ -214,7 +215,7 @@ class Agent:
         lease = Lease(task.message_id, task.lease_seconds)
         self._private = False
         self._traffic.begin()
-        self.display.report("task", titled(task), task=task.message_id)
+        self.display.report("task", titled(task), **task_fields(task, self.client.pin.server))
         self.display.busy("preparing the task: data, model, optimiser")
         with heartbeats(self.client, lease), hooks_set(self._hooks(lease)):
             try:

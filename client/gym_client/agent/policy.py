@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from gym_client.observe.policy import ObservePolicy
 from gym_client.seeding.policy import SeedingPolicy
 from gym_fed.config.hub.task import RecipeAlgorithm, RecipeTuning, TaskSpec, TrainingRecipe, bytes_to_join
 from gym_fed.config.schema.base import StrictModel
@@ -107,6 +108,9 @@ class Policy(StrictModel):
 
     seeding: SeedingPolicy | None = None
     """Exchange of public objects with other contributors, at hubs that allow it (docs/seeding.md); by default none."""
+
+    observe: ObservePolicy | None = None
+    """Metrics and traces for this machine's owner (docs/observe.md); by default none. Read when ``join`` begins."""
 
     pause: bool = False
     """True to pause the agent until this is removed."""

@@ -270,3 +270,8 @@ def to_refusal(message_id: str, error: GymError) -> pb.SubmitRequest:
 def new_context(run_id: int, node_id: int, node_config: UserConfig) -> Context:
     """Create a context for a run; its state exists until the agent exits."""
     return Context(run_id=run_id, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def task_fields(task: pb.Task, server: str) -> dict[str, str]:
+    """Return the fields of the event that a task begins."""
+    return {"task": task.message_id, "group": task.metadata.group_id, "server": server}

@@ -159,20 +159,25 @@ def join(
 
     display = make_display(err, as_json)
     display.busy("starting")  # the following imports take seconds on a busy machine
+    from gym_client.agent.policy import Policy
     from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
     from gym_client.cli.service import needs_a_person
     from gym_client.cli.terminal import TerminalConsent
+    from gym_client.observe.observed import observed
 
     options = JoinOptions(
         server, invite, data, format, columns, model, name, device, rounds, fingerprint, insecure, not no_wait
     )
     try:
         folder = open_home(home, passphrase_file)
-        with folder.locked():
+        with (
+            folder.locked(),
+            observed(Policy.load(folder.policy_path).observe, display) as shown,
+        ):
             consent = TerminalConsent(yes, as_json, accept_restore, accept or ())
             options = replace(options, columns=_agreed(options, display, yes))
-            result = run_join(folder, options, consent, display)
+            result = run_join(folder, options, consent, shown)
     except GymError as error:
         display.close()
         if service and needs_a_person(error.code):

@@ -23,6 +23,7 @@ from gym_client.identity.pins import ServerPin, key_for, require_one_pin
 from gym_client.identity.proxy import proxy_for
 from gym_client.identity.trust import check_dates, check_fingerprint, fetch_certificate
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.tracing import outgoing_metadata
 from gym_fed.trust.identity.keys import CONTRIBUTOR_PATTERN, SigningKey, server_id
 from gym_fed.trust.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.trust.identity.tls import certificate_host, fingerprint
@@ -291,7 +292,7 @@ class HubClient:
         with self._lock:
             if not self._session or self._expires_at < self._time.now() + _MIN_SECONDS_LEFT:
                 self.authenticate()
-            return ((SESSION_KEY, self._session),), self._session
+            return ((SESSION_KEY, self._session), *outgoing_metadata()), self._session
 
     def _measure(self) -> pb.StatusReply:
         """Request the status and measure the hub's time."""

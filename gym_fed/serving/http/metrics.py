@@ -5,16 +5,18 @@ No label has values that users choose: routes and statuses are few, and there is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from gym_fed.core.metrics import MetricRow, MetricTable, Value
 from gym_fed.serving.http.gateway import Gateway
+from gym_fed.version import __version__
 
 ROUTES = (
     "/v1/chat/completions",
@@ -36,53 +38,109 @@ _BY_ID = ("/v1/models", "/v1/responses", "/v1/chat/completions")
 
 _SECONDS = (0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-_ENGINE_COUNTS = {
-    "refused": "Requests refused because too many waited.",
-    "prompt_tokens": "Tokens of prefill.",
-    "generated_tokens": "Tokens of decode.",
-    "embeddings": "Embeddings made.",
-    "steps": "Forwards of the model.",
-    "failed_steps": "Forwards that raised.",
-    "rows": "Chunks of all steps, one for each request in a step.",
-    "rows_with_variants": "Those of requests for a variant.",
-    "preemptions": "Times a running request gave its KV blocks to others, to be computed again.",
-    "cached_tokens": "Tokens of prompts that were in the prefix cache.",
-    "proposed_tokens": "Tokens that speculative decoding proposed.",
-    "accepted_tokens": "Those of them that were sampled.",
-    "busy_seconds": "Seconds in steps, admission included.",
-    "model_seconds": "Seconds in forwards.",
-}
-_ENGINE_COUNTS_BY = {
-    "finished": ("reason", "Requests by how they ended."),
-    "forwards": ("forward", "Forwards: our own decoder, transformers in packed steps, or the general path."),
-    "sign_products": ("kernel", "Products of layers' sign deltas, by kernel."),
-    "packed_products": ("form", "Products of layers' packed deltas other than signs, by form."),
-}
-_ENGINE_STATES = {
-    "running": "Running requests.",
-    "queued": "Waiting requests.",
-    "kv_bytes_used": "Bytes of the KV blocks that running requests hold.",
-    "kv_bytes_limit": "Most bytes of KV caches.",
-}
-_ENGINE_TIMES = {
-    "first_token": "Seconds from submission to the first token.",
-    "per_token": "Seconds from one token of an answer to its next.",
-}
-_STORE_COUNTS = {
-    "hits": "Uses of a variant that was in memory.",
-    "misses": "Uses of a variant that had to be loaded.",
-    "loads": "Variants loaded.",
-    "evictions": "Variants that made room for others.",
-    "errors": "Loads that failed.",
-    "load_seconds": "Seconds of all loads together.",
-}
-_STORE_STATES = {
-    "cache_bytes": "Most bytes of variants in memory.",
-    "resident": "Variants in memory.",
-    "resident_bytes": "What they take.",
-    "pinned": "Those of them in use.",
-    "loading": "Variants that are loading.",
-}
+_ROWS = (
+    MetricRow("gym_api_info", "1; its label has the version", ("version",)),
+    MetricRow("gym_api_ready", "1 once the model is loaded, until the server drains"),
+    MetricRow(
+        "gym_api_requests",
+        "Requests by route and HTTP status",
+        ("route", "status"),
+        "counter",
+    ),
+    MetricRow(
+        "gym_api_request_seconds",
+        "Seconds from a request to the last byte of its answer",
+        ("route",),
+        "histogram",
+    ),
+    MetricRow("gym_api_active_requests", "Active requests for answers"),
+    MetricRow(
+        "gym_api_malformed_tool_calls",
+        "Texts of answers that looked like tool calls and are none",
+        (),
+        "counter",
+    ),
+    MetricRow(
+        "gym_api_usage_lost",
+        "Lines that the usage log did not take; the process's log has them",
+        (),
+        "counter",
+    ),
+    MetricRow(
+        "gym_filter_refused",
+        "Requests and answers that the content filter refused",
+        ("direction", "category"),
+        "counter",
+    ),
+    MetricRow("gym_engine_healthy", "1 while the engine's loop is alive"),
+)
+_ENGINE = (
+    MetricRow("gym_engine_refused", "Requests refused because too many waited", (), "counter"),
+    MetricRow("gym_engine_prompt_tokens", "Tokens of prefill", (), "counter"),
+    MetricRow("gym_engine_generated_tokens", "Tokens of decode", (), "counter"),
+    MetricRow("gym_engine_embeddings", "Embeddings made", (), "counter"),
+    MetricRow("gym_engine_steps", "Forwards of the model", (), "counter"),
+    MetricRow("gym_engine_failed_steps", "Forwards that raised", (), "counter"),
+    MetricRow("gym_engine_rows", "Chunks of all steps, one for each request in a step", (), "counter"),
+    MetricRow("gym_engine_rows_with_variants", "Those of requests for a variant", (), "counter"),
+    MetricRow(
+        "gym_engine_preemptions",
+        "Times a running request gave its KV blocks to others, to be computed again",
+        (),
+        "counter",
+    ),
+    MetricRow("gym_engine_cached_tokens", "Tokens of prompts that were in the prefix cache", (), "counter"),
+    MetricRow("gym_engine_proposed_tokens", "Tokens that speculative decoding proposed", (), "counter"),
+    MetricRow("gym_engine_accepted_tokens", "Those of them that were sampled", (), "counter"),
+    MetricRow("gym_engine_busy_seconds", "Seconds in steps, admission included", (), "counter"),
+    MetricRow("gym_engine_model_seconds", "Seconds in forwards", (), "counter"),
+    MetricRow("gym_engine_running", "Running requests"),
+    MetricRow("gym_engine_queued", "Waiting requests"),
+    MetricRow("gym_engine_kv_bytes_used", "Bytes of the KV blocks that running requests hold"),
+    MetricRow("gym_engine_kv_bytes_limit", "Most bytes of KV caches"),
+)
+_ENGINE_BY = (
+    MetricRow("gym_engine_finished", "Requests by how they ended", ("reason",), "counter"),
+    MetricRow(
+        "gym_engine_forwards",
+        "Forwards: our own decoder, transformers in packed steps, or the general path",
+        ("forward",),
+        "counter",
+    ),
+    MetricRow(
+        "gym_engine_sign_products", "Products of layers' sign deltas, by kernel", ("kernel",), "counter"
+    ),
+    MetricRow(
+        "gym_engine_packed_products",
+        "Products of layers' packed deltas other than signs, by form",
+        ("form",),
+        "counter",
+    ),
+)
+_ENGINE_TIMES = (
+    MetricRow(
+        "gym_engine_first_token_seconds", "Seconds from submission to the first token", (), "histogram"
+    ),
+    MetricRow(
+        "gym_engine_per_token_seconds", "Seconds from one token of an answer to its next", (), "histogram"
+    ),
+)
+_STORE = (
+    MetricRow("gym_variants_hits", "Uses of a variant that was in memory", (), "counter"),
+    MetricRow("gym_variants_misses", "Uses of a variant that had to be loaded", (), "counter"),
+    MetricRow("gym_variants_loads", "Variants loaded", (), "counter"),
+    MetricRow("gym_variants_evictions", "Variants that made room for others", (), "counter"),
+    MetricRow("gym_variants_errors", "Loads that failed", (), "counter"),
+    MetricRow("gym_variants_load_seconds", "Seconds of all loads together", (), "counter"),
+    MetricRow("gym_variants_cache_bytes", "Most bytes of variants in memory"),
+    MetricRow("gym_variants_resident", "Variants in memory"),
+    MetricRow("gym_variants_resident_bytes", "What they take"),
+    MetricRow("gym_variants_pinned", "Those of them in use"),
+    MetricRow("gym_variants_loading", "Variants that are loading"),
+)
+ROWS = (*_ROWS, *_ENGINE, *_ENGINE_BY, *_ENGINE_TIMES, *_STORE)
+"""Every family of an API server."""
+_BY_NAME = {row.name: row for row in ROWS}
 
 
 class Metrics:
@@ -90,22 +148,15 @@ class Metrics:
 
     def __init__(self, gateway: Gateway) -> None:
         self._registry = CollectorRegistry()
+        requests, seconds = _BY_NAME["gym_api_requests"], _BY_NAME["gym_api_request_seconds"]
         self._requests = Counter(
-            "gym_api_requests",
-            "Requests by route and HTTP status.",
-            ["route", "status"],
-            registry=self._registry,
+            requests.name, requests.description, requests.labels, registry=self._registry
         )
         self._seconds = PrometheusHistogram(
-            "gym_api_request_seconds",
-            "Seconds from a request to the last byte of its answer.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self._registry,
+            seconds.name, seconds.description, seconds.labels, buckets=_SECONDS, registry=self._registry
         )
-        active = Gauge("gym_api_active_requests", "Active requests for answers.", registry=self._registry)
-        active.set_function(lambda: gateway.active)
         self._registry.register(_Served(gateway))
+        ProcessCollector(registry=self._registry)
 
     def observe(self, path: str, status: int, seconds: float) -> None:
         """Count a request that has ended; 499 if its client disconnected."""
@@ -130,55 +181,40 @@ class _Served(Collector):
 
     def collect(self) -> Iterator[Metric]:
         serving = self._gateway.serving
+        values: dict[str, Value | None] = {
+            "gym_api_info": {__version__: 1},
+            "gym_api_ready": float(serving is not None and not self._gateway.draining),
+            "gym_api_active_requests": self._gateway.active,
+        }
         if serving is None:
+            yield from MetricTable(ROWS, values).collect()
             return
         engine = serving.engine.stats()
-        yield GaugeMetricFamily(
-            "gym_engine_healthy", "Whether the engine's loop is alive.", value=float(engine.healthy)
-        )
-        for name, (label, description) in _ENGINE_COUNTS_BY.items():
-            family = CounterMetricFamily(f"gym_engine_{name}", description, labels=[label])
-            for value, count in getattr(engine, name).items():
-                family.add_metric([value], count)
-            yield family
-        yield from _plain("gym_engine", engine, _ENGINE_COUNTS, _ENGINE_STATES)
-        for name, description in _ENGINE_TIMES.items():
-            yield _histogram(f"gym_engine_{name}_seconds", description, getattr(engine, name))
-        yield CounterMetricFamily(
-            "gym_api_malformed_tool_calls",
-            "Texts of answers that looked like tool calls and are none.",
-            value=serving.service.malformed_tool_calls,
-        )
+        values["gym_engine_healthy"] = float(engine.healthy)
+        values |= _read("gym_engine", engine, _ENGINE + _ENGINE_BY)
+        values["gym_api_malformed_tool_calls"] = serving.service.malformed_tool_calls
         if serving.usage_log is not None:
-            yield CounterMetricFamily(
-                "gym_api_usage_lost",
-                "Lines that the usage log did not take; the process's log has them.",
-                value=serving.usage_log.lost,
-            )
+            values["gym_api_usage_lost"] = serving.usage_log.lost
         if serving.content_filter is not None:
-            refused = CounterMetricFamily(
-                "gym_filter_refused",
-                "Requests and answers that the content filter refused.",
-                labels=["direction", "category"],
-            )
-            for labels, count in serving.content_filter.refused().items():
-                refused.add_metric(labels, count)
-            yield refused
+            refused = serving.content_filter.refused()
+            values["gym_filter_refused"] = {(*labels,): number for labels, number in refused.items()}
         if serving.store is not None:
-            yield from _plain("gym_variants", serving.store.stats(), _STORE_COUNTS, _STORE_STATES)
+            values |= _read("gym_variants", serving.store.stats(), _STORE)
+        yield from MetricTable(ROWS, values).collect()
+        for row in _ENGINE_TIMES:
+            name = row.name.removeprefix("gym_engine_").removesuffix("_seconds")
+            yield _histogram(row, getattr(engine, name))
 
 
-def _plain(prefix: str, stats: Any, counts: dict[str, str], states: dict[str, str]) -> Iterator[Metric]:
-    for name, description in counts.items():
-        yield CounterMetricFamily(f"{prefix}_{name}", description, value=getattr(stats, name))
-    for name, description in states.items():
-        yield GaugeMetricFamily(f"{prefix}_{name}", description, value=getattr(stats, name))
+def _read(prefix: str, stats: Any, rows: Iterable[MetricRow]) -> dict[str, Value | None]:
+    """Return the figures whose names are those of rows without the prefix."""
+    return {row.name: getattr(stats, row.name.removeprefix(f"{prefix}_")) for row in rows}
 
 
-def _histogram(name: str, description: str, histogram: Any) -> Metric:
+def _histogram(row: MetricRow, histogram: Any) -> Metric:
     """Convert counts per bucket to Prometheus's cumulative ones."""
     buckets, total = [], 0
     for bound, count in zip([*map(str, histogram.bounds), "+Inf"], histogram.counts, strict=True):
         total += count
         buckets.append((bound, total))
-    return HistogramMetricFamily(name, description, buckets=buckets, sum_value=histogram.sum)
+    return HistogramMetricFamily(row.name, row.description, buckets=buckets, sum_value=histogram.sum)
