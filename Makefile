@@ -84,8 +84,9 @@ types: $(STAMP) ## mypy, strict, over the four packages, the benchmarks, the dem
 	$(BIN)/mypy $(addprefix -p ,$(PACKAGES))
 	$(BIN)/mypy benchmarks demo tools/checks
 
-checks: $(STAMP) ## Retired words, repeated class names, long sentences, links (tools/checks).
+checks: $(STAMP) ## Retired words, repeated class names, long sentences, links; dashboards and alerts as in their tables.
 	$(BIN)/python -m tools.checks
+	$(BIN)/python -m tools.dashboards --check
 
 docs: $(STAMP) ## Build the pages of docs/ as a site in build/site; a dead link or anchor fails it. Seconds.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

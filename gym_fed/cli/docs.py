@@ -20,13 +20,19 @@ from gym_fed.core.errors import ErrorCode, GymError
 if TYPE_CHECKING:
     from gym_fed.interop.draft import Alias
 
-BUILT_PAGES = ("config", "api", "aliases", "members")
+BUILT_PAGES = ("config", "api", "aliases", "members", "metrics")
 """Names of the built pages."""
 
 
 def built_page(name: str) -> str:
     """Return the Markdown of a page of ``BUILT_PAGES``."""
-    pages = {"config": config_page, "api": api_page, "aliases": aliases_page, "members": members_page}
+    pages = {
+        "config": config_page,
+        "api": api_page,
+        "aliases": aliases_page,
+        "members": members_page,
+        "metrics": metrics_page,
+    }
     return pages[name]()
 
 
@@ -293,6 +299,34 @@ def _cell(text: str) -> str:
     return re.sub(r"``(.+?)``", r"`\1`", text).replace("|", "\\|")
 
 
+METRIC_TABLES = {
+    "The hub": ("gym_server.observe.metrics", "gym_server.observe.instruments"),
+    "The API": ("gym_fed.serving.http.metrics",),
+    "A contributor's agent": ("gym_client.observe.metrics",),
+}
+"""The headings of the page, with the modules whose ``ROWS`` each lists."""
+_METRICS_INTRODUCTION = """\
+# Every metric
+
+What each metric of a hub, an API server and an agent measures, with its labels. Servers also export `process_*` of
+Prometheus' client. Where to read them, and what to do on an alert: [observe](observe.md).
+"""
+
+
+def metrics_page() -> str:
+    """Return a table of metrics for each program."""
+    parts = [_METRICS_INTRODUCTION]
+    for title, modules in METRIC_TABLES.items():
+        rows = [row for module in modules for row in importlib.import_module(module).ROWS]
+        lines = [f"## {title}\n", "| metric | type | labels | |", "|---|---|---|---|"]
+        lines += [
+            f"| `{row.series}` | {row.kind} | {', '.join(row.labels)} | {_cell(row.description)} |"
+            for row in rows
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
 _PACKAGE = Path(__file__).parents[1]
 _PAGES = (_PACKAGE / "assets" / "docs", _PACKAGE.parent / "docs")
 _SITES = (_PACKAGE / "assets" / "site", _PACKAGE.parent / "build" / "site")
@@ -312,7 +346,7 @@ def docs(
 ) -> None:
     """Open the guides of this version, or print one in the terminal; no network is used.
 
-    The reference pages config, api, aliases and members are built from the code: without a site they are printed.
+    The reference pages config, api, aliases, members and metrics are built from the code: without a site they are printed.
     """
     name = _page_name(page)
     html = re.sub(r"/README$", "/index", name) + ".html"  # MkDocs' name for the first page of a folder

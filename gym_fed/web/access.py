@@ -44,8 +44,12 @@ MAX_SESSIONS_OF_KEY = 100
 
 
 class Role(IntEnum):
-    """The permissions of a visitor; a higher role includes those of the lower ones."""
+    """The permissions of a visitor; a higher role includes those of the lower ones.
 
+    ``METRICS`` is for monitoring: it reads all metrics of a hub, opens no page and starts no session.
+    """
+
+    METRICS = 0
     VIEWER = 1
     OPERATOR = 2
 
@@ -83,7 +87,7 @@ _LOGINS_PER_MINUTE = 30
 class WebKey(NamedKey):
     """A key's record, without the key itself."""
 
-    role: Literal["viewer", "operator"]
+    role: Literal["metrics", "viewer", "operator"]
     key_id: str = Field(pattern=r"^[0-9a-f]{8}$")
     """The first characters of the key, which select the record, so that each login needs a single hash."""
 
@@ -257,9 +261,17 @@ class Access:
             Value of the cookie.
 
         Raises:
-            GymError: ``UNAUTHENTICATED`` for a wrong secret; ``BUSY`` after too many attempts.
+            GymError: ``UNAUTHENTICATED`` for a wrong secret; ``PERMISSION_DENIED`` for a key that only reads metrics;
+                ``BUSY`` after too many attempts.
         """
-        return self._begin(self._known(secret))
+        known = self._known(secret)
+        if known.role is Role.METRICS:
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"the key of {known.name} reads /metrics and opens no page",
+                "log in with a key of role viewer or operator",
+            )
+        return self._begin(known)
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
         """Return the sender of a request whose ``Authorization: Bearer`` has the token or a key; None without it.

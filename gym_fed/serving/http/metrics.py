@@ -196,8 +196,7 @@ class _Served(Collector):
         if serving.usage_log is not None:
             values["gym_api_usage_lost"] = serving.usage_log.lost
         if serving.content_filter is not None:
-            refused = serving.content_filter.refused()
-            values["gym_filter_refused"] = {(*labels,): number for labels, number in refused.items()}
+            values["gym_filter_refused"] = serving.content_filter.refused()
         if serving.store is not None:
             values |= _read("gym_variants", serving.store.stats(), _STORE)
         yield from MetricTable(ROWS, values).collect()

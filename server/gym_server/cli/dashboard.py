@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
 from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption, RootPathOption, TrustedProxyOption
+from gym_fed.core.help import HOST, PORT, App, KeyName
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
     from gym_fed.web.access import WebKeys
 
+_RoleOption = Annotated[
+    Literal["viewer", "operator", "metrics"],
+    typer.Option(
+        "--role", help="operator may change the hub; metrics reads all of /metrics, and nothing else."
+    ),
+]
 
 keys_app = App(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
@@ -66,7 +73,7 @@ def dashboard(
 
 @keys_app.command()
 def add(
-    name: KeyName, role: RoleOption = "viewer", folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False
+    name: KeyName, role: _RoleOption = "viewer", folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False
 ) -> None:
     """Create a key and print it once. The hub may be running."""
     keys = _keys(folder)
@@ -75,7 +82,7 @@ def add(
         as_json,
         {"name": name, "role": role, "key": secret},
         secret,
-        note=f"shown once; {name} logs in with it as {role}",
+        note=f"shown once; {name} {'reads /metrics' if role == 'metrics' else 'logs in'} with it as {role}",
     )
 
 

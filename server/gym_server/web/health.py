@@ -7,6 +7,7 @@ refusals, since their reasons depend on the content of updates.
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,7 +16,7 @@ from starlette.responses import Response
 
 from gym_fed.core.metrics import CONTENT_TYPE
 from gym_fed.version import __version__
-from gym_fed.web.access import Visitor
+from gym_fed.web.access import Role, Visitor
 from gym_fed.web.app import Looking, Measuring
 from gym_server.clock_watch import ContributorClocks
 from gym_server.observe.metrics import RECENT_ROUNDS, Watched, exposed
@@ -46,6 +47,8 @@ def beside(view: HubView, traffic: HubTraffic, clocks: ContributorClocks) -> API
     def metrics(visitor: Measuring) -> Response:
         """Return the figures in Prometheus' text format."""
         watched = None
+        if visitor.role is Role.METRICS:
+            visitor = replace(visitor, role=Role.OPERATOR)  # of these figures it may read all
         if view.is_operator(visitor):
             watched = Watched(view.state, view.config, clocks, view.is_running)
         return Response(exposed(health_of(view, traffic, visitor), watched), media_type=CONTENT_TYPE)

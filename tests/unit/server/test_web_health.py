@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import delete, insert, update
 
 from gym_fed.core.metrics import MetricTable
+from gym_fed.web.access import KEYS_NAME, WebKeys
 from tests.support.hub_pages import TOKEN, HubPages
 from tests.support.large_hub import fill
 from tests.support.loopback_hub import LoopbackHub
@@ -147,6 +148,19 @@ def test_metrics_show_a_viewer_no_more_than_the_page_does_and_a_wrong_key_nothin
     assert "_timestamp_seconds" not in seen
     wrong = pages.viewer.get("/metrics", headers={"Authorization": "Bearer gymweb-nobody"})
     assert wrong.status_code == 401
+
+
+def test_a_key_of_role_metrics_reads_all_figures_and_opens_no_page(
+    pages: HubPages, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    keys = WebKeys(tmp_path / KEYS_NAME)
+    bearer = {"Authorization": f"Bearer {keys.add('prometheus', 'metrics')}"}
+    monkeypatch.setattr(pages.viewer.app.state.access, "_keys", keys)
+    assert "gym_hub_disk_free_bytes" in pages.viewer.get("/metrics", headers=bearer).text
+    key = bearer["Authorization"].removeprefix("Bearer ")
+    refused = pages.viewer.post("/api/v1/login", json={"key": key})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission-denied")
+    assert "role viewer or operator" in refused.json()["error"]["hint"]
 
 
 def test_updates_of_health_are_those_of_the_last_rounds(

@@ -322,10 +322,13 @@ def test_every_figure_of_engine_and_store_that_is_exported_exists() -> None:
     from gym_fed.serving.http import metrics
     from gym_fed.serving.store.variant_cache import StoreStats
 
+    engine = (*metrics._ENGINE, *metrics._ENGINE_BY, *metrics._ENGINE_TIMES)
     names: dict[Any, set[str]] = {
-        EngineStats: {*metrics._ENGINE_COUNTS, *metrics._ENGINE_STATES, *metrics._ENGINE_TIMES},
-        StoreStats: {*metrics._STORE_COUNTS, *metrics._STORE_STATES},
+        EngineStats: {row.name.removeprefix("gym_engine_").removesuffix("_seconds") for row in engine},
+        StoreStats: {row.name.removeprefix("gym_variants_") for row in metrics._STORE},
     }
+    names[EngineStats] -= {"busy", "model"}
+    names[EngineStats] |= {"busy_seconds", "model_seconds"}
     for stats, exported in names.items():
         assert (
             exported | {"healthy", "finished", "forwards", "sign_products", "packed_products"}
