@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.slow, needs_otlp]
 
 ROUNDS = 2
 HUBS = {"round", "lease", "upload", "admit", "merge", "evaluate"}
-CONTRIBUTORS = {"task", "fetch", "train", "encode", "upload"}
+CONTRIBUTORS = {"task", "train", "encode", "upload"}
+"""Of the first round nothing is fetched."""
 
 
 def test_a_round_is_one_trace_with_the_spans_of_hub_and_contributors(tmp_path: Path, tiny_base: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import gym_fed.serving.http.metrics
+from gym_fed.cli.docs import metrics_page
 from tests.support.prometheus import needs_prometheus, promtool
 from tools.dashboards.__main__ import DASHBOARDS, GROUPS, ROOT, dashboard, files
 
@@ -172,6 +173,14 @@ def test_every_metric_that_is_asked_for_exists() -> None:
     queries += [alert.expression for alerts in GROUPS.values() for alert in alerts]
     asked = {name for query in queries for name in re.findall(r"\bgym_\w+", query)}
     assert asked <= series
+
+
+def test_the_built_page_explains_every_metric() -> None:
+    page = metrics_page()
+    for module in MODULES:
+        for row in module.ROWS:
+            assert f"| `{row.series}` | {row.kind} |" in page
+            assert row.description in page
 
 
 def test_every_metric_of_a_hub_and_an_api_is_on_a_dashboard() -> None:
