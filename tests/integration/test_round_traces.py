@@ -49,7 +49,7 @@ def test_a_round_is_one_trace_with_the_spans_of_hub_and_contributors(tmp_path: P
         check_round(receiver.spans, RoundTrace.of(server, number))
     lines = [json.loads(line) for line in hub.log().splitlines() if line.startswith("{")]
     assert all({"at", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert any("trace_id" in line for line in lines)
+    assert any(line["message"] == f"round {ROUNDS} committed" for line in lines)
 
 
 def check_round(spans: list[tuple[str, Any]], trace: RoundTrace) -> None:

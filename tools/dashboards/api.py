@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tools.dashboards.signals import Alert, Panel, quantile, rate, share
+from tools.dashboards.signals import Alert, Panel, quantile, rate, share_or_zero
 
-_ERRORS = share('rate(gym_api_requests_total{status=~"5.."}[5m])', "rate(gym_api_requests_total[5m])")
+_ERRORS = share_or_zero('rate(gym_api_requests_total{status=~"5.."}[5m])', "rate(gym_api_requests_total[5m])")
 _FIRST_TOKEN = quantile(0.95, "gym_engine_first_token_seconds", "instance")
 _KV = "gym_engine_kv_bytes_used / gym_engine_kv_bytes_limit"
 
@@ -55,11 +55,11 @@ PANELS = (
     Panel(
         "Share of requests that failed",
         "percentunit",
-        {"{{instance}}": f"({_ERRORS}) or (0 * sum by (instance) (gym_api_requests_total))"},
+        {"{{instance}}": _ERRORS},
         (
             Alert(
                 "ApiErrors",
-                f"{_ERRORS} > 0.05",
+                f"({_ERRORS}) > 0.05",
                 "5m",
                 "over 5% get 5xx",
                 "the log has the reason",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tools.dashboards.signals import Alert, Panel, quantile, rate, share
+from tools.dashboards.signals import Alert, Panel, quantile, rate, share, share_or_zero
 
 _UPDATES = "gym_hub_recent_updates"
 _WRITES = quantile(0.99, "gym_hub_database_seconds", where='{kind="write"}')
-_REFUSED = share(f'{_UPDATES}{{verdict=~"refused|rejected"}}', _UPDATES)
+_REFUSED = share_or_zero(f'{_UPDATES}{{verdict=~"refused|rejected"}}', _UPDATES)
 _LOST = share('gym_hub_recent_tasks{outcome=~"lost|failed"}', "gym_hub_recent_tasks")
 _LATE = " and ".join(
     f"time() - {since} > 3 * gym_hub_round_deadline_seconds"
@@ -119,7 +119,7 @@ PANELS = (
         (
             Alert(
                 "UpdatesRefused",
-                f"{_REFUSED} > 0.3 and sum by (instance) ({_UPDATES}) >= 10",
+                f"({_REFUSED}) > 0.3 and sum by (instance) ({_UPDATES}) >= 10",
                 "10m",
                 "over 30% of updates",
                 "`gym-server rounds` names the codes and contributors; `gym-server revoke` attackers",

@@ -56,6 +56,11 @@ def share(part: str, whole: str) -> str:
     return f"sum by (instance) ({part}) / (sum by (instance) ({whole}) > 0)"
 
 
+def share_or_zero(part: str, whole: str) -> str:
+    """Return the PromQL of ``share`` with 0 where there is no part or no whole."""
+    return f"({share(part, whole)}) or (0 * sum by (instance) ({whole}))"
+
+
 def quantile(q: float, name: str, by: str = "", where: str = "") -> str:
     """Return the PromQL of a quantile of a histogram over five minutes."""
     labels = f"le, {by}" if by else "le"
