@@ -175,6 +175,8 @@ MODULES = {
     "lm-eval": "lm_eval",
     "math-verify": "math_verify",
     "auto-round": "auto_round",
+    "opentelemetry-sdk": "opentelemetry",
+    "opentelemetry-exporter-otlp-proto-grpc": "opentelemetry",
 }
 """Packages whose module has another name."""
 
