@@ -61,7 +61,7 @@ def batch(
     as_json: AsJson = False,
 ) -> None:
     """Answer a file of requests. The same command resumes after Ctrl-C or a crash."""
-    from gym_fed.cli.api.app import serving_config, with_own_variants
+    from gym_fed.cli.api.settings import serving_config, with_own_variants
 
     named = {
         "base": base,

@@ -25,6 +25,7 @@ from gym_client.identity.trust import establish
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
 from gym_server.rpc.auth_interceptor import AuthInterceptor
+from gym_server.rpc.health import Health
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.store.database import Database
@@ -36,7 +37,7 @@ from gym_fed.delta.writer import DeltaEntry, write_delta
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.trust.identity.variant import SignedVariant, VariantManifest
 from gym_fed.trust.wire.limits import server_options
-from gym_fed.trust.wire.service import add_hub
+from gym_fed.trust.wire.service import add_health, add_hub
 from tests.support.hub import QUICK_ENROLMENT
 from tests.support.wait import SECONDS
 
@@ -93,6 +94,7 @@ class LoopbackHub:
         )
         self.service = Hub(self.fed, wakeups)
         add_hub(self.service, self._server)
+        add_health(Health(self.fed.database), self._server)
         keys = self.fed.folder / "keys"
         pair = ((keys / "tls.key").read_bytes(), (keys / "tls.crt").read_bytes())
         port = self._server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gym_fed.cli.api.keys import keys_app
+from gym_fed.cli.api.health import health
 from gym_fed.cli.api.other_servers import NamesOurOptions
-from gym_fed.cli.chat import inference_file
 from gym_fed.cli.completion import models
+from gym_fed.cli.api.settings import serving_config, with_own_variants
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
 from gym_fed.core.console import AsJsonLines, err, out
@@ -38,7 +39,7 @@ from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-    from gym_fed.config.serving import ServingConfig
+
     from gym_fed.serving.setup import Serving
 
 
@@ -57,6 +58,7 @@ app = App(
     help="Serve variants over OpenAI's API, and manage keys: `gym api serving.yaml` is `gym api serve serving.yaml`.",
 )
 app.add_typer(keys_app, name="keys")
+app.command()(health)
 
 
 @app.command(cls=NamesOurOptions)
@@ -209,53 +211,6 @@ def _require_config(config: Path) -> None:
     if not config.exists() and config.suffix not in (".yaml", ".yml"):
         hint = f"give the path of a YAML file; {by_flag}"
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no config file at {config}", hint)
-
-
-def serving_config(path: Path | None, overrides: list[str]) -> ServingConfig:
-    """Return the file's settings, or the defaults, with overrides.
-
-    Raises:
-        GymError: As ``load_config``.
-    """
-    from gym_fed.config.parsed import ParsedConfig
-    from gym_fed.config.serving import ServingConfig
-    from gym_fed.config.yaml.file import load_config, place_overrides, validate
-
-    values: dict[str, Any] = {}
-    if path is not None:
-        parsed = ParsedConfig.read(path)
-        if parsed.dialect is None:
-            return load_config(parsed, ServingConfig, overrides)
-        translated = inference_file.read(parsed)
-        values = {"base": translated["model"]}
-        values |= {key: translated[key] for key in ("dtype", "chat_template") if key in translated}
-        err.print("note: max_new_tokens is not used; requests set max_tokens")
-        values["sampling"] = {
-            key: value for key, value in translated["sampling"].items() if key != "max_tokens"
-        }
-    placed = place_overrides(values, overrides)
-    return validate(values, ServingConfig, "--set" if path is None else str(path), None, placed | {()})
-
-
-def with_own_variants(settings: ServingConfig) -> ServingConfig:
-    """Default to the store of `gym variant` and the base of its variants.
-
-    ``variants: null`` serves the base alone.
-
-    Raises:
-        GymError: As ``base_of_store``.
-    """
-    from gym_fed.serving.store.naming import present_store
-
-    given, defaults = settings.model_fields_set, dict[str, Any]()
-    if "variants" not in given:
-        defaults["variants"] = present_store()
-    store = defaults.get("variants", settings.variants)
-    if store is not None and not {"base", "adapter"} & given:
-        from gym_fed.serving.store.naming import base_of_store
-
-        defaults["base"] = base_of_store(store) or settings.base
-    return settings.model_copy(update=defaults)
 
 
 def _description(address: str, serving: Serving) -> dict[str, Any]:

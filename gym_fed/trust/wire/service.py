@@ -1,4 +1,4 @@
-"""Client stubs and server handlers of the gRPC services ``gym.fed.v1.Hub`` and ``Seeder``."""
+"""Client stubs and server handlers of gRPC services: ``gym.fed.v1.Hub``, ``Seeder``, and gRPC's health protocol."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2
 
 from gym_fed.trust.wire.v1 import hub_pb2
 
 HUB = hub_pb2.DESCRIPTOR.services_by_name["Hub"]
 SEEDER = hub_pb2.DESCRIPTOR.services_by_name["Seeder"]
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 
 class _Stub:
@@ -44,6 +46,12 @@ class SeederStub(_Stub):
     _service = SEEDER
 
 
+class HealthStub(_Stub):
+    """Stub of ``grpc.health.v1.Health``, which monitors and load balancers call."""
+
+    _service = HEALTH
+
+
 def add_hub(hub: Any, server: Any) -> None:
     """Register the methods of ``hub`` by name on a sync or asyncio ``server``.
 
@@ -55,6 +63,11 @@ def add_hub(hub: Any, server: Any) -> None:
 def add_seeder(seeder: Any, server: Any) -> None:
     """Register the methods of ``seeder`` by name on a ``server``; see ``add_hub``."""
     _add(SEEDER, seeder, server)
+
+
+def add_health(health: Any, server: Any) -> None:
+    """Register the methods of ``health`` by name on a ``server``; see ``add_hub``."""
+    _add(HEALTH, health, server)
 
 
 def _add(service: ServiceDescriptor, servicer: Any, server: Any) -> None:

@@ -30,6 +30,7 @@ from gym_server.cli.audit import app as audit_app
 from gym_server.cli.certificate import app as certificate_app
 from gym_server.cli.dashboard import add_dashboard_commands
 from gym_server.cli.evaluation import add_evaluation_commands
+from gym_server.cli.health import health
 from gym_server.cli.init import init
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.maintenance import add_maintenance_commands
@@ -55,6 +56,7 @@ class _ServerCommands(CommandGroup):
             "rounds": "every round, and the verdict on every update",
             "rewards": "credits, reputation and the worth of updates",
             "dashboard": "the hub in a browser",
+            "health": "exit code 0 if the running hub answers",
             "privacy": "",
             "accounts": "",
             "variants": "",
@@ -88,6 +90,7 @@ app = App(
     pretty_exceptions_enable=False,
 )
 app.command()(init)
+app.command()(health)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(audit_app, name="audit")
 app.add_typer(variants_app, name="variants")

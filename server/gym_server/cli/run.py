@@ -22,7 +22,7 @@ from gym_fed.core.portable import on_stop_signals
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted, readable_seconds
 from gym_fed.trust.wire.limits import server_options
-from gym_fed.trust.wire.service import add_hub
+from gym_fed.trust.wire.service import add_health, add_hub
 from gym_server.backup.gc import PASS_SECONDS, gc_pass
 from gym_server.certificate import note_on_certificate, served_pair
 from gym_server.cli.checks_at_start import check_at_start
@@ -37,6 +37,7 @@ from gym_server.rounds.recipes import check_soup
 from gym_server.rounds.round_store import Round
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
+from gym_server.rpc.health import Health
 from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.rpc.threads import heavily
@@ -224,6 +225,7 @@ class _Server:
         interceptor = AuthInterceptor(self._fed.accounts, limits, on_call=limiter.called, traffic=traffic)
         server = grpc.aio.server(interceptors=[interceptor], options=options)
         add_hub(hub, server)
+        add_health(Health(self._fed.database), server)
         port = self._bind(server)
         stopping = asyncio.Event()
         on_stop_signals(lambda _: stopping.set())

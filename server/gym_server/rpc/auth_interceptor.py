@@ -41,6 +41,7 @@ OPEN_METHODS = {
     "LedgerProof",
     "RotateKey",
     "RevokeKey",
+    "Check",
 }
 LEFT_METHODS = {"Account", "Ledger", "Transfer"}
 """Calls that an account may still make after it has left, because it keeps its credits."""

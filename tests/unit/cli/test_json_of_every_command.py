@@ -99,6 +99,7 @@ LINES = [
 """Run one after the other in one folder: what some write others read."""
 
 ELSEWHERE = {
+    "gym api health",
     "gym api serve", "gym batch", "gym chat", "gym data score", "gym delta apply", "gym delta compare",
     "gym delta encode", "gym eval compare", "gym eval fetch", "gym eval probe", "gym eval replay",
     "gym eval run", "gym leaderboard add", "gym leaderboard html", "gym leaderboard show",
@@ -113,7 +114,7 @@ ELSEWHERE = {
     "gym-client ledger head", "gym-client ledger restored", "gym-client rewards", "gym-client status",
     "gym-client transfer", "gym-server certificate add", "gym-server certificate create",
     "gym-server audit record", "gym-server certificate request", "gym-server certificate show", "gym-server dashboard",
-    "gym-server compare", "gym-server eval", "gym-server groups", "gym-server invites cancel",
+    "gym-server compare", "gym-server eval", "gym-server groups", "gym-server health", "gym-server invites cancel",
     "gym-server ledger attribute", "gym-server ledger replay", "gym-server ledger rescore",
     "gym-server model", "gym-server rebind",
     "gym-server recipe set", "gym-server restore", "gym-server revoke", "gym-server rollback",

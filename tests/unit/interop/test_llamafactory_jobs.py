@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gym_fed.cli.api.app import serving_config
+from gym_fed.cli.api.settings import serving_config
 from gym_fed.cli.chat import inference_file
 from gym_fed.cli.main import app
 from gym_fed.config.training_file import load_export, load_inference, load_predict_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.cli.api.app import serving_config, with_own_variants
+from gym_fed.cli.api.settings import serving_config, with_own_variants
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.serving.store.naming import base_of_store, present_store, variants_folder

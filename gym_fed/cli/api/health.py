@@ -1,0 +1,68 @@
+"""`gym api health`: ask the running server of a config whether it serves, for probes of containers."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from typing import Annotated
+from urllib.error import HTTPError, URLError
+from urllib.request import HTTPSHandler, ProxyHandler, Request, build_opener
+
+import typer
+
+from gym_fed.core.addresses import host_port
+from gym_fed.core.console import AsJson, print_result
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import HOST, PORT
+from gym_fed.core.text import plain
+
+_MAX_ANSWER_BYTES = 2000
+
+
+def health(
+    config: Annotated[
+        Path | None, typer.Argument(help="YAML file of the server; the defaults of gym api without one.")
+    ] = None,
+    host: Annotated[str | None, HOST] = None,
+    port: Annotated[int | None, PORT] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=300.0, metavar="SECONDS", help="Time limit of the check.")
+    ] = 5.0,
+    as_json: AsJson = False,
+) -> None:
+    """Check that the running server answers: exit code 0 if it does, and its model is loaded."""
+    from gym_fed.cli.api.settings import serving_config
+
+    settings = serving_config(
+        config, [f"{key}={value}" for key, value in (("host", host), ("port", port)) if value is not None]
+    )
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+    place = host_port(everywhere.get(settings.host, settings.host), settings.port)
+    scheme = "http" if settings.tls is None else "https"
+    url = f"{scheme}://{place}/{'health' if live else 'ready'}"
+    _get(url, None if settings.tls is None else settings.tls.certificate, timeout)
+    text = f"the server at {place} answers" + ("" if live else ", and its model is loaded")
+    print_result(as_json, {"url": url, "live": True, "ready": None if live else True}, text)
+
+
+def _get(url: str, certificate: Path | None, timeout: float) -> None:
+    """Request a URL; over TLS only the server's own certificate is trusted, whatever host it names.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` if there is no answer, or none with status 200.
+    """
+    context = ssl.create_default_context(cafile=certificate) if certificate else ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the file may lack the root that signed it
+    opener = build_opener(ProxyHandler({}), HTTPSHandler(context=context))
+    try:
+        with opener.open(Request(url), timeout=timeout):
+            return
+    except HTTPError as error:
+        problem = f"{error.code} {plain(error.read(_MAX_ANSWER_BYTES).decode('utf-8', 'replace'), 400)}"
+    except (URLError, OSError) as error:
+        problem = str(getattr(error, "reason", error))
+    raise GymError(ErrorCode.UNAVAILABLE, f"{url}: {problem}", "see the server's log; is it running?")
