@@ -1,0 +1,292 @@
+"""The files of deploy/: what they name exists, their configs are valid, and the manifests match Kubernetes' schemas."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.config.serving import ServingConfig
+from gym_fed.config.yaml.file import load_config
+from gym_fed.version import __version__
+
+ROOT = Path(__file__).resolve().parents[3]
+DEPLOY = ROOT / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+OVERLAYS = sorted(path.parent for path in DEPLOY.glob("k8s/overlays/*/kustomization.yaml"))
+DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
+OURS = {"hub", "api", "client", "webui"}
+BY_HAND = {"hub-passphrase", "api-keys", "hub-stores"}
+"""Secrets that docs/deploy.md creates."""
+OF_MONITORING = {"../prometheus", "../grafana/provisioning", "../grafana/dashboards"}
+
+
+def documents(overlay: Path) -> list[dict[str, Any]]:
+    """Every resource of an overlay, as kustomize builds it."""
+    tool = next(
+        (words for words in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(words[0])),
+        None,
+    )
+    if tool is None:
+        pytest.skip("neither kustomize nor kubectl is installed")
+    done = subprocess.run([*tool, str(overlay)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return [found for found in yaml.safe_load_all(done.stdout) if found]
+
+
+def pods(found: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for one in found:
+        if (template := one.get("spec", {}).get("template")) is not None:
+            yield f"{one['kind']} {one['metadata']['name']}", template["spec"]
+
+
+# ---- Kubernetes ----
+
+
+def test_there_are_the_four_overlays() -> None:
+    assert {path.name for path in OVERLAYS} == {"sqlite", "postgres-s3", "gpu", "demo"}
+
+
+@pytest.mark.parametrize(
+    "file", sorted(DEPLOY.glob("k8s/**/kustomization.yaml")), ids=lambda p: p.parent.name
+)
+def test_what_a_kustomization_names_exists(file: Path) -> None:
+    values = yaml.safe_load(file.read_text())
+    named = [
+        *values.get("resources", []),
+        *(one["path"] for one in values.get("patches", []) if "path" in one),
+    ]
+    for generator in ("configMapGenerator", "secretGenerator"):
+        named += [name for one in values.get(generator, []) for name in one.get("files", [])]
+    assert [name for name in named if not (file.parent / name).exists()] == []
+    listed = {name for name in named if not name.startswith("..")} | {"kustomization.yaml"}
+    assert {path.name for path in file.parent.iterdir()} == listed, (
+        "a file that no kustomization names is dead"
+    )
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_the_manifests_match_the_schemas_of_kubernetes(overlay: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    for one in documents(overlay):
+        validate.validate(one, validate.latest_version(), strict=True)  # raises for an unknown kind, too
+
+
+def test_a_kind_that_the_validator_does_not_know_fails() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    unknown = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "a"}}
+    with pytest.raises(validate.SchemaNotFoundError):
+        validate.validate(unknown, validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_every_container_is_restricted_and_bounded(overlay: Path) -> None:
+    found = list(pods(documents(overlay)))
+    assert found
+    for name, pod in found:
+        assert pod["automountServiceAccountToken"] is False, name
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsUser"] == 10001, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            context = container["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True, name
+            assert context["allowPrivilegeEscalation"] is False, name
+            assert context["capabilities"] == {"drop": ["ALL"]}, name
+            assert {"cpu", "memory"} <= {*container["resources"]["requests"]} | {"cpu"}, name
+            assert "memory" in container["resources"]["limits"], name
+            mounted = {one["mountPath"]: one for one in container["volumeMounts"]}
+            assert {"/data", "/tmp"} <= {*mounted}, name
+            for path in {*mounted} - {"/data", "/tmp"}:
+                assert mounted[path]["readOnly"] is True, (name, path)
+            for kind, probe in container.items():
+                if kind.endswith("Probe"):
+                    assert "health" in probe["exec"]["command"], (name, kind)
+                    assert probe["timeoutSeconds"] > 1, (name, kind)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_references_between_resources_resolve(overlay: Path) -> None:
+    found = documents(overlay)
+    names = {(one["kind"], one["metadata"]["name"]) for one in found}
+    assert {one["metadata"].get("namespace") for one in found if one["kind"] != "Namespace"} == {"gym-fed"}
+    for name, pod in pods(found):
+        volumes = {one["name"] for one in pod.get("volumes", [])}
+        for volume in pod.get("volumes", []):
+            if "configMap" in volume:
+                assert ("ConfigMap", volume["configMap"]["name"]) in names, name
+            if "secret" in volume:
+                secret = volume["secret"]["secretName"]
+                assert secret in BY_HAND or ("Secret", secret) in names, (name, secret)
+        claims = {
+            claim["metadata"]["name"]
+            for one in found
+            for claim in one.get("spec", {}).get("volumeClaimTemplates", [])
+        }
+        for container in pod["containers"]:
+            assert {one["name"] for one in container["volumeMounts"]} <= volumes | claims, name
+            assert re.fullmatch(rf".+/gym-fed-\w+:{re.escape(__version__)}(-cuda)?", container["image"]), name
+    for one in found:
+        if one["kind"] == "HorizontalPodAutoscaler":
+            target = one["spec"]["scaleTargetRef"]
+            assert (target["kind"], target["name"]) in names
+            (metric,) = one["spec"]["metrics"]
+            metrics = (ROOT / "gym_fed" / "serving" / "http" / "metrics.py").read_text()
+            assert metric["pods"]["metric"]["name"] == "gym_engine_queued"
+            assert '"queued": ' in metrics
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_ports_of_services_policies_and_containers_agree(overlay: Path) -> None:
+    found = documents(overlay)
+    ports = {
+        port["name"]: port["containerPort"]
+        for _, pod in pods(found)
+        for container in pod["containers"]
+        for port in container.get("ports", [])
+    }
+    assert ports == {"grpc-tls": 9443, "dashboard": 9444, "http": 8000}
+    for one in found:
+        if one["kind"] == "Service":
+            assert all(port["targetPort"] in ports for port in one["spec"].get("ports", [])), one["metadata"][
+                "name"
+            ]
+        if one["kind"] == "NetworkPolicy":
+            opened = {port["port"] for rule in one["spec"].get("ingress", []) for port in rule["ports"]}
+            assert opened <= {*ports.values()}, one["metadata"]["name"]
+
+
+# ---- configs ----
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/gym-server.yaml")), ids=lambda path: path.parent.name)
+def test_the_configs_of_hubs_are_valid_and_reachable(file: Path) -> None:
+    config = load_config(file, ServerConfig)
+    assert (config.listen, config.advertise is not None) == ("0.0.0.0:9443", True)
+    assert config.dashboard is not None
+    assert config.dashboard.listen == "0.0.0.0:9444"
+    assert not config.dashboard.public
+
+
+@pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/serving.yaml")), ids=lambda path: path.parent.name)
+def test_the_configs_of_servers_are_valid_and_need_keys(file: Path) -> None:
+    config = load_config(file, ServingConfig)
+    assert (config.host, config.port, config.api_keys is not None) == ("0.0.0.0", 8000, True)
+
+
+# ---- Compose ----
+
+
+def test_what_compose_names_exists() -> None:
+    folder = DEPLOY / "compose"
+    sources = {
+        volume.split(":")[0]
+        for service in COMPOSE["services"].values()
+        for volume in service.get("volumes", [])
+    }
+    files = {name for name in sources if name.startswith(".")}
+    assert [name for name in files - OF_MONITORING if not (folder / name).exists()] == []
+    assert sources - files == set(COMPOSE["volumes"])
+    for name, service in COMPOSE["services"].items():
+        assert {*service.get("secrets", [])} <= {*COMPOSE["secrets"]}, name
+        assert {*service.get("networks", [])} <= {*COMPOSE["networks"]}, name
+        assert {*service.get("depends_on", {})} <= {*COMPOSE["services"]}, name
+        if "build" in service:
+            assert (folder / service["build"]["context"]).resolve() == ROOT
+            assert f" AS {service['build']['target']}\n" in DOCKERFILE
+
+
+def test_compose_keeps_its_secrets_in_files(tmp_path: Path) -> None:
+    for name, service in COMPOSE["services"].items():
+        for variable, value in service.get("environment", {}).items():
+            if re.search("PASS|SECRET|KEY", variable):
+                assert re.search("_FILE$", variable), (name, variable)
+                assert value.startswith(("/run/secrets/", "/metrics/")), (name, variable)
+    shutil.copy(DEPLOY / "compose" / "secrets.sh", tmp_path)
+    for _ in range(2):
+        subprocess.run(["sh", str(tmp_path / "secrets.sh")], check=True)
+        made = {path.name: path.read_text() for path in (tmp_path / "secrets").iterdir()}
+        assert {f"secrets/{name}" for name in made} == {one["file"] for one in COMPOSE["secrets"].values()}
+    assert (tmp_path / "secrets").stat().st_mode & 0o777 == 0o700
+    assert len(made["hub-passphrase"]) >= 24
+    access = yaml.safe_load(made["s3.json"])["identities"][0]["credentials"][0]
+    assert access == {"accessKey": made["s3-access-key"], "secretKey": made["s3-secret-key"]}
+
+
+def test_our_services_in_compose_are_read_only_and_bounded() -> None:
+    ours = {name: one for name, one in COMPOSE["services"].items() if one["image"].startswith("gym-fed-")}
+    assert {*ours} == {"hub", "api"}
+    for name, service in ours.items():
+        assert service["image"].endswith(f":${{GYM_VERSION:-{__version__}}}"), name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "mem_limit" in service, name
+
+
+def test_images_of_others_have_a_version() -> None:
+    images = {one["image"] for one in COMPOSE["services"].values() if not one["image"].startswith("gym-fed-")}
+    assert [name for name in images if not re.search(r":v?\d", name)] == []
+
+
+# ---- images ----
+
+
+def test_every_image_runs_as_a_user_with_a_volume_and_its_own_check() -> None:
+    stages = re.split(r"\nFROM ", DOCKERFILE)
+    runtime = next(one for one in stages if " AS runtime\n" in one)
+    assert "\nUSER 10001:10001\n" in runtime
+    assert "\nVOLUME /data\n" in runtime
+    targets = {one.splitlines()[0].split(" AS ")[1]: one for one in stages if one.startswith("runtime AS ")}
+    assert {*targets} == OURS
+    assert {name for name, one in targets.items() if "\nHEALTHCHECK " in one} == {"hub", "api"}
+    copied = {name for line in re.findall(r"^COPY ([^-].*) \S+$", DOCKERFILE, re.M) for name in line.split()}
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert [
+        name for name in copied if not any(name == one or name.startswith(f"{one}/") for one in kept)
+    ] == []
+    assert [name for name in copied if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["with-secrets", "start-hub", "start-api", "install-wheel", "trial"])
+def test_scripts_of_images_are_sound_and_executable(name: str) -> None:
+    path = DEPLOY / "docker" / name
+    assert os.access(path, os.X_OK)
+    subprocess.run(["sh", "-n", str(path)], check=True)
+
+
+def with_secrets(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    script = str(DEPLOY / "docker" / "with-secrets")
+    variables = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run([script, *words], env=variables, capture_output=True, text=True)
+
+
+def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
+    for text in ("a $(touch oops) `b` \"c\" 'd' \\e", "without a line's end"):
+        (tmp_path / "one").write_text(text + "\n" if "end" not in text else text)
+        done = with_secrets("printenv", "PGPASSWORD", PGPASSWORD_FILE=str(tmp_path / "one"))
+        assert done.stdout == text + "\n", done.stderr
+    assert not Path("oops").exists()
+
+
+def test_without_a_file_the_variable_stays(tmp_path: Path) -> None:
+    assert with_secrets("printenv", "PGPASSWORD", PGPASSWORD="given").stdout == "given\n"
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
+def test_a_secret_that_is_not_there_is_refused_by_name(made: bool, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    if made:
+        file.touch()
+    done = with_secrets("true", GYM_SERVER_PASSPHRASE_FILE=str(file))
+    assert done.returncode == 78
+    assert "GYM_SERVER_PASSPHRASE_FILE" in done.stderr
+    assert str(file) in done.stderr
