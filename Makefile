@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton fuzz sanitize audit rooms mutations lint checks docs casts format types imports extras proto package wheel clean
+.PHONY: help install demo test test-all test-gpu triton fuzz sanitize audit rooms mutations lint checks docs casts format types imports extras proto package wheel version release clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -141,6 +141,15 @@ package: $(STAMP) ## Build sdist, wheel, SBOM and checksums, install the wheel i
 
 wheel: $(STAMP) ## Build the wheel for other Linux machines (manylinux) into dist/, and load its kernels in a new environment.
 	$(BIN)/python -m tools.wheel
+
+version: $(STAMP) ## Write VERSION=1.2.3 into every file that has it, and date the unreleased entries of the changelog.
+	$(BIN)/python -m tools.version $(VERSION)
+
+# Before the long steps: a tree whose files disagree is not built.
+release: $(STAMP) ## Everything of a release but the push: wheel, sdist, SBOM, checksums, each extra tried, images. An hour.
+	$(BIN)/python -m tools.version --check
+	$(MAKE) --no-print-directory package wheel
+	$(BIN)/python -m tools.release $(ARGS)
 
 clean: ## Remove what builds and tools leave behind; .venv stays.
 	rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 import gym_fed
 from tests.support.without_packages import TRAINER
+from tools.version import versions
 
 ROOT = Path(__file__).resolve().parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -220,6 +221,7 @@ def test_the_requirements_of_a_hub_are_the_projects_own_without_the_trainer() ->
 
 def test_the_version_is_the_same_in_every_place() -> None:
     assert gym_fed.__version__ == PROJECT["project"]["version"]
+    assert {one for found in versions(ROOT).values() for one in found} == {gym_fed.__version__}
     assert f"## [{gym_fed.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
