@@ -16,6 +16,7 @@ PLACES = {
     "gym_fed/version.py": r'(?m)^__version__ = "(.+)"$',
     "pyproject.toml": r'(?m)^version = "(.+)"$',
     "CITATION.cff": r"(?m)^version: (.+)$",
+    "deploy/docker/Dockerfile": rf"gym-fed-api:({_NUMBER})-cuda",
     "deploy/compose/compose.yaml": r"\{GYM_VERSION:-(.+?)\}",
     "deploy/k8s/base/kustomization.yaml": rf"newTag: ({_NUMBER})",
     "deploy/k8s/overlays/demo/kustomization.yaml": rf"newTag: ({_NUMBER})",

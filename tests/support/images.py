@@ -57,7 +57,14 @@ class Images:
         self._buildah += ["--root", str(folder / "storage"), "--runroot", str(folder / "run")]
         self._wheels = folder / "wheels"
 
-    def make_base(self) -> None:
+    def prepare(self, extras: Sequence[str]) -> None:
+        """Make the base and download the packages of the extras, unless the folder has them."""
+        if BASE not in self.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
+            self._make_base()
+        if not self._wheels.is_dir():
+            self._download(extras)
+
+    def _make_base(self) -> None:
         """Import Debian 12 as its slim image is: the essential packages and apt, without documentation."""
         archive = self._folder / "base.tar"
         merged = ["--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr", "--include=usr-is-merged"]
@@ -68,7 +75,7 @@ class Images:
         self.buildah("commit", container, BASE)
         self.buildah("rm", container)
 
-    def download(self, extras: Sequence[str]) -> None:
+    def _download(self, extras: Sequence[str]) -> None:
         """Download what the images of these extras install, and what builds the wheel."""
         wanted = [f"{ROOT}[{','.join(extras)}]", "setuptools", "-r", str(ROOT / "requirements-hub.txt")]
         constraints = ["-c", str(ROOT / "constraints.txt")]

@@ -290,3 +290,58 @@ def test_a_secret_that_is_not_there_is_refused_by_name(made: bool, tmp_path: Pat
     assert done.returncode == 78
     assert "GYM_SERVER_PASSPHRASE_FILE" in done.stderr
     assert str(file) in done.stderr
+
+
+FAKE = """#!/bin/sh
+echo "$*" >> "$CALLS"
+case "$1 $2" in "init --yes") mkdir -p "$GYM_SERVER_DIR/keys"; echo old > "$GYM_SERVER_DIR/gym-server.yaml";; esac
+case "$1 $2" in "dashboard-keys add") echo gymweb-key;; esac
+"""
+"""A gym-server that writes down its words."""
+
+
+def start_hub(folder: Path, script: str, **environment: str) -> tuple[int, list[str], str]:
+    """Exit code, the calls of gym-server, and standard error of a start with a config in ``folder``, if it is there."""
+    (folder / "bin").mkdir(exist_ok=True)
+    fake = folder / "bin" / "gym-server"
+    fake.write_text(FAKE)
+    fake.chmod(0o755)
+    calls = folder / "calls"
+    calls.write_text("")
+    variables = {"PATH": f"{fake.parent}:{os.environ['PATH']}", "CALLS": str(calls), **environment}
+    variables["GYM_SERVER_DIR"] = str(folder / "hub")
+    done = subprocess.run(["sh", "-c", script, "start-hub"], env=variables, capture_output=True, text=True)
+    return done.returncode, calls.read_text().splitlines(), done.stderr
+
+
+def test_a_hub_is_created_once_and_gets_its_config_at_every_start(tmp_path: Path) -> None:
+    script = (DEPLOY / "docker" / "start-hub").read_text()
+    config = tmp_path / "given.yaml"
+    here = script.replace("/etc/gym/gym-server.yaml", str(config))
+    code, calls, problem = start_hub(tmp_path, here)
+    assert (code, calls) == (78, [])
+    assert "GYM_ADDRESS" in problem
+    config.write_text("new")
+    code, calls, problem = start_hub(tmp_path, here, GYM_SERVER_PASSPHRASE="a secret of many")
+    assert code == 0, problem
+    assert calls == [
+        "init --yes --address 127.0.0.1:9443 --encrypt-keys",
+        "dashboard-keys remove prometheus",
+        "dashboard-keys add prometheus",
+        "run",
+    ]
+    assert "a secret of many" not in " ".join(calls)
+    hub = tmp_path / "hub"
+    assert (hub / "gym-server.yaml").read_text() == "new"
+    assert (hub / "metrics.key").read_text() == "gymweb-key\n"
+    config.write_text("newer")
+    code, calls, _ = start_hub(tmp_path, here)
+    assert (code, [call.strip() for call in calls]) == (0, ["run"])
+    assert (hub / "gym-server.yaml").read_text() == "newer"
+
+
+def test_without_a_config_the_address_makes_one(tmp_path: Path) -> None:
+    script = (DEPLOY / "docker" / "start-hub").read_text().replace("/etc/gym/", f"{tmp_path}/none/")
+    code, calls, _ = start_hub(tmp_path, script, GYM_ADDRESS="hub.example.org:9443")
+    assert (code, calls[0]) == (0, "init --yes --address hub.example.org:9443")
+    assert (tmp_path / "hub" / "gym-server.yaml").read_text() == "old\n"
