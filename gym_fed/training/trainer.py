@@ -281,7 +281,7 @@ class Trainer(ExpectedElsewhere):
         spikes = config.loss_spikes
         return RunHooks(
             self._track,
-            config.logging_steps,
+            config.logging_interval,
             on_step=self._on_step,
             on_report=self._on_report,
             should_stop=processes.agreed(self._should_stop),

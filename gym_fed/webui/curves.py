@@ -26,6 +26,8 @@ _MAX_READ_BYTES = 256 * 2**20
 _MAX_NAME = 120
 _KEPT_RUNS = 32
 _TAIL_BYTES = 64
+ELAPSED = "performance/elapsed_seconds"
+"""The series of the seconds since the first step, summed over the lines of ``performance.jsonl``."""
 
 Point = tuple[int, float | None]
 """Step and value; None if the value is not finite."""
@@ -119,6 +121,7 @@ class RunCurves:
         self.series: dict[str, Series] = {}
         self.last_step = 0
         self.unreadable = 0
+        self._elapsed = 0.0
 
     def _take(self, prefix: str, line: bytes) -> None:
         try:
@@ -134,12 +137,18 @@ class RunCurves:
         for key, value in record.items():
             if key == "step" or type(value) not in (int, float):
                 continue
-            name = f"{prefix}{key[:_MAX_NAME]}"
-            if name not in self.series and len(self.series) >= MAX_SERIES:
-                continue
-            series = self.series.setdefault(name, Series())
-            series.steps.append(step)
-            series.values.append(_as_float(value))
+            self._append(f"{prefix}{key[:_MAX_NAME]}", step, _as_float(value))
+        seconds = record.get("seconds") if prefix else None
+        if isinstance(seconds, int | float) and 0 <= seconds < math.inf:
+            self._elapsed += seconds
+            self._append(ELAPSED, step, self._elapsed)
+
+    def _append(self, name: str, step: int, value: float) -> None:
+        if name not in self.series and len(self.series) >= MAX_SERIES:
+            return
+        series = self.series.setdefault(name, Series())
+        series.steps.append(step)
+        series.values.append(value)
 
 
 def _as_float(value: float) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Body, Depends, Query
 from pydantic import Field
 
 from gym_fed.base.models import NANO
@@ -19,6 +19,7 @@ from gym_fed.data.files import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.web.app import Changing, Looking
+from gym_fed.webui.uploads import PART_BYTES, Uploads
 from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
@@ -42,6 +43,11 @@ Name = Annotated[str, Query(min_length=1, max_length=1000)]
 
 class _Pull(StrictModel):
     reference: str = Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,128}(@[0-9]{1,6})?$")
+
+
+class _NewUpload(StrictModel):
+    name: str = Field(min_length=1, max_length=200)
+    bytes: int = Field(ge=0, le=2**50)
 
 
 class _Dedup(StrictModel):
@@ -74,6 +80,7 @@ Reading = Annotated[dict[str, Any], Depends(_reading)]
 def routes(workbench: Workbench) -> APIRouter:
     """Create the routes below ``/data``."""
     router, rows = APIRouter(), ViewProcess("gym_fed.webui.row_views:RowViews", workbench.folder)
+    uploads = Uploads(workbench)
 
     def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         name, model = _relative(workbench, request["name"]), model_of(workbench, request["model"])
@@ -83,9 +90,25 @@ def routes(workbench: Workbench) -> APIRouter:
     def listed(visitor: Looking) -> dict[str, Any]:
         """List the data files below the workbench's folder."""
         rows.begin()
-        files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
-        shown = [_file(workbench.folder, path) for path in files[:MAX_ROWS]]
-        return {"folder": str(workbench.folder), "files": shown, "total": len(files)}
+        return {"folder": str(workbench.folder), **data_files(workbench)}
+
+    @router.post("/data/uploads")
+    def upload(given: _NewUpload, visitor: Changing) -> dict[str, Any]:
+        """Begin an upload; return its id, and the bytes of a part."""
+        return {"id": uploads.begin(given.name, given.bytes), "part_bytes": PART_BYTES}
+
+    @router.put("/data/uploads/{id}")
+    def part(
+        id: str,
+        visitor: Changing,
+        content: Annotated[bytes, Body(media_type="application/octet-stream", max_length=PART_BYTES)],
+        offset: Annotated[int, Query(ge=0, le=2**50)] = 0,
+    ) -> dict[str, Any]:
+        """Append a part; return the file's name after the last one, otherwise null."""
+        name = uploads.append(id, offset, content)
+        if name is not None:
+            rows.begin()
+        return {"name": name}
 
     @router.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:
@@ -169,6 +192,12 @@ def routes(workbench: Workbench) -> APIRouter:
 
 
 _SHOWN = {"about", "format", "licence", "rows", "bytes"}
+
+
+def data_files(workbench: Workbench) -> dict[str, Any]:
+    """Return ``{files: [{name, bytes, modified}], total}`` for the workbench's folder."""
+    files = sorted(_data_files(workbench.folder), key=lambda path: str(path).casefold())
+    return {"files": [_file(workbench.folder, path) for path in files[:MAX_ROWS]], "total": len(files)}
 
 
 def _data_files(folder: Path) -> Iterator[Path]:

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import threading
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -18,13 +18,14 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
 from gym_fed.core.plain_yaml import parse_value
-from gym_fed.core.registries import AGGREGATORS, CODECS, EXPORT_FORMATS, METHODS
+from gym_fed.core.registries import CODECS
 from gym_fed.serving.store.naming import variants_folder
 from gym_fed.training.run.folder import is_held
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants, servers_of
 from gym_fed.webui.jobs import json_of
+from gym_fed.webui.model_actions import ModelAction, ModelId, merge_rules
 from gym_fed.webui.workbench import Workbench
 
 _REGISTRY_SECONDS = 60.0
@@ -37,83 +38,7 @@ _one_at_a_time = threading.Lock()
 Id = Annotated[str, Query(max_length=4096)]
 
 
-ModelId = Annotated[str, Field(min_length=1, max_length=4096)]
-OutputPath = Annotated[str, Field(min_length=1, max_length=1024)]
-Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-MAX_MERGED = 64
 _MOVABLE = ("run", "folder", "adapter", "gguf")
-
-
-class ExportAction(StrictModel):
-    """Export a model."""
-
-    action: Literal["export"]
-    model: ModelId
-    variant: VariantName | None = None
-    format: Word
-    quantization: Word | None = None
-    output: OutputPath
-
-    def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``command_of``."""
-        find_base(workbench, self.model)
-        _require_member(self.format, EXPORT_FORMATS.names(), "format")
-        return [
-            *("gym", "export", f"--format={self.format}"),
-            *([] if self.quantization is None else [f"--quantization={self.quantization}"]),
-            *([] if self.variant is None else [f"--variant={self.variant}"]),
-            *(f"--output={_new(workbench, self.output)}", "--", self.model),
-        ]
-
-
-class EncodeAction(StrictModel):
-    """Encode a fine-tuned model as a delta to its base."""
-
-    action: Literal["encode"]
-    base: ModelId
-    tuned: ModelId
-    codec: Word = "bitdelta"
-    output: OutputPath
-
-    def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``command_of``."""
-        for model in (self.base, self.tuned):
-            find_base(workbench, model)
-        _require_member(self.codec, ("auto", *CODECS.names()), "codec")
-        output = _new(workbench, self.output)
-        return [
-            "gym",
-            "delta",
-            "encode",
-            f"--output={output}",
-            f"--codec={self.codec}",
-            "--",
-            self.base,
-            self.tuned,
-        ]
-
-
-class MergeAction(StrictModel):
-    """Merge fine-tuned models of one base."""
-
-    action: Literal["merge"]
-    base: ModelId
-    updates: list[ModelId] = Field(min_length=2, max_length=MAX_MERGED)
-    rule: Word
-    output: OutputPath
-
-    def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``command_of``."""
-        for model in (self.base, *self.updates):
-            find_base(workbench, model)
-        _require_member(self.rule, merge_rules(), "rule")
-        return [
-            *("gym", "soup", "merge", f"--rule={self.rule}", f"--base={self.base}"),
-            *(f"--output={_new(workbench, self.output)}", "--", *self.updates),
-        ]
-
-
-ModelAction = Annotated[ExportAction | EncodeAction | MergeAction, Field(discriminator="action")]
 
 
 class ActionRequest(StrictModel):
@@ -174,8 +99,8 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/models/do")
     def act(given: ActionRequest, visitor: Changing) -> dict[str, Any]:
-        """Return the command of an export, a delta or a merge; start it unless this is a preview."""
-        words = command_of(workbench, given.do)
+        """Return the command of an action; start it unless this is a preview."""
+        words = given.do.command(workbench)
         text = shlex.join(words)
         if given.preview:
             return {"command": text, "job": None}
@@ -230,20 +155,6 @@ def _registry(folder: Path) -> list[dict[str, Any]]:
     finally:
         _one_at_a_time.release()
     return [row for row in rows if row["where"] == "registry"]
-
-
-def command_of(workbench: Workbench, action: ExportAction | EncodeAction | MergeAction) -> list[str]:
-    """Return the command line of an action.
-
-    Raises:
-        GymError: ``MODEL_NOT_FOUND``, ``FILE_EXISTS``, ``PERMISSION_DENIED``; ``USAGE`` for an unknown name.
-    """
-    return action.command(workbench)
-
-
-def merge_rules() -> list[str]:
-    """Return the names of merge methods, followed by those of aggregators."""
-    return [*METHODS.names(), *AGGREGATORS.names()]
 
 
 def uses_of(workbench: Workbench, model: LocalModel) -> list[str]:
@@ -340,14 +251,6 @@ def _require_free(workbench: Workbench, model: LocalModel, confirmed: bool) -> P
     return place
 
 
-def _new(workbench: Workbench, output: str) -> str:
-    """Return an unused path below the workbench's folder, for a command."""
-    place = workbench.inside(output)
-    if place == workbench.folder or os.path.lexists(place):
-        raise GymError(ErrorCode.FILE_EXISTS, f"{output} exists", "choose another name")
-    return str(place.relative_to(workbench.folder))
-
-
 def _place(workbench: Workbench, model: LocalModel) -> Path:
     return workbench.folder / model.id
 
@@ -376,9 +279,3 @@ def _bases(folder: Path) -> list[str]:
         if isinstance(document, dict) and isinstance(document.get(key), str):
             bases.append(document[key])
     return bases
-
-
-def _require_member(name: str, known: object, what: str) -> None:
-    names = list(known) if isinstance(known, (list, tuple)) else []
-    if name not in names:
-        raise GymError(ErrorCode.USAGE, f"{what} {name!r} is unknown", f"one of {', '.join(names)}")

@@ -84,6 +84,16 @@ def parts_of(
     return parts, max(0, len(text) - room)
 
 
+def column_names(file: PagedFile) -> list[str]:
+    """Return the names of the first row's columns that have a value; empty for an unreadable row."""
+    try:
+        first = next(file.rows(), None)
+        row = {} if first is None else as_object(first.load())
+    except (BadRow, GymError):
+        return []
+    return [str(name)[:_MAX_CHARACTERS] for name, value in row.items() if value is not None][:_MAX_NAMES]
+
+
 def column_choices(file: PagedFile) -> dict[str, Any] | None:
     """Return the names of text columns, and a guess of which are ``prompt`` and ``completion``.
 

@@ -23,7 +23,7 @@ from gym_fed.data.reading import converted, format_of, parse_columns, renaming
 from gym_fed.data.row_counts import IGNORED
 from gym_fed.data.steps import DedupStep, Judge, Report, text_of
 from gym_fed.data.string_rows import as_turns
-from gym_fed.webui.row_parts import column_choices, parts_of, turns_of
+from gym_fed.webui.row_parts import column_choices, column_names, parts_of, turns_of
 
 SECONDS = 1.5
 """Time limit for the work of one answer."""
@@ -58,6 +58,8 @@ class _OpenedFile:
     rename: Callable[[Any], Any] | None
     choices: Answer | None
     """Column choices for a file without recognized columns; see ``column_choices``."""
+    columns: list[str]
+    """Column names of the first row."""
 
     def row(self, raw: PagedRow) -> dict[str, Any]:
         """Return the row in the form that a model receives.
@@ -149,6 +151,8 @@ class RowViews:
             "num_rows": opened.file.num_rows,
             "about_rows": opened.file.about_rows(),
             "format": opened.format,
+            "kind": None if opened.format == "auto" else FORMATS.type_of(opened.format).kind,
+            "columns": opened.columns,
             "choices": opened.choices,
         }
 
@@ -255,7 +259,8 @@ class RowViews:
             rename = renaming(parse_columns(request["columns"]))
             file = PagedFile(path, request["name"])
             choices = column_choices(file) if request["format"] == "auto" else None
-            opened = _OpenedFile(file, _format(file, request["format"], rename), rename, choices)
+            format = _format(file, request["format"], rename)
+            opened = _OpenedFile(file, format, rename, choices, column_names(file))
             _keep(self._opened, key, opened)
         return opened
 

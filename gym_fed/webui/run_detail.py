@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,13 @@ from gym_fed.training.run.folder import is_held
 from gym_fed.training.run.result import listed, read_json
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values, thinned
 from gym_fed.webui.jobs import Jobs, WebJob
+from gym_fed.webui.run_places import RunPlaces
 from gym_fed.webui.train_check import MAX_CHARACTERS
 from gym_fed.webui.workbench import Workbench, plain, text
 
 MAX_RUNS = 5000
 """Maximum runs to list, in the order of their paths."""
 _SPARK_POINTS = 40
-_PRUNED = ("checkpoints", "best", "tensorboard")
 _STAMPED = ("config.yaml", "metrics.jsonl", "result.json", "run.json")
 
 MAX_MARKS = 200
@@ -42,6 +42,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
 
     """
     begun = _read(folder / "run.json") or {}
+    result = _read(folder / "result.json") or {}
     try:
         config = read_run_config(folder)
     except GymError:
@@ -55,6 +56,7 @@ def detail(folder: Path, path: str, line: dict[str, Any], curves: CurvesOfRuns) 
         "settings": plain(flat(config)),
         "environment": plain(_read(folder / "environment.json")),
         "rows": plain(begun.get("rows")) if isinstance(begun, dict) else None,
+        "check": plain(result.get("check")) if isinstance(result, dict) else None,
         "marks": marks_of(folder),
         "is_thinned": is_thinned(curves.of(folder)),
         "is_saved": any((folder / name).is_file() for name in ("config.json", "adapter_config.json")),
@@ -147,19 +149,19 @@ class RunList:
     """Summary lines of all runs, cached while their files do not change. Safe from any thread.
 
     Args:
-        root: Folder of runs.
+        places: Folders of runs.
         curves: Reader of the runs' curves.
     """
 
-    def __init__(self, root: Path, curves: CurvesOfRuns) -> None:
-        self._root, self._curves = root, curves
+    def __init__(self, places: RunPlaces, curves: CurvesOfRuns) -> None:
+        self._places, self._curves = places, curves
         self._known: dict[Path, _Known] = {}
         self._lock = threading.Lock()
 
     def lines(self) -> list[dict[str, Any]]:
         """Return all runs, newest first: ``{path, status, algorithm, model, steps, figures, changed, spark}``."""
         with self._lock:
-            lines = {folder: self._line(folder) for folder in self._folders()}
+            lines = {folder: self._line(folder) for folder in islice(self._places.folders(), MAX_RUNS)}
             self._known = {folder: self._known[folder] for folder in lines}
         return sorted(lines.values(), key=lambda line: line["changed"], reverse=True)
 
@@ -167,16 +169,6 @@ class RunList:
         """Return the summary line of a run."""
         with self._lock:
             return self._line(folder)
-
-    def _folders(self) -> list[Path]:
-        run_folders = []
-        for place, folders, files in os.walk(self._root):
-            folders[:] = sorted(name for name in folders if name not in _PRUNED and not name.startswith("."))
-            if "run.json" in files:
-                run_folders.append(Path(place))
-                if len(run_folders) >= MAX_RUNS:
-                    break
-        return run_folders
 
     def _line(self, folder: Path) -> dict[str, Any]:
         stamp = (*(_stamp(folder / name) for name in _STAMPED), is_held(folder))
@@ -190,7 +182,7 @@ class RunList:
         losses = self._curves.of(folder).series.get("loss")
         points = [] if losses is None else list(zip(losses.steps, losses.values, strict=True))
         return {
-            "path": text(folder.relative_to(self._root).as_posix()),
+            "path": self._places.path_of(folder),
             "status": line["status"],
             "why": text(line.get("why", "")),
             "algorithm": text(line["algorithm"]),

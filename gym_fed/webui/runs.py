@@ -18,7 +18,9 @@ from typing import Annotated, Any
 
 import psutil
 from fastapi import APIRouter, Query
+from pydantic import Field
 
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import LOCK_FILE, is_held
@@ -37,13 +39,13 @@ from gym_fed.webui.run_detail import (
     series_of,
     status_of,
 )
+from gym_fed.webui.run_places import MAX_PATH, RunPlaces
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, text
 
 _ENDING_SECONDS = 10.0
 
 MAX_COMPARED = 5
 """Maximum number of runs to compare with the first; charts have six line styles."""
-_MAX_PATH = 1000
 
 Range = Annotated[float | None, Query(ge=-1e15, le=1e15)]
 
@@ -69,15 +71,17 @@ class RunWatch:
     """Publishes ``run`` for changed runs, ``runs`` for changed lines of the list, and ``job`` for changed jobs.
 
     Args:
-        root: Folder of runs.
+        places: Folders of runs.
         feed: Feed for the events.
         curves: Reader of the runs' curves.
         runs: List of runs.
         jobs: Jobs, whose status changes are also published.
     """
 
-    def __init__(self, root: Path, feed: Feed, curves: CurvesOfRuns, runs: RunList, jobs: Jobs) -> None:
-        self._root, self._feed, self._curves, self._runs, self._jobs = root, feed, curves, runs, jobs
+    def __init__(
+        self, places: RunPlaces, feed: Feed, curves: CurvesOfRuns, runs: RunList, jobs: Jobs
+    ) -> None:
+        self._places, self._feed, self._curves, self._runs, self._jobs = places, feed, curves, runs, jobs
         self._asked: dict[str, float] = {}
         self._seen: dict[str, Any] = {}
         self._wake = threading.Event()
@@ -125,7 +129,7 @@ class RunWatch:
             if path == _LIST:
                 self._publish_list()
                 continue
-            self._publish_run(path, job_of(self._root / path, jobs))
+            self._publish_run(path, jobs)
 
     def _publish_list(self) -> None:
         lines = {line["path"]: line for line in self._runs.lines()}
@@ -138,8 +142,9 @@ class RunWatch:
         if changed or gone:
             self._feed.publish(PageEvent("runs", {"changed": changed[:100], "gone": gone[:100]}))
 
-    def _publish_run(self, path: str, job: WebJob | None) -> None:
-        folder = self._root / path
+    def _publish_run(self, path: str, jobs: list[WebJob]) -> None:
+        folder = self._places.folder_of(path)
+        job = job_of(folder, jobs)
         if not (folder / "run.json").is_file():
             return
         curves = self._curves.of(folder)
@@ -163,11 +168,16 @@ class RunWatch:
         self._feed.publish(PageEvent("run", news))
 
 
+class _AddedRun(StrictModel):
+    folder: str = Field(min_length=1, max_length=MAX_PATH)
+
+
 def routes(workbench: Workbench) -> APIRouter:
     """Create the routes below ``/runs``."""
     router, jobs, curves = APIRouter(), workbench.jobs, CurvesOfRuns()
-    every = RunList(workbench.runs, curves)
-    watch = RunWatch(workbench.runs, workbench.feed, curves, every, jobs)
+    places = RunPlaces(workbench)
+    every = RunList(places, curves)
+    watch = RunWatch(places, workbench.feed, curves, every, jobs)
 
     @router.get("/runs")
     def listing(
@@ -196,6 +206,11 @@ def routes(workbench: Workbench) -> APIRouter:
             "waiting": list(waiting.values())[:20],
         }
 
+    @router.post("/runs")
+    def add(given: _AddedRun, visitor: Changing) -> dict[str, Any]:
+        """Add the folder of a run elsewhere on this machine; return its path."""
+        return {"path": places.path_of(places.add(given.folder))}
+
     @router.get("/runs/{path:path}")
     def one(
         path: str,
@@ -206,8 +221,8 @@ def routes(workbench: Workbench) -> APIRouter:
         xmax: Range = None,
     ) -> dict[str, Any]:
         """Return a run with its curves and those of compared runs, since a step or within a range of steps."""
-        folder = _place(workbench, path)
-        watch.look_at(folder.relative_to(workbench.runs).as_posix())
+        folder = places.folder_of(path)
+        watch.look_at(places.path_of(folder))
         job = job_of(folder, jobs.list())
         if not _is_run(folder) and job is not None:
             return {"path": text(path), "status": "waiting", "job": job.facts(), "series": {}, "others": []}
@@ -218,6 +233,7 @@ def routes(workbench: Workbench) -> APIRouter:
             about["job"] = None if job is None else job.facts()
             about["status"] = status_of(about, job)
             about["base"] = workbench.named(folder)  # name on the play screen
+            about["is_saved"] &= any(root in folder.parents for root in (workbench.folder, workbench.runs))
             about["command"] = shlex.join(resume_command(workbench, folder)) if not about["why"] else ""
             if visitor.csrf:  # configs may contain comments that viewers should not see
                 about["config"] = config_text(folder, jobs.list(), workbench)
@@ -225,10 +241,10 @@ def routes(workbench: Workbench) -> APIRouter:
             about = {"path": text(path), "since": since}
         others = []
         for name in dict.fromkeys(compared or []):
-            other = _place(workbench, name)
+            other = places.folder_of(name)
             _require_run(other, name)
             shown = detail(other, name, every.line(other), curves)
-            watch.look_at(other.relative_to(workbench.runs).as_posix())
+            watch.look_at(places.path_of(other))
             shown["series"] = series_of(curves.of(other), since=since, low=xmin, high=xmax)
             others.append(shown)
         return {**about, "series": series_of(own, since=since, low=xmin, high=xmax), "others": others}
@@ -236,27 +252,16 @@ def routes(workbench: Workbench) -> APIRouter:
     @router.post("/runs/{path:path}/stop")
     def stop(path: str, visitor: Changing) -> dict[str, Any]:
         """Interrupt a run; return its job or process."""
-        return stop_run(_place(workbench, path), jobs)
+        return stop_run(places.folder_of(path), jobs)
 
     @router.post("/runs/{path:path}/resume")
     def resume(path: str, visitor: Changing) -> dict[str, Any]:
         """Resume a run; return the job."""
-        folder = _place(workbench, path)
+        folder = places.folder_of(path)
         _require_run(folder, path)
         return resume_run(workbench, folder, path).facts()
 
     return router
-
-
-def _place(workbench: Workbench, path: str) -> Path:
-    """Return the folder of a run.
-
-    Raises:
-        GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the folder of runs.
-    """
-    if not path or len(path) > _MAX_PATH:
-        raise GymError(ErrorCode.NOT_FOUND, "there is no such run", "see the list of runs")
-    return workbench.inside(path, root=workbench.runs)
 
 
 def _is_run(folder: Path) -> bool:

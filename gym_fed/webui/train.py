@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import re
 import shlex
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, JsonValue, StrictBool, StrictFloat, StrictInt, StrictStr
 
+from gym_fed.base.downloads.hub import search_models
 from gym_fed.base.downloads.offer import offer_model
 from gym_fed.base.modeling.weight_count import count_stored_weights
 from gym_fed.config.recipes import get_recipe, recipes, relocated
@@ -26,7 +26,9 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.training.run.folder import is_held
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.jobs import json_of
+from gym_fed.webui.data import data_files
+from gym_fed.webui.goals import GOALS, graders
+from gym_fed.webui.inventory import local_bases
 from gym_fed.webui.run_detail import CONFIGS_NAME, is_at_work
 from gym_fed.webui.train_check import (
     MAX_CHARACTERS,
@@ -39,7 +41,8 @@ from gym_fed.webui.train_check import (
     read,
 )
 from gym_fed.webui.train_form import form, with_value
-from gym_fed.webui.workbench import Workbench, plain, resolved, text
+from gym_fed.webui.view_process import ViewProcess
+from gym_fed.webui.workbench import MAX_ROWS, Workbench, plain, resolved, text
 
 PLAN_SECONDS = 180
 """Time limit of a plan in seconds; planning takes tens of seconds for a model with billions of weights."""
@@ -51,11 +54,25 @@ class _YamlText(StrictModel):
     text: Yaml
 
 
+Key = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_length=120)]
+Entries = Annotated[list[dict[str, JsonValue]], Field(max_length=100)]
+
+
 class _FormEdit(StrictModel):
     text: Yaml
-    key: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)?$", max_length=120)
-    value: StrictBool | StrictInt | StrictFloat | StrictStr | None = None
-    """None removes the key, which restores its default."""
+    values: dict[Key, StrictBool | StrictInt | StrictFloat | StrictStr | Entries | None] = Field(
+        max_length=20
+    )
+    """Values by key; None removes the key, which restores its default."""
+
+
+class _Models(StrictModel):
+    text: Yaml
+    models: list[Annotated[str, Field(max_length=4096)]] = Field(min_length=1, max_length=MAX_ROWS)
+
+
+class _HubSearch(StrictModel):
+    query: str = Field(min_length=1, max_length=100)
 
 
 class _StartRequest(StrictModel):
@@ -72,6 +89,7 @@ class _ModelName(StrictModel):
 def routes(workbench: Workbench) -> APIRouter:
     """Create the routes below ``/train``."""
     router, planning = APIRouter(prefix="/train"), threading.Lock()
+    plans = ViewProcess("gym_fed.webui.plan_views:PlanViews", workbench.folder, offline=False)
 
     @router.get("/recipes/{name}")
     def recipe(
@@ -87,14 +105,28 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.get("/form")
     def fields(visitor: Looking) -> dict[str, Any]:
-        """Return the form with all keys of the schema, and the recipes."""
-        offered = [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()]
-        return {**form(), "recipes": offered}
+        """Return the form with all keys of the schema."""
+        return form()
+
+    @router.get("/choices")
+    def choices(visitor: Looking) -> dict[str, Any]:
+        """Return what the screen offers: models, files, goals, graders, recipes and a free name for the run."""
+        return {
+            "models": [model.facts() for model in local_bases(workbench)],
+            **data_files(workbench),
+            "goals": [goal.facts() for goal in GOALS],
+            "graders": graders(),
+            "recipes": [{"name": r.name, "summary": r.summary, "sizes": list(r.sizes)} for r in recipes()],
+            "free": free_output(workbench, workbench.runs / "my-run"),
+        }
 
     @router.post("/edit")
     def edit(request: _FormEdit, visitor: Changing) -> dict[str, Any]:
-        """Return the text with one value changed."""
-        return {"text": with_value(request.text, tuple(request.key.split(".")), request.value)}
+        """Return the text with some values changed."""
+        edited = request.text
+        for key, value in request.values.items():
+            edited = with_value(edited, tuple(key.split(".")), value)
+        return {"text": edited}
 
     @router.post("/check")
     def check(request: _YamlText, visitor: Changing) -> dict[str, Any]:
@@ -107,9 +139,19 @@ def routes(workbench: Workbench) -> APIRouter:
         if not planning.acquire(blocking=False):
             raise GymError(ErrorCode.BUSY, "another estimate is being made", "try again in a moment")
         try:
-            return _plan(workbench, request.text)
+            return plans.ask({"view": "plan", "text": request.text}, PLAN_SECONDS)
         finally:
             planning.release()
+
+    @router.post("/memory")
+    def memory(request: _Models, visitor: Changing) -> dict[str, Any]:
+        """Return the peak memory of the run on the first of these models; a page requests the others again."""
+        return plans.ask({"view": "memory", "text": request.text, "models": request.models}, PLAN_SECONDS)
+
+    @router.post("/search")
+    def search(request: _HubSearch, visitor: Changing) -> dict[str, Any]:
+        """Search the Hub for models, which sends it the query."""
+        return {"models": [vars(found) for found in search_models(request.query)]}
 
     @router.post("/offer")
     def offer(request: _ModelName, visitor: Changing) -> dict[str, Any]:
@@ -126,7 +168,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
 
 def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
-    """Check a text, and return ``{problems, notes, given, chosen, leaves, missing, path, taken}``."""
+    """Check a text, and return ``{problems, notes, given, chosen, leaves, missing, path, taken, free}``."""
     answer: dict[str, Any] = {
         "problems": [],
         "notes": [],
@@ -136,37 +178,20 @@ def checked(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
         "missing": [],
         "path": "",
         "taken": "",
+        "free": "",
     }
     try:
         config, answer["notes"] = read(yaml_text)
         answer["chosen"] = _chosen(config)
         answer["path"] = path_below_runs(workbench, str(config.output_dir))
         answer["taken"] = _taken(workbench, answer["path"])
+        answer["free"] = free_output(workbench, workbench.runs / answer["path"])
         answer["missing"] = missing(config)
         answer["leaves"] = leaving(config)
         answer["problems"] = input_problems(workbench, config, marks_of(yaml_text))
     except GymError as error:
         answer["problems"] = problems_of(error, yaml_text)
     return answer
-
-
-def _plan(workbench: Workbench, yaml_text: str) -> dict[str, Any]:
-    """Plan the run of a text in a child process, which loads torch and times a few blocks.
-
-    Raises:
-        GymError: Errors of ``json_of``.
-    """
-    with tempfile.TemporaryDirectory(prefix="gym-plan-") as folder:
-        file = Path(folder) / "config.yaml"
-        file.write_bytes(yaml_text.encode("utf-8", "replace"))
-        try:
-            result: dict[str, Any] = plain(
-                json_of(["gym", "train", str(file), "--plan"], workbench.folder, PLAN_SECONDS)
-            )
-        except GymError as error:
-            message = text(error.message).replace(f"{folder}/", "")
-            raise GymError(error.code, message, text(error.hint)) from error
-    return result
 
 
 def _chosen(config: TrainingConfig) -> list[dict[str, Any]]:
@@ -247,6 +272,14 @@ def path_below_runs(workbench: Workbench, output_dir: str) -> str:
             "give a folder below it, or start gym webui with another --runs",
         )
     return folder.relative_to(workbench.runs).as_posix()
+
+
+def free_output(workbench: Workbench, folder: Path) -> str:
+    """Return an ``output_dir`` that does not exist: the folder, or its name with the next number."""
+    stem, _, last = folder.name.rpartition("-")
+    stem, first = (stem, int(last)) if stem and last.isdecimal() and len(last) < 6 else (folder.name, 1)
+    numbered = (folder.with_name(f"{stem}-{number}") for number in range(max(first, 1) + 1, first + 10_000))
+    return workbench.named(next(path for path in (folder, *numbered) if not path.exists()))
 
 
 def _taken(workbench: Workbench, path: str) -> str:

@@ -20,7 +20,9 @@ from gym_fed.config.training_file import load_training_config
 from gym_fed.config.yaml.file import load_config
 from gym_fed.config.yaml.strict import KeyPath, Mark, parse_config
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.reading import iter_rows, parse_columns, renaming
+from gym_fed.data.rows import as_kind
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.webui.workbench import Workbench, plain, text
 
@@ -174,7 +176,8 @@ def input_problems(
                 continue
             try:
                 if not file.exists() or _is_cheap(file):
-                    next(iter_rows(file, source.format, rename=renaming(source.columns)))
+                    _, row = next(iter_rows(file, source.format, rename=renaming(source.columns)))
+                    as_kind([row], ALGORITHMS.type_of(config.algorithm).row_kind)
             except GymError as error:
                 message = error.message.replace(f"{workbench.folder}/", "")
                 problems.append(_problem(marks, (part, number, "path"), message, _as_key(error.hint)))

@@ -125,15 +125,18 @@ def _forms(property: dict[str, Any]) -> list[dict[str, Any]]:
 _FILE = Path("config")
 """The name of the text in errors."""
 Scalar = str | int | float | bool
+Value = Scalar | list[dict[str, Any]]
+"""A value of the form: a scalar, or the entries of a list such as ``data``."""
 
 
-def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
+def with_value(text: str, path: tuple[str, ...], value: Value | None) -> str:
     """Return the text with a new value at a top-level key, or at a key of a section.
 
     Args:
         text: YAML text with one mapping.
         path: Key path such as ``("lora", "r")``; at most two keys.
-        value: The new value; None removes the key, which restores its default.
+        value: The new value; None removes the key, which restores its default. A list replaces the whole value of a
+            top-level key, with its comments.
 
     Raises:
         GymError: ``CONFIG_INVALID`` for unreadable text; ``USAGE`` if the value cannot be changed without affecting
@@ -153,7 +156,7 @@ def with_value(text: str, path: tuple[str, ...], value: Scalar | None) -> str:
     return changed
 
 
-def _changed(text: str, root: Any, path: tuple[str, ...], value: Scalar | None) -> str:
+def _changed(text: str, root: Any, path: tuple[str, ...], value: Value | None) -> str:
     if root is None:
         return text if value is None else text + _lines(path, value)
     pair = _pair(root, path[0])
@@ -186,11 +189,11 @@ def _changed(text: str, root: Any, path: tuple[str, ...], value: Scalar | None) 
     return _inserted(text, place, _lines(path[1:], value, section.start_mark.column))
 
 
-def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: Scalar | None) -> str:
+def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: Value | None) -> str:
     """Return the text with a new value for an existing pair, or without the pair."""
     key, node = pair
     start, end = node.start_mark.index, node.end_mark.index
-    if value is not None:
+    if value is not None and not isinstance(value, list):
         if not isinstance(node, yaml.ScalarNode) or node.style in ("|", ">"):
             raise _refused(path)
         gap = "" if start > key.end_mark.index + 1 else " "
@@ -201,7 +204,8 @@ def _with_pair(text: str, parent: Any, pair: Any, path: tuple[str, ...], value: 
     if text[first : key.start_mark.index].strip():  # a list item whose dash is on this line
         raise _refused(path)
     last = end if isinstance(node, yaml.ScalarNode) else _end_of_block(text, node)
-    return text[:first] + text[_line_end(text, max(last - 1, key.end_mark.index)) :]
+    lines = "" if value is None else _lines(path, value, key.start_mark.column)
+    return text[:first] + lines + text[_line_end(text, max(last - 1, key.end_mark.index)) :]
 
 
 def _pair(mapping: Any, key: str) -> Any:
@@ -229,23 +233,34 @@ def _inserted(text: str, place: int, lines: str) -> str:
     return f"{before}{'' if not before or before.endswith(chr(10)) else chr(10)}{lines}{text[place:]}"
 
 
-def _lines(path: tuple[str, ...], value: Scalar, indent: int = 0) -> str:
+def _lines(path: tuple[str, ...], value: Value, indent: int = 0) -> str:
     """Return ``lora:`` followed by an indented `` r: 8``."""
     *sections, key = path
     lines = [f"{' ' * (indent + 2 * depth)}{name}:" for depth, name in enumerate(sections)]
-    lines.append(f"{' ' * (indent + 2 * len(sections))}{key}: {_written(value)}")
+    begin = " " * (indent + 2 * len(sections))
+    if not isinstance(value, list) or not all(value) or not value:
+        return "\n".join([*lines, f"{begin}{key}: {_written(value)}"]) + "\n"
+    lines.append(f"{begin}{key}:")
+    for entry in value:
+        marks = ["- ", *["  "] * (len(entry) - 1)]
+        lines += [
+            f"{begin}  {mark}{_written(name)}: {_written(item)}"
+            for mark, (name, item) in zip(marks, entry.items(), strict=True)
+        ]
     return "\n".join(lines) + "\n"
 
 
-def _written(value: Scalar) -> str:
+def _written(value: Any) -> str:
     """Format a value as YAML on one line."""
     if isinstance(value, str) and ("\n" in value or len(value) > 200):
         return str(yaml.safe_dump(value, default_style='"', width=10**9, allow_unicode=True)).strip()
-    text = str(yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True))
+    text = str(
+        yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
+    )
     return text.strip().removesuffix("...").strip()
 
 
-def _is_single_change(after: Any, before: Any, path: KeyPath, value: Scalar | None) -> bool:
+def _is_single_change(after: Any, before: Any, path: KeyPath, value: Value | None) -> bool:
     """Return True if ``after`` is ``before`` with that one value changed."""
     expected = {**before}
     if len(path) == 1:

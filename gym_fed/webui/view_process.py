@@ -32,10 +32,14 @@ class ViewProcess:
     Args:
         views: ``module:NAME`` of a class of views, which is created with the folder; ``answer`` receives a request.
         folder: Working directory with the files.
+        offline: True to forbid requests to the Hub.
     """
 
-    def __init__(self, views: str, folder: Path) -> None:
+    def __init__(self, views: str, folder: Path, *, offline: bool = True) -> None:
         self._views, self._folder = views, folder
+        self._env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"} | (
+            {"HF_HUB_OFFLINE": "1"} if offline else {}
+        )
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._idle: threading.Timer | None = None
@@ -86,7 +90,7 @@ class ViewProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"},
+                env=self._env,
             )
         return self._process
 

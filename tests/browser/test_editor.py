@@ -17,17 +17,31 @@ SELECTED = """() => {
 }"""
 
 
+TEXT = """\
+algorithm: sft
+model: gym-nano
+output_dir: runs/typed
+data:
+  - {tasks: [double], num_examples: 40}
+max_steps: 100
+"""
+
+
 @pytest.mark.parametrize(
-    ("screen", "key", "place"), [("train", "max_steps", "10:1"), ("tune", "num_trials", "14:3")]
+    ("screen", "key", "place"), [("train?tab=yaml", "max_steps", "6:1"), ("tune", "num_trials", "14:3")]
 )
 def test_a_problem_leads_to_its_line(screen: str, key: str, place: str, webui: Served, page: Page) -> None:
     page.goto(webui.url)
     page.goto(f"{webui.address}/{screen}")
-    page.get_by_text("Valid", exact=True).wait_for()
     text = page.locator("#yaml")
+    if screen.startswith("train"):
+        text.fill(TEXT)
+    page.get_by_text("Valid", exact=True).wait_for()
     text.fill(text.input_value().replace(f"{key}:", f"{key}x:"))
     page.get_by_text("One problem").wait_for()
     assert page.locator("button.place").inner_text() == place
+    if screen.startswith("train"):
+        page.get_by_role("tab", name="Choices").click()
     page.locator("button.place").click()
     assert page.evaluate(SELECTED) == f"{key}x"
     assert page.locator(".gutter .bad").inner_text() == place.partition(":")[0]
@@ -37,12 +51,12 @@ def test_a_problem_leads_to_its_line(screen: str, key: str, place: str, webui: S
 
 def test_the_form_changes_one_value_of_the_text(webui: Served, page: Page) -> None:
     page.goto(webui.url)
-    page.goto(f"{webui.address}/train")
+    page.goto(f"{webui.address}/train?tab=yaml")
+    page.locator("#yaml").fill(TEXT)
     page.get_by_text("Valid", exact=True).wait_for()
-    before = page.locator("#yaml").input_value()
+    page.get_by_role("tab", name="YAML").press("ArrowLeft")
     page.locator("#key-max_steps").fill("50")
     page.locator("#key-max_steps").press("Enter")
     page.wait_for_function("() => document.getElementById('yaml').value.includes('max_steps: 50')")
-    after = page.locator("#yaml").input_value()
-    assert after == before.replace("max_steps: 100", "max_steps: 50")
-    page.get_by_role("button", name="Start training").wait_for()
+    assert page.locator("#yaml").input_value() == TEXT.replace("max_steps: 100", "max_steps: 50")
+    page.get_by_role("button", name="Start", exact=True).wait_for()

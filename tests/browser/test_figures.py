@@ -114,9 +114,9 @@ def test_every_measurement_of_a_run_has_its_chart(webui: Served, opened: Page) -
     assert not any("Peak" in title for title in further)
 
 
-def test_try_it_opens_the_chat_with_the_run(webui: Served, opened: Page) -> None:
+def test_chat_opens_with_the_run(webui: Served, opened: Page) -> None:
     opened.goto(f"{webui.address}/runs/{RUN}")
-    opened.get_by_role("link", name="Try it").click()
+    opened.get_by_role("link", name="Chat", exact=True).click()
     opened.wait_for_selector("#model-0")
     assert opened.locator("#model-0").input_value() == f"runs/{RUN}"
 

@@ -27,7 +27,7 @@ def test_a_run_shows_the_same_curve_in_a_tab_that_is_opened_later(webui: Served,
         page.goto(webui.url)
         page.goto(f"{webui.address}/runs/{RUN}")
         chromium.settled(page)
-        until(lambda page=page: "Loss: 12 values" in curve(page), "the curve")
+        until(lambda page=page: "Loss: 13 values" in curve(page), "the curve")
         seen.append(curve(page))
         page.close()
     assert seen[0] == seen[1]
@@ -36,7 +36,7 @@ def test_a_run_shows_the_same_curve_in_a_tab_that_is_opened_later(webui: Served,
 def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_page: Open) -> None:
     page, _ = open_page()
     page.goto(webui.url)
-    page.goto(f"{webui.address}/train")
+    page.goto(f"{webui.address}/train?tab=yaml")
     recipe = page.get_by_label("Begin with a recipe")
     value = recipe.locator("option", has_text="nano-sft").first.get_attribute("value")
     recipe.select_option(value)
@@ -50,7 +50,7 @@ def test_from_a_recipe_with_a_typo_to_an_exported_variant(webui: Served, open_pa
     text.fill(
         written.replace("max_steps: 100", "max_steps: 8").replace("logging_steps: 10", "logging_steps: 1")
     )
-    page.get_by_role("button", name="Start training").click()
+    page.get_by_role("button", name="Start", exact=True).click()
     page.wait_for_url("**/runs/evening")
     page.close()
 

@@ -34,7 +34,7 @@ def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page
         page.get_by_label("Show each token").set_checked(tick)
         page.locator("#prompt").fill("say a word")
         page.get_by_role("button", name="Send").click()
-        page.locator(f".exchange:nth-of-type({number}) button.plain").wait_for()
+        page.locator(f".exchange:nth-of-type({number}) .answer button.plain").wait_for()
     shown = page.locator(".exchange .answer").all_inner_texts()
     assert len(shown) == 2
     assert all("word" in text.split("\n") for text in shown), shown
@@ -42,11 +42,11 @@ def test_answers_stay_when_probabilities_are_asked_for_later(webui: Served, page
 
 def test_a_config_is_still_there_after_its_start(webui: Served, page: Page) -> None:
     page.goto(webui.url)
-    page.goto(f"{webui.address}/train")
+    page.goto(f"{webui.address}/train?tab=yaml")
     page.route("**/api/v1/train/start", lambda route: route.fulfill(json={"path": RUN}))
     text = f"# mine\nmodel: gym-nano\noutput_dir: runs/new\ndata:\n  - path: {DATA}\nmax_steps: 3\n"
     page.locator("#yaml").fill(text)
-    page.get_by_role("button", name="Start training").click()
+    page.get_by_role("button", name="Start", exact=True).click()
     page.wait_for_url("**/runs/**")
     page.get_by_role("link", name="Train", exact=True).click()
     page.locator("#problems").get_by_text("Valid").wait_for()
@@ -64,5 +64,52 @@ def test_rows_of_a_file_are_taken_into_the_config_and_a_run_is_trained_again(
     assert f"data:\n  - path: {DATA}\n" in page.locator("#yaml").input_value()
     page.goto(f"{webui.address}/runs/{RUN}")
     page.get_by_role("button", name="Train again").click()
-    page.locator("#yaml").wait_for()
+    page.locator("#problems").get_by_text("Valid").wait_for()
     assert f"output_dir: runs/{RUN}-2\n" in page.locator("#yaml").input_value()
+
+
+MARKED = (
+    "# Title\n\nA **bold** `code` and [here](https://example.org/a) or [no](javascript:alert(1)).\n"
+    '<img src=x onerror="document.title=1"><script>document.title=2</script>\n\n'
+    '- one\n- two\n\n```py\nprint("<b>")\n```'
+)
+
+
+def test_markdown_of_an_answer_is_formatted_and_its_html_is_not(webui: Served, page: Page) -> None:
+    page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
+    parts = {"choices": [{"delta": {"content": MARKED}, "finish_reason": "stop"}]}
+    page.route(
+        "**/api/v1/play/chat",
+        lambda route: route.fulfill(content_type="text/event-stream", body=events(parts)),
+    )
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    page.locator("#prompt").fill("first")
+    page.get_by_role("button", name="Send").click()
+    answer = page.locator(".answer .stack")
+    answer.wait_for()
+    assert answer.locator("strong").inner_text() == "bold"
+    assert answer.locator("li").all_inner_texts() == ["one", "two"]
+    assert answer.locator(".copyable code").inner_text() == 'print("<b>")'
+    assert [link.get_attribute("href") for link in answer.locator("a").all()] == ["https://example.org/a"]
+    assert answer.locator("img, script, b").count() == 0
+    assert "<img src=x" in answer.inner_text()
+
+
+def test_a_prompt_is_edited_asked_again_and_an_earlier_conversation_opened(webui: Served, page: Page) -> None:
+    page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
+    page.route("**/api/v1/play/chat", answer)
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    page.locator("#prompt").fill("first")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Ask again").click()
+    page.get_by_role("button", name="Edit").click()
+    assert page.locator("#prompt").input_value() == "first"
+    page.locator("#prompt").fill("second")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Edit").wait_for()
+    assert page.locator(".asked .said").all_inner_texts() == ["second"]
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_label("Earlier conversations").select_option(label="second")
+    assert page.locator(".asked .said").all_inner_texts() == ["second"]

@@ -37,7 +37,7 @@ class Repo:
         sent: Content that GET gives instead of what the checksums are of.
         cut: Bytes after which every GET of a file loses its connection; consumed by one request.
         pause: Seconds before each piece of 1 KiB.
-        extra: Fields that are added to the description.
+        extra: Fields that are added to the description, and to what a search finds.
         older: The repository as it was, by commit.
         ranges: Whether a part of a file can be had.
     """
@@ -173,12 +173,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.served.requests.append((self.command, unquote(parts.path), self.headers.get("Range")))
         if search := re.fullmatch(r"/api/(model|dataset)s", parts.path):
             wanted = parse_qs(parts.query).get("search", [""])[0].lower()
-            names = [
-                name
+            found = [
+                {"id": name, **repo.extra}
                 for name, repo in self.served.repos.items()
                 if wanted in name.lower() and repo.kind == search[1]
             ]
-            return self._json([{"id": name} for name in names])
+            return self._json(found)
         if found := re.fullmatch(r"/api/(model|dataset)s/([^/]+/[^/]+)/tree/([^/]+)(/.*)?", parts.path):
             if repo := self._repo(unquote(found[2]), found[1]):
                 below, deep = unquote(found[4] or "").strip("/"), "recursive=true" in parts.query.lower()

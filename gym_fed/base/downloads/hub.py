@@ -8,11 +8,14 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import math
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
 from gym_fed.base.downloads.limits import MAX_INFO_BYTES as MAX_INFO_BYTES
@@ -120,6 +123,64 @@ def hub_errors(kind: Kind, name: str) -> Iterator[None]:
             f"{endpoint()} cannot be reached: {_line(error)}",
             f"run it again once there is a network; it resumes where it stopped; {alternatives(kind, name)}",
         ) from error
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A model that a search of the Hub found.
+
+    Attributes:
+        name: Repository name, ``owner/name``.
+        bytes: Size of the safetensors weights; None if the Hub does not state it.
+        downloads: Downloads of the last 30 days; None if the Hub does not state them.
+        gated: True if an account must accept terms first.
+    """
+
+    name: str
+    bytes: int | None
+    downloads: int | None
+    gated: bool
+
+
+def search_models(query: str, most: int = 20) -> list[FoundModel]:
+    """Search the Hub for models that write text, most downloaded first.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` if the Hub does not answer as a Hub does; errors of ``read``.
+    """
+    place = (
+        f"api/models?search={quote(query[:96], safe='')}&filter=text-generation&sort=downloads&limit={most}"
+        "&expand[]=safetensors&expand[]=downloads&expand[]=gated"
+    )
+    try:
+        rows = json.loads(read(place, "model", query, limit=MAX_INFO_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE, f"{endpoint()} does not answer a search with JSON", "check HF_ENDPOINT"
+        ) from error
+    named = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [_found(row) for row in named if isinstance(row.get("id"), str)][:most]
+
+
+def _found(row: dict[str, Any]) -> FoundModel:
+    weights = row.get("safetensors")
+    counts = weights.get("parameters") if isinstance(weights, dict) else None
+    size = None
+    if isinstance(counts, dict) and all(type(count) is int and count >= 0 for count in counts.values()):
+        size = sum(math.ceil(count * _bits_of(str(dtype)) / 8) for dtype, count in counts.items())
+    downloads = row.get("downloads")
+    return FoundModel(
+        plain(row["id"], 200),
+        size,
+        downloads if type(downloads) is int else None,
+        row.get("gated", False) is not False,
+    )
+
+
+def _bits_of(dtype: str) -> int:
+    """Return the bits per value of a safetensors type by its name, such as 16 for ``BF16``; 32 if unknown."""
+    number = re.match(r"[A-Z]+(\d+)", dtype)
+    return int(number[1]) if number and int(number[1]) <= 64 else 8 if dtype == "BOOL" else 32
 
 
 def alternatives(kind: Kind, name: str) -> str:

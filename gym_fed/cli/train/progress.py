@@ -73,8 +73,10 @@ _GIB = 1 << 30
 
 
 @contextmanager
-def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
-    """Yield the ``on_report`` of a ``Trainer``: a bar on a terminal, else a line every ``logging_steps``.
+def progress(interval: Callable[[int], int]) -> Iterator[Callable[[StepReport], None]]:
+    """Yield the ``on_report`` of a ``Trainer``: a bar on a terminal, else a line per logging interval.
+
+    ``interval`` returns the steps between lines for the number of steps of the run.
 
     Of several processes only the first shows progress.
     """
@@ -86,7 +88,7 @@ def progress(logging_steps: int) -> Iterator[Callable[[StepReport], None]]:
         def line(report: StepReport) -> None:
             if report.evaluation is not None:
                 err.print(f"  after step {report.step}  {_evaluation(report)}")
-            elif report.step % logging_steps == 0 or report.step == report.total:
+            elif report.step in (1, report.total) or report.step % interval(report.total) == 0:
                 err.print(f"step {report.step}/{report.total}  {_figures(report)}")
 
         yield line

@@ -134,8 +134,14 @@ def train(
 
     with spinner("loading the trainer"):
         from gym_fed.training.trainer import Trainer
+    if is_main():
+        _remember(settings.output_dir)
 
-    with readable_warnings(), stop_on_ctrl_c() as should_stop, progress(settings.logging_steps) as on_report:
+    with (
+        readable_warnings(),
+        stop_on_ctrl_c() as should_stop,
+        progress(settings.logging_interval) as on_report,
+    ):
         trainer = Trainer(
             settings,
             on_rows=lambda name, counts: report_rows(trainer.config.max_length)(name, counts),
@@ -155,6 +161,16 @@ def train(
     if settings.save_final:
         out.print(f"saved in {result.output_dir}")
         print_next(_next(settings, result.output_dir))
+
+
+def _remember(folder: Path) -> None:
+    """Record the run's folder for `gym webui`; without a writable home folder, say that it is not found there."""
+    from gym_fed.training.run.recent import remember_run
+
+    try:
+        remember_run(folder)
+    except (OSError, RuntimeError) as error:
+        err.print(f"note: gym webui will not list this run: {error}", markup=False)
 
 
 _FLAGS = "gym train --model MODEL --data rows.jsonl"

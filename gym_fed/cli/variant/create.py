@@ -329,7 +329,11 @@ def listening() -> Iterator[Listener]:
     """Show progress on standard error, and stop with a checkpoint at the first Ctrl-C."""
     from gym_fed.personalization.results import Listener as Silent
 
-    with readable_warnings(), stop_on_ctrl_c(keeping="") as should_stop, progress(10) as on_report:
+    with (
+        readable_warnings(),
+        stop_on_ctrl_c(keeping="") as should_stop,
+        progress(lambda total: 10) as on_report,
+    ):
 
         class Terminal(Silent):
             def phase(self, what: str) -> None:

@@ -79,6 +79,10 @@ class AutoBatchSize(StrictModel):
     """GiB in addition to the loaded model's memory, instead of a fraction."""
 
 
+MAX_INTERVAL = 10
+"""Maximum steps between metrics by default, so that slow steps show, too."""
+
+
 class RunSections(StrictModel):
     """Top-level keys of the YAML file."""
 
@@ -86,7 +90,9 @@ class RunSections(StrictModel):
     """Run folder for config, metrics, checkpoints and result, relative to the working directory."""
 
     seed: int = 0
-    logging_steps: int = Field(default=10, ge=1)
+    logging_steps: int | None = Field(default=None, ge=1)
+    """Steps between metrics; by default a hundredth of the run, at most 10. The first and last step have them too."""
+
     save_steps: int = Field(default=0, ge=0)
     """Save a checkpoint every N steps; 0 = only when interrupted."""
 
@@ -122,6 +128,10 @@ class RunSections(StrictModel):
     early_stopping: EarlyStopping | None = None
     loss_spikes: LossSpikes | None = None
     auto_batch_size: AutoBatchSize | None = None
+
+    def logging_interval(self, total_steps: int) -> int:
+        """Return the steps between metrics in a run of ``total_steps`` steps."""
+        return self.logging_steps or min(max(total_steps // 100, 1), MAX_INTERVAL)
 
     @model_validator(mode="before")
     @classmethod

@@ -84,7 +84,7 @@ class RunHooks(TrainerCallback):
 
     Args:
         track: Function that opens the tracked run at the step to resume from.
-        logging_steps: Steps between tracked metrics.
+        interval: Returns the steps between tracked metrics for the number of steps of the run.
         on_step: Called with ``(step, total, loss)`` after every step.
         on_report: Called with a report, after every step and every evaluation; may raise to end the run.
         should_stop: Called after every step.
@@ -94,7 +94,7 @@ class RunHooks(TrainerCallback):
     def __init__(
         self,
         track: Track,
-        logging_steps: int,
+        interval: Callable[[int], int],
         on_step: OnStep | None = None,
         on_report: OnReport | None = None,
         should_stop: ShouldStop | None = None,
@@ -106,7 +106,7 @@ class RunHooks(TrainerCallback):
         self.spike: Spike | None = None
         self.experiment: Experiment | None = None
         self._track = track
-        self._logging_steps = logging_steps
+        self._interval = interval
         self._on_step = on_step
         self._on_report = on_report
         self._should_stop = should_stop
@@ -164,7 +164,7 @@ class RunHooks(TrainerCallback):
         self.num_tokens = self._tokens_before + self._raw_tokens
         # Stored in the trainer's history, which checkpoints contain.
         state.log_history[-1]["tokens_so_far"] = self.num_tokens
-        if step % self._logging_steps == 0 or step == state.max_steps:
+        if step in (1, state.max_steps) or step % self._interval(state.max_steps) == 0:
             self._write(state)
         if self._on_step is not None:
             self._on_step(step, state.max_steps, loss)
@@ -215,8 +215,12 @@ class RunHooks(TrainerCallback):
         self._on_report(self._last_report)
 
     def _write(self, state: Any) -> None:
-        """Write means over the steps since the last line, and current values of ``learning_rate`` and similar ones."""
-        count = state.global_step % self._logging_steps or self._logging_steps
+        """Write means over the steps since the last line, and current values of ``learning_rate`` and similar ones.
+
+        The steps follow from the step number alone, so that a resumed run writes the same lines.
+        """
+        step, interval = state.global_step, self._interval(state.max_steps)
+        count = step - max((step - 1) // interval * interval, int(step > 1))
         entries = [entry for entry in state.log_history if "loss" in entry][-count:]
         names = dict.fromkeys(key for entry in entries for key in _figures(entry) if key not in _OWN)
         figures: dict[str, float] = {"loss": sum(self.losses[-count:]) / count}

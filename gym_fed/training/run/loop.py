@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gym_fed.base.models import quiet_loading
+from gym_fed.config.train.run import MAX_INTERVAL
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named
@@ -108,7 +109,7 @@ def make_result(
     """Return the result of ``Trainer.train``."""
     steps = int(trainer.state.global_step)
     plan = getattr(trainer, "plan", None)  # only private runs have one
-    last = hooks.losses[-config.logging_steps :]
+    last = hooks.losses[-(config.logging_steps or MAX_INTERVAL) :]
     return TrainResult(
         steps=steps,
         final_loss=sum(last) / len(last),

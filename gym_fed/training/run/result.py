@@ -28,7 +28,7 @@ class TrainResult:
 
     Attributes:
         steps: Optimiser steps of the whole run, including those before a resume.
-        final_loss: Mean loss of the last ``logging_steps`` steps, in nats per token.
+        final_loss: Mean loss of the last ``logging_steps`` steps, 10 by default, in nats per token.
         losses: Loss of every step.
         history: Log entries of every step (``reward``, ``rewards/margins``, ``kl``, ``eval_loss``, ...).
         output_dir: The run folder.

@@ -8,12 +8,14 @@ const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
 const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between two markers: of every point where there is room, of some elsewhere
 
 // chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw},
-// where raw, if given, is drawn faintly behind; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range was chosen by dragging.
-export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, whole = ["version", "step", "round"].includes(xLabel)}) {
-  const holder = el("div", {class: "plot"});
+// where raw, if given, is drawn faintly behind; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range
+// was chosen by dragging, and with null to show all. Charts of one `group` move their cursors together.
+export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, group = "", xText = number, none = "No values yet.", whole = ["version", "step", "round"].includes(xLabel)}) {
+  const spoken = el("p", {class: "visually-hidden", role: "status"});
+  const holder = el("div", {class: "plot", tabindex: 0, role: "group", "aria-label": `${title}: left and right show values${onZoom ? ", + zooms in, - shows all" : ""}`, onkeydown: keys});
   const legend = el("div", {class: "legend"});
   const said = el("p", {class: "visually-hidden"});
-  const node = el("figure", {class: "chart", role: "group", "aria-label": title}, el("figcaption", {}, title), holder, legend, said);
+  const node = el("figure", {class: "chart", role: "group", "aria-label": title}, el("figcaption", {}, title), holder, legend, said, spoken);
   let plot = null, shape = "", series = [], marks = [], limits = range;
 
   function options(width) {
@@ -22,9 +24,9 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     const font = `11px ${style.getPropertyValue("--sans")}`;
     const axis = {stroke: quiet, font, grid: {stroke: line, width: 1}, ticks: {stroke: line, width: 1, size: 4}};
     return {
-      width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}},
+      width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}, ...(group && {sync: {key: group}}), ...(onZoom && {bind: {dblclick: () => () => onZoom(null, null)}})},
       scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : {}},
-      axes: [{...axis, ...(whole && {incrs: WHOLE}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
+      axes: [{...axis, ...(whole ? {incrs: WHOLE} : {values: (_, ticks) => ticks.map((tick) => xText(tick))}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
       series: [{}, ...raws().map((one) => ({label: `${one.name}, not smoothed`, stroke: ink, alpha: 0.28, width: 1, spanGaps: true, points: {show: false}})), ...series.map((one, at) => ({
         label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
         points: {show: one.points.length < 3, filter: one.points.length > 2 && MARKERS[at % 6] ? marked : undefined, size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
@@ -71,13 +73,35 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     ctx.restore();
   }
 
+  // The values at the cursor: of a line without a point there, those of its nearest point.
   function showValues(at) {
     if (!plot) return;
-    [...legend.children].forEach((item, place) => {
-      const values = plot.data[place + 1 + raws().length];
-      const value = at === null || at === undefined ? last(series[place].points) : values && values[at];
-      item.querySelector(".value").textContent = value === null || value === undefined ? "" : number(value, 4);
+    const isAt = at !== null && at !== undefined && plot.data[0][at] !== undefined;
+    legend.querySelector(".at").textContent = isAt ? `${xLabel} ${xText(plot.data[0][at])}` : "";
+    series.forEach((one, place) => {
+      const [x, value] = isAt ? nearest(one.points, plot.data[0][at]) : one.points.at(-1);
+      const raw = one.raw && isAt ? nearest(one.raw, plot.data[0][at])[1] : null;
+      const node = legend.children[place + 1].querySelector(".value");
+      node.textContent = [number(value, 4), raw !== null && `(raw ${number(raw, 4)})`, isAt && x !== plot.data[0][at] && `at ${xText(x)}`].filter(Boolean).join(" ");
     });
+  }
+
+  // The keyboard's cursor, and its zoom.
+  function keys(event) {
+    if (!plot || event.ctrlKey || event.altKey || event.metaKey) return;
+    const xs = plot.data[0], {min, max} = plot.scales.x, shown = xs.map((x, at) => at).filter((at) => xs[at] >= min && xs[at] <= max);
+    const move = {ArrowLeft: -1, ArrowRight: 1, Home: -xs.length, End: xs.length}[event.key], now = plot.cursor.idx ?? shown.at(-1);
+    if (move && shown.length) {
+      const at = Math.min(shown.at(-1), Math.max(shown[0], now + move));
+      plot.setCursor({left: plot.valToPos(xs[at], "x"), top: 0});
+      showValues(at);
+      spoken.textContent = legend.innerText.replaceAll(/\s+/g, " ");
+    } else if (onZoom && (event.key === "+" || event.key === "=")) {
+      const middle = xs[now] ?? (min + max) / 2, quarter = (max - min) / 4;
+      onZoom(Math.max(min, middle - quarter), Math.min(max, middle + quarter));
+    } else if (onZoom && event.key === "-") onZoom(null, null);
+    else return;
+    event.preventDefault();
   }
 
   const raws = () => series.filter((one) => one.raw).map((one) => ({name: one.name, points: one.raw}));
@@ -100,7 +124,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     if (plot) plot.destroy();
     plot = new uPlot(options(width), joined(), holder);
     node.classList.toggle("single", series.length === 1);
-    replace(legend, series.map((one, at) => el("span", {class: "key"}, series.length > 1 && swatch(at), (series.length > 1 || one.name !== title) && el("span", {}, one.name), el("span", {class: "value"}))));
+    replace(legend, el("span", {class: "at quiet"}), series.map((one, at) => el("span", {class: "key"}, series.length > 1 && swatch(at), (series.length > 1 || one.name !== title) && el("span", {}, one.name), el("span", {class: "value"}))));
     showValues(null);
   }
 
@@ -117,7 +141,7 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
       series = given.filter((one) => one.points.length);
       marks = lines;
       node.hidden = false;
-      if (!series.length) { if (plot) plot.destroy(); plot = null; shape = ""; replace(holder, el("p", {class: "none"}, "No values yet.")); replace(legend); return; }
+      if (!series.length) { if (plot) plot.destroy(); plot = null; shape = ""; replace(holder, el("p", {class: "none"}, none)); replace(legend); return; }
       if (!plot) replace(holder);
       if (!holder.isConnected) { requestAnimationFrame(() => holder.isConnected && draw()); return; }
       draw();
@@ -132,6 +156,28 @@ export function spaced(lefts, width, first = 0) {
   if (lefts.length * EVERY_POINT <= width) return [...lefts.keys()];
   let next = first;
   return [...lefts.keys()].filter((at) => { if (lefts[at] < next) return false; next = lefts[at] + SOME_POINTS; return true; });
+}
+
+// The first point at x or after it, or the last one; points are in the order of x.
+function firstFrom(points, x) {
+  let low = 0, high = points.length - 1;
+  while (low < high) { const middle = (low + high) >> 1; if (points[middle][0] < x) low = middle + 1; else high = middle; }
+  return low;
+}
+
+export function nearest(points, x) {
+  const low = firstFrom(points, x);
+  return low > 0 && x - points[low - 1][0] < points[low][0] - x ? points[low - 1] : points[low];
+}
+
+// Where y of a curve stands at x, between its points.
+export function between(points, x) {
+  if (!points.length) return null;
+  const after = firstFrom(points, x);
+  if (points[after][0] < x) return points[after][1];
+  if (!after) return points[0][1] * (points[0][0] ? x / points[0][0] : 1);
+  const [[x0, y0], [x1, y1]] = [points[after - 1], points[after]];
+  return x1 === x0 ? y1 : y0 + ((y1 - y0) * (x - x0)) / (x1 - x0);
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);

@@ -120,7 +120,7 @@ function nothing(start, values, change) {
 }
 
 // Of a file whose columns no format knows: which of them is the question, and which the answer.
-function columnChooser({names, guess}, columns, change) {
+export function columnChooser({names, guess}, columns, change) {
   const now = columns ? namedColumns(columns) : guess;
   const chooser = (ours, words) => {
     const control = el("select", {id: `column-${ours}`, name: ours}, el("option", {value: "", selected: !now[ours]}, "none"), names.map((name) => el("option", {value: name, selected: name === now[ours]}, name)));
@@ -139,6 +139,9 @@ function columnChooser({names, guess}, columns, change) {
 
 // ---- one row ----
 
+// The place and the tokens of a row, above its text.
+export const headOf = (row) => el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} learnt`));
+
 function rowOf(row, reading) {
   const body = el("div", {class: "stack"}, bodyOf(row));
   const whole = action("More of this row", async () => {
@@ -147,11 +150,11 @@ function rowOf(row, reading) {
     whole.remove();
   });
   return el("article", {class: "datarow", "aria-label": row.place},
-    el("div", {class: "spread small"}, el("span", {class: "mono quiet"}, row.place), el("span", {class: "quiet"}, row.tokens === null ? bytes(row.bytes) : `${count(row.tokens, "token")}, ${number(row.learnt)} learnt`)),
+    headOf(row),
     body, el("div", {class: "more"}, whole));
 }
 
-function bodyOf(row) {
+export function bodyOf(row) {
   if (row.problem) return [el("p", {class: "problem"}, message(row.problem)), row.raw && el("pre", {class: "raw"}, row.raw)];
   return row.sequences.map((sequence) => el("div", {class: "sequence"},
     sequence.name !== "row" && el("h3", {}, `${sequence.name}, ${count(sequence.tokens, "token")}`),

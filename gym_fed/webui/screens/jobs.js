@@ -1,9 +1,13 @@
 // Jobs: what was started from the pages. Other screens show one by `jobPanel(id)`.
-import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, post, replace, short, state, table, when} from "../static/app.js";
+import {action, ago, api, commandOf, copyable, duration, el, empty, facts, leave, loading, mayChange, on, pathUrl, post, replace, short, state, table, when} from "../static/app.js";
 
 export const title = "Jobs";
 
 const SHAPES = {running: "half", ended: "filled", killed: "struck"};
+
+const RUN_SHAPES = {finished: "filled", running: "half", "running?": "half", unfinished: "hollow", unreadable: "struck", waiting: "half", starting: "half", stopping: "half"};
+export const runState = (status) => state(RUN_SHAPES[status] || "hollow", status === "unfinished" ? "stopped" : status);
+export const runLink = (path) => `/runs/${pathUrl(path)}`;
 
 // A job's status by shape and word; an exit code that is not 0 is said.
 export function jobState(job) {

@@ -4,10 +4,10 @@ import {start} from "../static/app.js";
 const screen = (name) => () => import(`./${name}.js`);
 
 start({
-  links: [["/runs", "Runs"], ["/train", "Train"], ["/play", "Play"], ["/data", "Data"], ["/models", "Models"], ["/tune", "Tune"],
+  links: [["/train", "Train"], ["/runs", "Runs"], ["/play", "Play"], ["/data", "Data"], ["/models", "Models"], ["/tune", "Tune"],
     ["/evals", "Evals"], ["/join", "Join"]],
   screens: [
-    ["/", screen("runs")],
+    ["/", screen("train")],
     ["/runs", screen("runs")],
     ["/runs/*path", screen("run")],
     ["/jobs", screen("jobs")],

@@ -1,5 +1,5 @@
 // The models, variants and versions of this machine: what each is, and export, encode, merge, rename, delete.
-import {action, ago, api, bytes, copyable, el, empty, facts, failed, loading, mayChange, message, navigate, post, replace, say, section, table} from "../static/app.js";
+import {action, ago, api, bytes, copyable, el, empty, facts, failed, loading, mayChange, message, navigate, post, quoted, replace, say, section, table} from "../static/app.js";
 import {jobPanel} from "./jobs.js";
 
 export const title = "Models";
@@ -74,6 +74,7 @@ async function oneModel(model, found, kinds, again) {
     facts([["Kind", KINDS[model.kind] || model.kind], ["Size", bytes(model.bytes)], ["Licence", model.licence || "not stated"], ["Changed", ago(model.changed_at)],
       ["In use", about.uses.join("; ") || "no"], ["Base of", about.dependents.join(", ") || "nothing here"]]),
     mayChange() && section("Export", exportForm(model, kinds, null)),
+    mayChange() && MOVABLE.includes(model.kind) && el("section", {id: "share"}, el("h2", {}, "Share"), shareForm(model)),
     mayChange() && others.length > 0 && model.kind !== "gguf" && section("Encode as a delta", el("p", {class: "quiet"}, "The difference to its base in few bits, as contributors send it and variants are kept."), encodeForm(model, others, kinds)),
     mayChange() && MOVABLE.includes(model.kind) && section("Rename or delete", changes(model, about, again)),
   ];
@@ -143,6 +144,14 @@ function exportForm(model, kinds, variant) {
   };
   draw();
   return doing([format.field, quantization, output.field], () => ({action: "export", model: model.id, variant, format: format.node.value, quantization: few ? few.node.value : null, output: output.node.value}), "Export", note);
+}
+
+function shareForm(model) {
+  const name = slug(model.name).toLowerCase();
+  const output = el("input", {id: "share-name", value: `me/${name}`, maxlength: 129, class: "mono"}), licence = el("input", {id: "share-licence", placeholder: "not stated", maxlength: 64});
+  return doing([el("div", {class: "field"}, el("label", {for: "share-name"}, "Name in the registry"), output), el("div", {class: "field"}, el("label", {for: "share-licence"}, "Licence"), licence, el("span", {class: "help"}, "such as Apache-2.0"))],
+    () => ({action: "share", model: model.id, output: output.value.trim(), licence: licence.value.trim() || null}), "Publish",
+    el("div", {class: "stack"}, el("p", {class: "quiet"}, "A version of the registry is signed with your key and stays on this machine, or where GYM_MODELS points. To put the model on the Hugging Face Hub:"), copyable(`gym models push ${name} ${quoted(model.id)} --to hf -o exports/${name}-hub --repo OWNER/${name}`)));
 }
 
 function encodeForm(model, others, kinds) {

@@ -6,9 +6,10 @@ import {taughtPanel} from "./play_taught.js";
 export const title = "Play";
 
 // What was said and chosen stays while other screens are shown; closing the tab forgets it.
-const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false};
+const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, before: [], plain: false};
 const KINDS = {package: "Comes with gym-fed", run: "Runs", folder: "Folders", adapter: "Adapters", gguf: "GGUF files", cache: "Hugging Face cache"};
 const SIDES = ["A", "B"];
+const MOST_KEPT = 20;
 
 export async function show(root, parameters, query) {
   let options = new Map(), servers = [], running = null, tick = null;
@@ -30,13 +31,14 @@ export async function show(root, parameters, query) {
   const problem = el("p", {class: "problem", role: "alert"}), hint = el("span", {class: "quiet small"});
   const compose = el("form", {class: "compose", onsubmit: (event) => { event.preventDefault(); ask(); }},
     el("label", {for: "prompt"}, "Message"), prompt, el("div", {class: "spread"}, hint, el("span", {class: "row"}, stop, send)), problem);
+  const earlier = el("select", {"aria-label": "Earlier conversations", onchange: () => earlier.value && reopen(Number(earlier.value))});
   const taught = taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
     memory.chosen = [base, `${base}:${variant}`];
     memory.compares = true;
     choose();
   }});
   replace(root,
-    el("header", {}, el("h1", {}, "Play"), el("button", {type: "button", onclick: forget}, "New conversation")),
+    el("header", {}, el("h1", {}, "Play"), el("div", {class: "row"}, earlier, el("button", {type: "button", onclick: forget}, "New conversation"))),
     el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "A viewer may look, and not ask.")), settings()),
     status, taught.node);
 
@@ -46,6 +48,7 @@ export async function show(root, parameters, query) {
   drawSides();
   drawTurns();
   drawButtons();
+  drawEarlier();
   if (memory.chosen[0] && mayChange()) await serve();
   prompt.focus({preventScroll: true});
 
@@ -127,7 +130,8 @@ export async function show(root, parameters, query) {
         figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
         figure("max_tokens", "Most tokens", {min: 1, max: 32768, step: 1}),
         figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
-      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"));
+      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"),
+      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: !memory.plain, onchange: (event) => { memory.plain = !event.target.checked; drawTurns(); }}), " Format Markdown"));
   }
 
   function asked(option, messages) {
@@ -137,11 +141,37 @@ export async function show(root, parameters, query) {
 
   // ---- the conversation ----
 
-  function forget() {
-    running?.abort();
-    memory.turns = [];
+  function forget() { open([]); }
+
+  // Shows a conversation, and keeps the one before it in the list of this tab.
+  function open(turns) {
+    if (running) { running.abort(); running = null; }
+    if (memory.turns.length) memory.before = [memory.turns, ...memory.before].slice(0, MOST_KEPT);
+    memory.turns = turns;
+    drawEarlier();
     drawTurns();
+    drawButtons();
     prompt.focus();
+  }
+
+  function reopen(at) {
+    const [turns] = memory.before.splice(at, 1);
+    open(turns);
+  }
+
+  function drawEarlier() {
+    earlier.hidden = !memory.before.length;
+    replace(earlier, el("option", {value: ""}, `Earlier conversations (${memory.before.length})`), memory.before.map((turns, at) => el("option", {value: at}, turns[0].prompt.slice(0, 60))));
+  }
+
+  // The conversation up to a turn, whose prompt is asked again, or is written anew.
+  function back(turn, again) {
+    if (running) return;
+    memory.turns = memory.turns.slice(0, memory.turns.indexOf(turn));
+    prompt.value = turn.prompt;
+    drawTurns();
+    drawButtons();
+    if (again) ask(); else prompt.focus();
   }
 
   // What a side has heard: of a turn before the comparison there is one answer, which both continue.
@@ -166,8 +196,9 @@ export async function show(root, parameters, query) {
     drawButtons();
     status.textContent = "Answering";
     talk.lastElementChild.scrollIntoView({block: "nearest"});
-    const {signal} = running;
-    await Promise.all(turn.answers.map((answer) => stream(answer, signal)));
+    const mine = running;
+    await Promise.all(turn.answers.map((answer) => stream(answer, mine.signal)));
+    if (running !== mine) return; // another conversation is shown
     running = null;
     status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
     drawTurns();
@@ -204,7 +235,8 @@ export async function show(root, parameters, query) {
   function drawTurns() {
     if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. The conversation stays on this machine and is written nowhere." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
     replace(talk, memory.turns.map((turn) => el("article", {class: "exchange"},
-      el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt)),
+      el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt),
+        !running && mayChange() && el("div", {class: "row small"}, el("button", {type: "button", class: "plain", onclick: () => back(turn, false)}, "Edit"), el("button", {type: "button", class: "plain", disabled: !isReady(), onclick: () => back(turn, true)}, "Ask again"))),
       el("div", {class: turn.answers.length > 1 ? "answers two" : "answers"}, turn.answers.map((answer, at) => drawAnswer(turn, answer, at))),
       !running && turn.answers.length > 1 && preference(turn))));
   }
@@ -212,6 +244,7 @@ export async function show(root, parameters, query) {
   function drawAnswer(turn, answer, at) {
     answer.node = answer.logprobs && !answer.error ? tokenView(answer.tokens) : answerText(answer.text);
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
+    if (!isGoing && !answer.logprobs && answer.text && !memory.plain) import("./play_markdown.js").then(({markdown}) => replace(answer.node.root, el("div", {class: "stack"}, markdown(answer.text))));
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
     const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
     return el("div", {class: "answer"},

@@ -2,7 +2,7 @@
 import {el, replace} from "../static/app.js";
 
 export function answerText(text) {
-  const root = el("p", {class: "said"}, text);
+  const root = el("div", {class: "said"}, text);
   return {root, add: (more) => root.append(more)};
 }
 

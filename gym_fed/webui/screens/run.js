@@ -1,8 +1,8 @@
 // One run: its curves, live; others laid over it, what differs between them, and its stop and continuation.
 import {action, ago, api, bytes, copyable, count, duration, el, empty, facts, figure, leave, loading, mayChange, navigate, number, on, post, progress, replace, say, section, table} from "../static/app.js";
-import {chart, smoothed} from "../static/charts.js";
-import {jobPanel} from "./jobs.js";
-import {runLink, runState} from "./runs.js";
+import {between, chart, smoothed} from "../static/charts.js";
+import {jobPanel, runLink, runState} from "./jobs.js";
+import {outcome} from "./run_outcome.js";
 
 export const title = "Run";
 
@@ -15,12 +15,15 @@ const CHARTS = [
   {title: "Tokens per second", keys: ["performance/tokens_per_second"]},
   {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_cuda_bytes"], scale: 1e-9},
 ];
-const SHOWN = new Set(CHARTS.flatMap((one) => one.keys));
+const ELAPSED = "performance/elapsed_seconds";
+const SHOWN = new Set([...CHARTS.flatMap((one) => one.keys), ELAPSED]);
+// What a chart may have from left to right: the series that gives it by step, and how a value is written.
+const AXES = {step: {label: "step"}, tokens: {label: "tokens", key: "num_tokens", text: (value) => (value >= 1e6 ? `${number(value / 1e6, 3)}M` : number(Math.round(value)))}, time: {label: "time", key: ELAPSED, text: duration}};
 const MOST_COMPARED = 5;
 const MOST_POINTS = 6000;
 
 export async function show(root, {path}, query) {
-  const view = {smoothing: Number(query.get("smoothing")) || 0, log: query.get("log") === "1", low: limit(query.get("xmin")), high: limit(query.get("xmax")), others: query.getAll("with").slice(0, MOST_COMPARED), more: false};
+  const view = {smoothing: Number(query.get("smoothing")) || 0, log: query.get("log") === "1", x: AXES[query.get("x")] ? query.get("x") : "step", low: limit(query.get("xmin")), high: limit(query.get("xmax")), others: query.getAll("with").slice(0, MOST_COMPARED), more: false};
   let run = null, charts = [], waitingFor = null;
   const state = el("div", {class: "row", role: "status"}), buttons = el("div", {class: "row"}), top = el("div"), controls = el("div", {class: "controls", role: "group", "aria-label": "Curves"});
   const plots = el("div", {class: "plots"}), rest = el("details", {ontoggle: () => { view.more = rest.open; drawRest(); }}), below = el("div", {class: "below"}), jobs = el("div");
@@ -32,6 +35,7 @@ export async function show(root, {path}, query) {
     if (view.low !== null) { wanted.set("xmin", view.low); wanted.set("xmax", view.high); }
     if (view.smoothing) wanted.set("smoothing", view.smoothing);
     if (view.log) wanted.set("log", "1");
+    if (view.x !== "step") wanted.set("x", view.x);
     for (const other of view.others) wanted.append("with", other);
     history.replaceState({}, "", `${location.pathname}${wanted.size ? `?${wanted}` : ""}`);
   };
@@ -43,7 +47,7 @@ export async function show(root, {path}, query) {
   };
 
   async function load() {
-    const range = view.low !== null ? {xmin: view.low, xmax: view.high} : {};
+    const range = view.low !== null && view.x === "step" ? {xmin: view.low, xmax: view.high} : {};
     run = await api(url(range));
     if (run.status === "waiting") { drawWaiting(); return; }
     waitingFor = null;
@@ -63,11 +67,11 @@ export async function show(root, {path}, query) {
     leave(() => { waitingFor = null; clearInterval(timer); });
   }
 
-  const header = (one) => el("header", {}, el("div", {class: "heading"}, el("p", {class: "crumb"}, el("a", {href: "/runs"}, "Runs")), el("h1", {}, one.path)), el("div", {class: "row"}, state, buttons));
+  const header = (one) => el("header", {}, el("div", {class: "heading"}, el("p", {class: "crumb"}, el("a", {href: "/runs"}, "Runs")), el("h1", {}, one.path.replace(/^@\//, "/"))), el("div", {class: "row"}, state, buttons));
 
   function draw() {
     charts = [];
-    replace(root, header(run), top, controls, plots, rest, jobs, below);
+    replace(root, header(run), top, run.status === "finished" && outcome(run), controls, plots, rest, jobs, below);
     drawTop();
     drawControls();
     drawPlots();
@@ -85,13 +89,12 @@ export async function show(root, {path}, query) {
   }
 
   function drawTop() {
-    const {figures} = run, total = run.total_steps, isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
+    const {figures} = run, total = totalSteps(), isRunning = ["running", "running?", "starting", "stopping"].includes(run.status);
     replace(state, runState(run.status));
     replace(buttons, mayChange() && isRunning && action(run.status === "stopping" ? "End now" : "Stop", stop, {confirm: run.status === "stopping" ? "End it now? What it has not saved is lost." : ""}), mayChange() && run.status === "unfinished" && action("Resume", resume, {primary: true}),
-      mayChange() && !isRunning && run.config && el("button", {type: "button", onclick: again}, "Train again…"),
-      run.is_saved && run.status === "finished" && el("a", {class: "button", href: `/play?${new URLSearchParams({a: run.base})}`}, "Try it"));
+      mayChange() && !isRunning && run.config && el("button", {type: "button", onclick: again}, "Train again…"));
     const speed = figures["performance/tokens_per_second"], memory = Math.max(...Object.entries(figures).filter(([key]) => /^performance\/peak_.*bytes$/.test(key)).map(([, one]) => one), 0);
-    const left = ["running", "running?"].includes(run.status) && total && figures["performance/seconds"] && run.series.loss?.length > 1 ? timeLeft(total) : "";
+    const left = ["running", "running?"].includes(run.status) && total ? timeLeft(total) : "";
     replace(top, run.why && el("p", {class: "problem", role: "alert"}, run.why), el("div", {class: "figures"},
       figure("Step", total ? `${number(run.steps)} / ${number(total)}` : number(run.steps), left),
       figure("Loss", shown(figures.loss)),
@@ -112,10 +115,18 @@ export async function show(root, {path}, query) {
     return el("p", {class: "small quiet"}, `${parts.join("; ")}.`);
   }
 
-  function timeLeft(total) {
-    const every = run.settings.logging_steps;  // a curve that is thinned has no such step
-    return every > 0 ? `${duration(((total - run.steps) / every) * run.figures["performance/seconds"])} left` : "";
+  // The steps of the run: as given, or by the share of its epochs that is done.
+  function totalSteps() {
+    const [step, epoch] = run.series.epoch?.at(-1) || [0, 0];
+    return run.total_steps || (epoch > 0 && run.settings.num_train_epochs ? Math.round((step / epoch) * run.settings.num_train_epochs) : null);
   }
+
+  function timeLeft(total) {
+    const points = run.series[ELAPSED] || [], [end, now] = points.at(-1) || [], [begin, then] = points.at(-6) || points[0] || [];
+    return end > begin ? `${duration(((total - run.steps) * (now - then)) / (end - begin))} left` : "";
+  }
+
+  const interval = () => run.settings.logging_steps || Math.min(10, Math.max(1, Math.floor((totalSteps() || 0) / 100)));
 
   function again() {
     const name = path.replace(/-\d+$/, ""), number = Number(/-(\d+)$/.exec(path)?.[1] || 1) + 1;
@@ -132,7 +143,9 @@ export async function show(root, {path}, query) {
     const smoothing = el("input", {id: "smoothing", type: "range", min: 0, max: 0.99, step: 0.01, value: view.smoothing, oninput: (event) => { view.smoothing = Number(event.target.value); share.textContent = view.smoothing.toFixed(2); restore(); fill(); }});
     const share = el("output", {for: "smoothing", class: "number"}, view.smoothing.toFixed(2));
     const log = el("button", {type: "button", "aria-pressed": String(view.log), onclick: () => { view.log = !view.log; restore(); drawControls(); drawPlots(); }}, "Log scale");
-    const zoom = view.low !== null && el("button", {type: "button", onclick: () => zoomTo(null, null)}, `Steps ${number(Math.round(view.low))} to ${number(Math.round(view.high))}: show all`);
+    const textOf = AXES[view.x].text || ((value) => number(Math.round(value)));
+    const zoom = view.low !== null && el("button", {type: "button", onclick: () => zoomTo(null, null)}, `${AXES[view.x].label} ${textOf(view.low)} to ${textOf(view.high)}: show all`);
+    const across = el("select", {id: "across", onchange: () => { Object.assign(view, {x: across.value, low: null, high: null}); restore(); load().catch((error) => say(error.message)); }}, Object.entries(AXES).map(([name, {label}]) => el("option", {value: name, selected: name === view.x}, label)));
     const others = el("select", {"aria-label": "Lay another run over it", onchange: (event) => { if (event.target.value) overlay([...view.others, event.target.value]); }}, el("option", {value: ""}, "Compare with…"));
     const fillOthers = async () => {
       if (others.children.length > 1) return;
@@ -141,7 +154,7 @@ export async function show(root, {path}, query) {
     };
     others.addEventListener("pointerdown", fillOthers);
     others.addEventListener("focus", fillOthers);
-    replace(controls, el("div", {class: "row"}, el("label", {for: "smoothing"}, "Smoothing"), smoothing, share), log, view.others.length < MOST_COMPARED && others,
+    replace(controls, el("div", {class: "row"}, el("label", {for: "smoothing"}, "Smoothing"), smoothing, share), el("div", {class: "row"}, el("label", {for: "across"}, "Across"), across), log, view.others.length < MOST_COMPARED && others,
       view.others.map((other) => el("button", {type: "button", class: "chip", "aria-label": `Remove ${other}`, onclick: () => overlay(view.others.filter((one) => one !== other))}, other, el("span", {"aria-hidden": "true"}, " ×"))), zoom);
   }
 
@@ -151,7 +164,7 @@ export async function show(root, {path}, query) {
     view.low = low;
     view.high = high;
     restore();
-    if (low === null || all().some((one) => one.is_thinned)) run = await api(url(low === null ? {} : {xmin: low, xmax: high}));
+    if (view.x === "step" && (low === null || all().some((one) => one.is_thinned))) run = await api(url(low === null ? {} : {xmin: low, xmax: high}));
     for (const {plot} of charts) plot.zoom(low, high);
     fill();
     drawControls();
@@ -165,7 +178,8 @@ export async function show(root, {path}, query) {
   }
 
   function make(spec) {
-    const plot = chart({title: spec.title, height: spec.wide ? 280 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high)), range: view.low === null ? null : [view.low, view.high]});
+    const {label, text} = AXES[view.x];
+    const plot = chart({title: spec.title, xLabel: label, ...(text && {xText: text}), group: "run", height: spec.wide ? 280 : 220, log: view.log && spec.log !== false, onZoom: (low, high) => (low === null ? zoomTo(null, null) : zoomTo(Math.max(0, Math.floor(low)), Math.ceil(high))), none: label === "step" ? undefined : `No values by ${label}: this run does not count them.`, range: view.low === null ? null : [view.low, view.high]});
     if (spec.wide) plot.node.classList.add("wide");
     return {spec, plot};
   }
@@ -173,7 +187,8 @@ export async function show(root, {path}, query) {
   function drawPlots() {
     const wanted = specs();
     charts = wanted.map(make);
-    replace(plots, wanted.length ? charts.map(({plot}) => plot.node) : empty("No figures yet. The first come after `logging_steps` steps."));
+    replace(plots, wanted.length ? charts.map(({plot}) => plot.node) : empty(["running", "running?", "starting"].includes(run.status)
+      ? `The first point comes with step 1, after the model and the rows are loaded and the model is measured; then one ${interval() === 1 ? "every step" : `every ${interval()} steps`}.` : "It ended before its first step, so there are no points."));
     drawRest();
     fill();
   }
@@ -194,17 +209,23 @@ export async function show(root, {path}, query) {
     const several = run.others.length > 0;
     const marks = several ? [] : run.marks.filter((mark) => Number.isInteger(mark.step)).map((mark) => ({x: mark.step, text: mark.kind === "rollback" ? `back to ${mark.to_step}` : "spike"}));
     for (const {spec, plot} of some) {
-      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : spec.keys.length > 1 ? heading(key) : spec.title, ...drawn(one.series[key], spec.scale || 1, several)})));
-      plot.set(series, {lines: spec.wide || spec.keys.includes("grad_norm") ? marks : []});
+      const series = all().flatMap((one) => spec.keys.filter((key) => one.series[key]?.length).map((key) => ({name: several ? label(one) : spec.keys.length > 1 ? heading(key) : spec.title, ...drawn(one, key, spec.scale || 1, several)})));
+      plot.set(series, {lines: spec.wide || spec.keys.includes("grad_norm") ? marks.map(({x, text}) => ({x: placing(run)(x), text})) : []});
     }
   }
 
   // Of one run the values themselves are behind the smoothed line; those of several would hide each other.
-  const drawn = (points, scale, several) => {
-    const known = points.filter(([, value]) => value !== null);
-    const scaled = scale === 1 ? known : known.map(([x, value]) => [x, value * scale]);
+  const drawn = (one, key, scale, several) => {
+    const known = one.series[key].filter(([, value]) => value !== null);
+    const place = placing(one), scaled = known.map(([x, value]) => [place(x), value * scale]).filter(([x]) => x !== null);
     return {points: smoothed(scaled, view.smoothing), raw: view.smoothing && !several ? scaled : null};
   };
+
+  // Where a step stands on the axis; null for a run that does not count it.
+  function placing(one) {
+    const places = (one.series[AXES[view.x].key] || []).filter(([, value]) => value !== null);
+    return (stepped) => (view.x === "step" ? stepped : between(places, stepped));
+  }
 
   function drawBelow() {
     const parts = [];

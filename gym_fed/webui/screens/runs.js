@@ -1,13 +1,10 @@
 // The list of runs, newest first: status by shape, last figures, the loss as a line; several are chosen to be compared.
-import {ago, api, el, empty, leave, loading, navigate, number, on, pathUrl, remember, replace, state, table} from "../static/app.js";
+import {action, ago, api, el, empty, leave, loading, mayChange, navigate, number, on, post, remember, replace, table} from "../static/app.js";
 import {spark} from "../static/charts.js";
-import {jobState} from "./jobs.js";
+import {jobState, runLink, runState} from "./jobs.js";
 
 export const title = "Runs";
 
-const SHAPES = {finished: "filled", running: "half", "running?": "half", unfinished: "hollow", unreadable: "struck", waiting: "half", starting: "half", stopping: "half"};
-export const runState = (status) => state(SHAPES[status] || "hollow", status === "unfinished" ? "stopped" : status);
-export const runLink = (path) => `/runs/${pathUrl(path)}`;
 const MOST_COMPARED = 6;
 
 export async function show(root, parameters, query) {
@@ -17,7 +14,13 @@ export async function show(root, parameters, query) {
   const compare = el("div", {class: "compare", role: "status"});
   const search = el("input", {type: "search", placeholder: "Find a run", "aria-label": "Search runs", value: query.get("search") || "", oninput: () => { clearTimeout(timer); timer = setTimeout(load, 250); }});
   let timer = null;
-  replace(root, el("header", {}, el("h1", {}, "Runs"), el("div", {class: "row"}, search, el("a", {class: "button", href: "/jobs"}, "Jobs"), el("a", {class: "button primary", href: "/train"}, "New run"))), compare, list);
+  replace(root, el("header", {}, el("h1", {}, "Runs"), el("div", {class: "row"}, search, el("a", {class: "button", href: "/jobs"}, "Jobs"), el("a", {class: "button primary", href: "/train"}, "New run"))), compare, list, mayChange() && elsewhere());
+
+  function elsewhere() {
+    const folder = el("input", {id: "run-folder", class: "mono", placeholder: "/path/to/output_dir", maxlength: 1000, spellcheck: "false"});
+    return el("details", {}, el("summary", {}, "Add a run of another folder"), el("div", {class: "stack"}, el("p", {class: "small quiet"}, "Runs below this folder of runs, in saves/, and those that gym train started lately on this account are listed without it."),
+      el("div", {class: "row ends"}, el("div", {class: "field grow"}, el("label", {for: "run-folder"}, "Folder with run.json"), folder), action("Add", async () => { const {path} = await post("runs", {folder: folder.value.trim()}); navigate(runLink(path)); }))));
+  }
 
   const choice = (run) => el("input", {type: "checkbox", "aria-label": `Compare ${run.path}`, checked: chosen.has(run.path), disabled: run.status === "unreadable", onchange: (event) => {
     if (event.target.checked) chosen.add(run.path); else chosen.delete(run.path);
@@ -56,8 +59,8 @@ export async function show(root, parameters, query) {
 
   const value = (run, key) => (run.figures && typeof run.figures[key] === "number" ? number(run.figures[key], 4) : null);
   const name = (run) => {
-    const cut = run.path.lastIndexOf("/") + 1;
-    return el("a", {href: runLink(run.path), class: "name", title: run.why || run.path}, cut > 0 && el("span", {class: "quiet"}, run.path.slice(0, cut)), run.path.slice(cut));
+    const path = run.path.replace(/^@\//, "/"), cut = path.lastIndexOf("/") + 1;
+    return el("a", {href: runLink(run.path), class: "name", title: run.why || run.path}, cut > 0 && el("span", {class: "quiet"}, path.slice(0, cut)), path.slice(cut));
   };
 
   async function load() {

@@ -1,46 +1,72 @@
-// Training: the YAML is the truth. The form beside it edits it in place, the reader of `gym train` checks it as one types.
-import {action, api, bytes, copyable, duration, el, facts, loading, marked, mayChange, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
+// Training: three choices, all keys, or the YAML, which is the truth; the reader of `gym train` checks it as one types.
+import {action, api, bytes, copyable, duration, el, facts, leave, loading, mayChange, message, namedColumns, navigate, number, pathUrl, post, remember, replace, say, state} from "../static/app.js";
+import {choicesPanel} from "./train_choices.js";
 import {editor} from "./yaml_editor.js";
 
 export const title = "Train";
 
 const DRAFT = "gym.train.draft";
-const FIRST = `# What is learnt, from which model, on which rows. The form beside this changes it in place.
-algorithm: sft
-model: gym-nano
-output_dir: runs/my-run
-
-data:
-  - tasks: [double]
-    num_examples: 2000
-
-max_steps: 100
-`;
+const TABS = [["choices", "Choices"], ["more", "More"], ["yaml", "YAML"]];
+const first = (free) => `# The run, as gym train reads it. The other tabs change it in place.\nmodel: gym-nano\noutput_dir: ${free}\n`;
 
 export async function show(root, parameters, query) {
   replace(root, el("header", {}, el("h1", {}, "Train")), loading());
-  const form = await api("train/form"), {recipes} = form;
-  const fields = form.groups.flatMap((group) => group.fields);
-  let checked = null, agreed = false, overwrite = false;
+  const offered = await api("train/choices"), {recipes} = offered, FIRST = first(offered.free);
+  let checked = null, agreed = false, overwrite = false, keys = null;
 
   const yaml = editor({
     label: "Configuration, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(),
     check: (given) => (mayChange() ? post("train/check", {text: given}) : null),
-    shown: (found) => { checked = found; drawForm(); drawActions(); },
+    shown: (found) => { checked = found; draw(); },
     typed: (given) => { agreed = overwrite = false; localStorage.setItem(DRAFT, given); remember({recipe: ""}); },
+    seek: () => open("yaml"),
   });
   const text = yaml.area;
-  const recipe = el("select", {"aria-label": "Begin with a recipe", onchange: () => recipe.value && begin(recipe.value)},
+  const set = async (values) => {
+    const {text: edited} = await post("train/edit", {text: text.value, values});
+    if (edited === text.value) return;
+    text.value = edited;
+    yaml.changed(1);
+  };
+  const choices = choicesPanel({offered, text: () => text.value, set});
+  const recipe = el("select", {"aria-label": "Begin with a recipe", disabled: !mayChange(), onchange: () => recipe.value && begin(recipe.value)},
     el("option", {value: ""}, "Begin with a recipe…"), recipes.flatMap((one) => (one.sizes.length > 1 ? one.sizes.map((size) => el("option", {value: `${one.name}\u0000${size}`}, `${one.name}, ${size}`)) : [el("option", {value: one.name}, one.name)])));
-  const summary = el("p", {class: "small quiet"});
-  const actions = el("div", {class: "before"});
-  const holder = el("div", {class: "form"});
-  const search = el("input", {type: "search", id: "find-key", placeholder: "Find a key", "aria-label": "Find a key", oninput: () => drawForm()});
+  const summary = el("p", {class: "small quiet"}), actions = el("div", {class: "before"}), more = el("div");
+  const panels = {choices: choices.node, more, yaml: el("div", {class: "stack"}, yaml.node)};
 
-  replace(root, el("header", {}, el("h1", {}, "Train"), el("div", {class: "row"}, recipe)),
-    el("div", {class: "workbench"},
-      el("section", {class: "editor-side"}, el("div", {class: "spread"}, el("h2", {}, "Configuration"), summary), yaml.node, yaml.problems, actions),
-      el("section", {class: "form-side"}, el("div", {class: "spread"}, el("h2", {}, "Keys"), search), holder)));
+  // ---- tabs ----
+
+  const tabs = TABS.map(([name, words]) => el("button", {type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, onclick: () => open(name)}, words));
+  const list = el("div", {class: "tabs", role: "tablist", "aria-label": "Ways to set up the run", onkeydown: (event) => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key], at = tabs.indexOf(document.activeElement);
+    if (!step || at < 0) return;
+    open(TABS[(at + step + TABS.length) % TABS.length][0]);
+    list.querySelector("[aria-selected=true]").focus();
+  }}, tabs);
+
+  function open(name) {
+    for (const [at, [other]] of TABS.entries()) {
+      tabs[at].setAttribute("aria-selected", String(other === name));
+      tabs[at].tabIndex = other === name ? 0 : -1;
+      panels[other].hidden = other !== name;
+    }
+    remember({tab: name === "choices" ? "" : name});
+    if (name === "yaml") yaml.shown();
+    if (name === "more" && !keys) drawKeys();
+  }
+
+  async function drawKeys() {
+    replace(more, loading());
+    const [{keysPanel}, form] = await Promise.all([import("./train_keys.js"), api("train/form")]);
+    keys = keysPanel({form, area: text, set, append: (line) => { text.value += line; yaml.changed(); open("yaml"); text.focus(); text.setSelectionRange(text.value.length, text.value.length); }, goTo: yaml.goTo});
+    replace(more, keys.node);
+    if (checked) keys.draw(checked);
+  }
+
+  for (const [name] of TABS) for (const [key, value] of [["role", "tabpanel"], ["id", `panel-${name}`], ["aria-labelledby", `tab-${name}`]]) panels[name].setAttribute(key, value);
+  replace(root, el("header", {}, el("h1", {}, "Train"), el("div", {class: "row"}, summary, recipe)), list,
+    el("div", {class: "workbench training"}, el("div", {}, Object.values(panels)), el("section", {class: "panel start", "aria-label": "Start"}, yaml.problems, actions)));
+  open(TABS.some(([name]) => name === query.get("tab")) ? query.get("tab") : "choices");
 
   async function begin(value) {
     const [name, size] = value.split("\u0000");
@@ -53,142 +79,41 @@ export async function show(root, parameters, query) {
     remember({recipe: name});
   }
 
-  // ---- the form ----
-
-  async function set(field, value, input) {
-    try {
-      const {text: edited} = await post("train/edit", {text: text.value, key: field.key, value});
-      input.removeAttribute("aria-invalid");
-      text.value = edited;
-      yaml.changed(1);
-    } catch (error) {
-      input.setAttribute("aria-invalid", "true");
-      say(`${error.message}. ${error.hint || ""}`);
-    }
-  }
-
-  function input(field, id) {
-    const value = checked?.given?.[field.key];
-    const isGiven = value !== undefined && value !== null;
-    const off = !mayChange();
-    const chosen = checked?.chosen?.find((one) => one.key === field.key);
-    const standard = chosen ? chosen.value : field.default ?? null;
-    if (field.kind === "yaml") return el("button", {type: "button", id, onclick: () => toKey(field.key)}, isGiven ? `line ${lineOf(field.key)}` : "in the text");
-    if (field.kind === "choice" || field.kind === "boolean") {
-      const choices = field.kind === "boolean" ? [true, false] : field.choices;
-      const none = standard === null ? "–" : `${standard} (default)`;
-      return el("select", {id, disabled: off, class: isGiven ? "given" : "", onchange: (event) => set(field, event.target.value === "" ? null : choices[Number(event.target.value)], event.target)},
-        el("option", {value: ""}, none), choices.map((choice, at) => el("option", {value: at, selected: isGiven && choice === value}, String(choice))));
-    }
-    const isNumber = field.kind === "integer" || field.kind === "number";
-    return el("input", {id, disabled: off, type: "text", inputmode: isNumber ? "decimal" : "text", class: `${isGiven ? "given" : ""} ${isNumber ? "number" : ""}`, value: isGiven ? String(value) : "", placeholder: standard === null ? "" : String(standard), title: chosen?.reason ?? "", onchange: (event) => {
-      const typed = event.target.value.trim();
-      if (typed === "") { set(field, null, event.target); return; }
-      const parsed = isNumber ? Number(typed) : typed;
-      if (isNumber && !Number.isFinite(parsed)) { event.target.setAttribute("aria-invalid", "true"); say(`${field.key}: ${typed} is no number.`); return; }
-      set(field, parsed, event.target);
-    }});
-  }
-
-  const lineOf = (key) => { const at = text.value.split("\n").findIndex((line) => line.trimStart().replace(/^- /, "").startsWith(`${key.split(".").pop()}:`)); return at < 0 ? "?" : at + 1; };
-  function toKey(key) {
-    const line = lineOf(key);
-    if (line === "?") {
-      if (!mayChange()) return;
-      const [head, inner] = key.split(".");
-      text.value += `${text.value.endsWith("\n") || !text.value ? "" : "\n"}${head}:${inner ? `\n  ${inner}: ` : " "}`;
-      yaml.changed();
-      text.focus();
-      text.setSelectionRange(text.value.length, text.value.length);
-    } else yaml.goTo(line, 1);
-  }
-
-  function row(field) {
-    const id = `key-${field.key.replaceAll(".", "-")}`;
-    return el("div", {class: "field key"}, el("label", {for: id}, field.key), input(field, id), field.help && el("p", {class: "help"}, marked(field.help)));
-  }
-
-  // The rows: a file of this folder takes the place of the whole section `data`.
-  let files = [];
-  api("data").then((found) => { files = found.files.map((one) => one.name); if (checked) drawForm(); }).catch(() => {});
-  function rowsRow() {
-    const now = checked?.given?.data;
-    const own = Array.isArray(now) && now.length === 1 && files.includes(now[0].path) ? now[0].path : "";
-    return el("div", {class: "field key"}, el("label", {for: "key-data"}, "data"),
-      el("select", {id: "key-data", class: own ? "given" : "", disabled: !mayChange(), onchange: (event) => { text.value = withRows(text.value, event.target.value); yaml.changed(1); }},
-        !own && el("option", {value: "", selected: true}, now === undefined ? "choose a file" : `line ${lineOf("data")}`), files.map((name) => el("option", {value: name, selected: name === own}, name))),
-      el("p", {class: "help"}, "A file below this folder; other sources, and several, stand in the text. ", el("a", {href: own ? `/data/${pathUrl(own)}` : "/data"}, own ? "Look at its rows" : "Look at data")));
-  }
-
-  // A section of another algorithm or tuning method is not shown, unless it is looked for.
-  function belongs(field) {
-    if (!field.section) return true;
-    const values = checked?.given || {};
-    if (form.algorithms.includes(field.section)) return field.section === (values.algorithm || "sft");
-    if (form.tuning.includes(field.section)) return field.section === (values.finetuning || "full");
-    return true;
-  }
-
-  const opened = new Set();
-  function drawForm() {
-    const focused = document.activeElement?.id, words = search.value.trim().toLowerCase();
-    if (words) {
-      const found = fields.filter((field) => field.key.includes(words) || field.help.toLowerCase().includes(words)).sort((one, other) => other.key.includes(words) - one.key.includes(words)).slice(0, 30);
-      replace(holder, found.length ? found.map(row) : el("p", {class: "quiet"}, `No key matches “${search.value}”.`));
-    } else {
-      const first = form.first.map((key) => fields.find((field) => field.key === key)).filter(Boolean);
-      replace(holder, first.flatMap((field) => (field.key === "model" ? [row(field), rowsRow()] : [row(field)])), form.groups.map((group) => {
-        const own = group.fields.filter((field) => !form.first.includes(field.key) && belongs(field));
-        if (!own.length) return null;
-        const count = own.filter((field) => checked?.given?.[field.key] !== undefined).length;
-        const inside = el("div", {class: "form inner"});
-        const filled = () => { if (!inside.firstChild) inside.append(...sections(own)); };
-        if (opened.has(group.title)) filled();
-        return el("details", {open: opened.has(group.title), ontoggle: (event) => { if (event.target.open) { opened.add(group.title); filled(); } else opened.delete(group.title); }},
-          el("summary", {}, group.title, count > 0 && el("span", {class: "count"}, ` ${count} set`)), inside);
-      }));
-    }
-    if (focused?.startsWith("key-")) document.getElementById(focused)?.focus();
-  }
-
-  function sections(own) {
-    const nodes = [];
-    let section = "";
-    for (const field of own) {
-      if (field.section && field.section !== section) nodes.push(el("h3", {class: "section-name"}, field.section), field.section_help && el("p", {class: "help small quiet"}, marked(field.section_help)));
-      section = field.section || "";
-      nodes.push(row(field));
-    }
-    return nodes.filter(Boolean);
-  }
-
   // ---- before the start ----
 
-  const estimate = el("div", {class: "estimate", role: "status"});
-  let estimated = "";
-
-  function drawActions() {
-    const isValid = !checked.problems.length;
-    if (estimated !== text.value) replace(estimate);
-    const {taken, path, missing, leaves} = checked;
-    const name = `${(path || "my-run").split("/").pop().replace(/[^\w.-]+/g, "-")}.yaml`;
-    replace(actions, !isValid ? null : [
-      el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
-      missing.length > 0 && download(missing),
-      taken === "unfinished" && el("p", {class: "problem"}, `runs of this name: ${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
-      taken === "finished" && el("p", {}, el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), ` ${path} holds a finished run. Delete it first.`)),
-      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: `/runs/${pathUrl(path)}`}, "Watch it"), ", or choose another output_dir."),
-      el("div", {class: "row"}, start, action("Will it fit?", plan), el("a", {class: "button", download: name, href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")),
-      estimate,
-      el("div", {}, el("p", {class: "small quiet"}, "The same on the command line, with the downloaded file"), copyable(`gym train ${name}${overwrite ? " --overwrite" : ""}`))]);
-    drawStart();
+  function draw() {
+    choices.draw(checked);
+    if (keys) keys.draw(checked);
+    drawActions();
   }
 
-  const start = el("span");
+  const estimate = el("div", {class: "estimate", role: "status"}), start = el("span");
+  const run = el("input", {id: "run-name", type: "text", spellcheck: "false", autocomplete: "off", disabled: !mayChange(), onchange: () => set({output_dir: run.value.trim() || null}).catch((error) => say(message(error)))});
+
+  function drawActions() {
+    const {taken, path, missing, leaves, free} = checked, isValid = !checked.problems.length;
+    const name = `${(path || "my-run").split("/").pop().replace(/[^\w.-]+/g, "-")}.yaml`;
+    if (document.activeElement !== run) run.value = checked.given.output_dir ?? "";
+    const other = free && action(`Call it ${free}`, () => set({output_dir: free}));
+    const fields = el("div", {class: "field"}, el("label", {for: "run-name"}, "Folder of the run"), run);
+    replace(actions, fields, isValid && [
+      missing.length > 0 && download(missing),
+      taken === "unfinished" && el("p", {class: "problem"}, `${path} was stopped. The same configuration goes on from its checkpoint; another is refused.`),
+      taken === "unfinished" && other,
+      taken === "finished" && el("div", {class: "stack"}, el("p", {}, `${path} holds a finished run.`), other, el("label", {class: "choice"}, el("input", {type: "checkbox", checked: overwrite, onchange: (event) => { overwrite = event.target.checked; drawStart(); }}), " Or delete it first")),
+      taken === "running" && el("p", {class: "problem"}, "A run is at work there. ", el("a", {href: `/runs/${pathUrl(path)}`}, "Watch it"), ", or choose another folder."),
+      taken === "running" && other,
+      el("div", {class: "row"}, start, estimate),
+      el("div", {}, el("h3", {}, "What leaves this machine"), leaves.length ? el("ul", {}, leaves.map((line) => el("li", {}, line))) : el("p", {}, "Nothing.")),
+      el("details", {}, el("summary", {}, "On the command line"), el("div", {class: "stack"}, copyable(`gym train ${name}${overwrite ? " --overwrite" : ""}`),
+        el("a", {class: "button", download: name, href: URL.createObjectURL(new Blob([text.value], {type: "application/yaml"}))}, "Download YAML")))]);
+    if (isValid) { drawStart(); drawEstimate(); }
+  }
+
   function drawStart() {
     const {taken, missing} = checked;
     const isBlocked = taken === "running" || (taken === "finished" && !overwrite) || (missing.length > 0 && !agreed);
-    const button = action("Start training", async () => {
+    const button = action("Start", async () => {
       const {path} = await post("train/start", {text: text.value, yes: agreed, overwrite});
       localStorage.setItem(DRAFT, text.value); // a run that fails leads back to it
       navigate(`/runs/${pathUrl(path)}`);
@@ -199,48 +124,66 @@ export async function show(root, parameters, query) {
 
   function download(missing) {
     const said = el("div", {role: "status"});
-    return el("div", {class: "panel"}, el("h3", {}, "A model is not on this machine"), missing.map((name) => el("p", {class: "mono"}, name)),
+    return el("div", {class: "panel"}, el("h3", {}, "A model is not on this machine"), missing.map((name) => el("p", {class: "mono wrap"}, name)),
       action("What would be fetched?", async () => {
         const offers = [];
         for (const name of missing) offers.push(await post("train/offer", {name}));
-        replace(said, offers.map((offer) => el("p", {}, offer.describe)), el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { agreed = event.target.checked; drawStart(); }}), " Fetch it when the run starts"));
+        replace(said, offers.map((offer) => el("p", {class: "wrap"}, offer.describe)), el("label", {class: "choice"}, el("input", {type: "checkbox", onchange: (event) => { agreed = event.target.checked; drawStart(); }}), " Fetch it when the run starts"));
       }), said, el("p", {class: "small quiet"}, "Without a network: fetch it where there is one by `gym models pull`, copy the folder here, and give its path as model."));
   }
 
-  async function plan() {
-    replace(estimate, el("p", {class: "quiet"}, "Timing a few blocks on this machine…"));
-    const asked = text.value;
-    try {
-      const found = await post("train/plan", {text: asked});
-      estimated = asked;
-      const share = found.available_bytes ? found.peak_bytes / found.available_bytes : null;
-      const fits = share === null ? state("hollow", `this machine has no ${found.device}`) : share < 0.85 ? state("filled", "It fits") : share < 1 ? state("half", "It fits barely") : state("struck", "It does not fit");
-      replace(estimate, el("p", {}, fits), facts([
-        ["Memory at the peak", `${bytes(found.peak_bytes)}${found.available_bytes ? ` of ${bytes(found.available_bytes)} on ${found.device}` : ""}`],
-        ["Time", found.steps && found.seconds_per_step ? `${duration(found.steps * found.seconds_per_step)}, ${found.seconds_per_step.toFixed(2)} s a step` : "not known"],
-        ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
-        ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`],
-        ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]));
-    } catch (error) { replace(estimate); throw error; }
+  // The estimate of the newest valid text; for a model of the Hub only when asked, since its config is read from there.
+  let planned = "", planning = false, timer = 0;
+  leave(() => { clearTimeout(timer); planning = true; });
+
+  function drawEstimate() {
+    if (planned === text.value || planning) return;
+    clearTimeout(timer);
+    if (checked.missing.length) { planned = ""; replace(estimate, action("Estimate time and memory", plan)); return; }
+    replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
+    timer = setTimeout(() => plan().catch((error) => replace(estimate, el("span", {class: "quiet small wrap"}, `No estimate: ${message(error)}`))), 400);
   }
 
-  if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); drawForm(); }
-  const draft = localStorage.getItem(DRAFT);
+  async function plan() {
+    const asked = text.value;
+    planning = true;
+    replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
+    try {
+      const found = await post("train/plan", {text: asked});
+      planned = asked;
+      if (asked === text.value) showPlan(found);
+    } catch (error) {
+      if (error.code === "busy") { timer = setTimeout(() => drawEstimate(), 1500); return; }
+      planned = asked;
+      throw error;
+    } finally {
+      planning = false;
+      if (asked !== text.value && checked && !checked.problems.length) drawEstimate();
+    }
+  }
+
+  function showPlan(found) {
+    const time = found.steps && found.seconds_per_step ? `about ${duration(found.steps * found.seconds_per_step)}` : "time not known";
+    replace(estimate, el("div", {class: "stack"}, el("p", {}, time, ", ", bytes(found.peak_bytes), found.available_bytes && ` of ${bytes(found.available_bytes)}`), el("p", {}, fit(found) || state("hollow", `this machine has no ${found.device}`)),
+      el("details", {}, el("summary", {class: "small"}, "How it is made up"), facts([
+        ["Steps", found.steps ? number(found.steps) : "as many as the rows give"],
+        ["Time per step", found.seconds_per_step ? `${found.seconds_per_step.toFixed(2)} s` : "not known"],
+        ["Weights", `${number(found.weights)}, of which ${number(found.trained)} are trained`], ["Device", found.device],
+        ...Object.entries(found.memory || {}).filter(([, value]) => value).map(([key, value]) => [key.replaceAll("_", " "), bytes(value)])]))));
+  }
+
+  if (!mayChange()) { replace(yaml.problems, el("p", {class: "quiet"}, "You may look; an operator trains.")); choices.draw({given: {}, problems: [], chosen: []}); }
   if (query.get("data")) {
-    if (!draft || draft === FIRST || window.confirm("Replace the rows in the text that is being written here?")) text.value = withRows(draft || FIRST, query.get("data"), query.get("columns"), query.get("format"));
+    const draft = localStorage.getItem(DRAFT), columns = namedColumns(query.get("columns") || ""), format = query.get("format") || "auto";
+    const rows = {path: query.get("data"), ...(format !== "auto" && {format}), ...(Object.keys(columns).length && {columns})};
     remember({data: "", columns: "", format: ""});
-    yaml.changed(1);
+    if (!draft || draft === FIRST || window.confirm("Replace the rows in the text that is being written here?")) await set({data: [rows]});
   } else if (query.get("recipe") && recipes.some((one) => one.name === query.get("recipe"))) { localStorage.removeItem(DRAFT); await begin(query.get("recipe")); }
 }
 
-// The text with one file as its rows; all else stays as it was written.
-function withRows(text, name, columns = "", format = "") {
-  const lines = text.split("\n"), from = lines.findIndex((line) => /^data\s*:/.test(line));
-  let to = from < 0 ? lines.length : from + 1;
-  while (from >= 0 && to < lines.length && /^([ #-]|$)/.test(lines[to])) to++;
-  while (to > from + 1 && from >= 0 && !lines[to - 1].trim()) to--;
-  const pairs = Object.entries(namedColumns(columns || "")).map((pair) => pair.map((word) => JSON.stringify(word)).join(": "));
-  const rows = ["data:", `  - path: ${/^[\w./-]+$/.test(name) ? name : JSON.stringify(name)}`, ...(format && format !== "auto" ? [`    format: ${/^\w+$/.test(format) ? format : JSON.stringify(format)}`] : []), ...(pairs.length ? [`    columns: {${pairs.join(", ")}}`] : [])];
-  if (from < 0) { while (lines.length && !lines.at(-1).trim()) lines.pop(); return [...lines, "", ...rows, ""].join("\n"); }
-  return [...lines.slice(0, from), ...rows, ...lines.slice(to)].join("\n");
+// Whether it fits, by shape and word; null where the memory of the device is not known.
+export function fit({peak_bytes, available_bytes}) {
+  if (!available_bytes) return null;
+  const share = peak_bytes / available_bytes;
+  return share < 0.85 ? state("filled", "It fits") : share < 1 ? state("half", "It fits barely") : state("struck", "It does not fit");
 }

@@ -3,8 +3,8 @@ import {el, leave, message, replace, state} from "../static/app.js";
 
 // editor({label, value, readonly, check, shown, typed}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
 // check(text) gives {problems, notes}, or null where nothing is checked; shown(found) is called with the newest answer alone,
-// and typed(text) when a person changed the text, here or by the form.
-export function editor({label, value, readonly = false, check, shown = () => {}, typed = () => {}}) {
+// and typed(text) when a person changed the text, here or by the form. seek() brings the text into view before a place in it is shown.
+export function editor({label, value, readonly = false, check, shown = () => {}, typed = () => {}, seek = () => {}}) {
   const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
   const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
   const area = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 26, readonly, "aria-label": label, "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = area.scrollTop; }, onkeydown: indent});
@@ -44,6 +44,7 @@ export function editor({label, value, readonly = false, check, shown = () => {},
   }
 
   function goTo(line, column) {
+    seek();
     const every = area.value.split("\n");
     const start = every.slice(0, line - 1).reduce((sum, one) => sum + one.length + 1, 0) + column - 1;
     area.focus();
@@ -64,5 +65,5 @@ export function editor({label, value, readonly = false, check, shown = () => {},
 
   area.value = value;
   later(0);
-  return {node: el("div", {class: "editor"}, gutter, area), problems, area, changed, goTo, set(text) { area.value = text; later(0); }};
+  return {node: el("div", {class: "editor"}, gutter, area), problems, area, changed, goTo, shown: () => { gutter.scrollTop = area.scrollTop; }, set(text) { area.value = text; later(0); }};
 }

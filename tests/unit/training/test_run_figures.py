@@ -52,7 +52,7 @@ def test_everything_numeric_is_tracked_and_reported(tiny_base: Path, tmp_path: P
     heard: list[StepReport] = []
     train(tiny_base, config(tmp_path / "run", eval_steps=4), HELD_OUT, on_report=heard.append)
     found = lines(tmp_path / "run/metrics.jsonl")
-    assert [line["step"] for line in found if "loss" in line] == [2, 4, 6, 8]
+    assert [line["step"] for line in found if "loss" in line] == [1, 2, 4, 6, 8]
     assert [line["step"] for line in found if "eval_loss" in line] == [4, 8]
     assert all("mean_token_accuracy" in line for line in found if "loss" in line)
     assert not any("runtime" in key or "per_second" in key for line in found for key in line)
@@ -99,20 +99,23 @@ def test_rewards_are_averaged_over_the_lines_steps_and_reported(tmp_path: Path) 
     from gym_fed.tracking.experiment import Experiment
 
     heard: list[StepReport] = []
-    hooks = RunHooks(lambda step: Experiment(tmp_path, from_step=step), 2, on_report=heard.append)
-    state = SimpleNamespace(log_history=[], global_step=0, max_steps=2)
+    hooks = RunHooks(
+        lambda step: Experiment(tmp_path, from_step=step), lambda total: 3, on_report=heard.append
+    )
+    state = SimpleNamespace(log_history=[], global_step=0, max_steps=3)
     control = SimpleNamespace(should_training_stop=False, should_save=False)
     hooks.on_train_begin(None, state, control)
-    for step, reward in ((1, 0.0), (2, 1.0)):
+    for step, reward in ((1, 0.2), (2, 0.0), (3, 1.0)):
         logs = {"loss": 0.0, "reward": reward, "rewards/exact/mean": reward, "kl": 0.5, "step_time": 9.0}
         state.global_step = step
         state.log_history.append({**logs, "step": step})
         hooks.on_log(None, state, control, logs)
     hooks.close()
-    (line,) = lines(tmp_path / "metrics.jsonl")
+    first, line = lines(tmp_path / "metrics.jsonl")
+    assert (first["step"], first["reward"], line["step"]) == (1, 0.2, 3)
     assert (line["reward"], line["rewards/exact/mean"], line["kl"]) == (0.5, 0.5, 0.5)
     assert "step_time" not in line
-    assert [report.reward for report in heard] == [0.0, 1.0]
+    assert [report.reward for report in heard] == [0.2, 0.0, 1.0]
 
 
 @pytest.mark.parametrize("eval_steps", [0, 3])
@@ -241,3 +244,13 @@ def test_the_next_command_for_a_trained_model_is_printed(tmp_path: Path) -> None
     judge = advice_after(config(tmp_path, algorithm="reward_model"), Path("runs/b"))
     assert "{grader: reward_model, model: runs/b}" in judge
     assert "chat" not in judge
+
+
+@pytest.mark.parametrize(
+    ("given", "total", "interval"),
+    [(None, 7, 1), (None, 199, 1), (None, 400, 4), (None, 100_000, 10), (25, 7, 25)],
+)
+def test_metrics_come_at_a_hundredth_of_the_run_unless_the_config_says_otherwise(
+    given: int | None, total: int, interval: int
+) -> None:
+    assert TrainingConfig(model="m", logging_steps=given).logging_interval(total) == interval

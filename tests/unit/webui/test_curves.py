@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gym_fed.webui.curves import MAX_POINTS, MAX_SERIES, RunCurves, last_values, thinned
+from gym_fed.webui.curves import ELAPSED, MAX_POINTS, MAX_SERIES, RunCurves, last_values, thinned
 from gym_fed.webui.workbench import plain
 
 
@@ -38,6 +38,23 @@ def test_thinning_keeps_order_bounds_and_extremes(values: list[float], most: int
         shown = [value for _, value in found if value is not None]
         assert (min(shown), max(shown)) == (min(finite), max(finite))
     json.dumps(found, allow_nan=False)
+
+
+def test_the_time_since_the_first_step_is_summed_over_lines(tmp_path: Path) -> None:
+    curves = RunCurves(tmp_path)
+    write(
+        tmp_path,
+        {"step": 1, "seconds": 2.0},
+        {"step": 1, "eval_runtime": 9.0},
+        {"step": 2, "seconds": 0.5},
+        {"step": 3, "seconds": "many"},
+        {"step": 4, "seconds": -1.0},
+        name="performance.jsonl",
+    )
+    curves.update()
+    write(tmp_path, {"step": 5, "seconds": 1.0}, name="performance.jsonl")
+    curves.update()
+    assert curves.series[ELAPSED].points() == [(1, 2.0), (2, 2.5), (5, 3.5)]
 
 
 def test_only_whole_lines_are_read_as_the_file_grows(tmp_path: Path) -> None:

@@ -102,8 +102,12 @@ def test_formats_say_what_they_need(client: TestClient) -> None:
             },
             ["gym", "soup", "merge", "--rule=ties", "--base=gym-nano", "--output=s", "--", "tuned", "lora"],
         ),
+        (
+            {"action": "share", "model": "tuned", "output": "me/tuned", "licence": "Apache-2.0"},
+            ["gym", "models", "push", "--licence=Apache-2.0", "--", "me/tuned", "tuned"],
+        ),
     ],
-    ids=["export", "encode", "merge"],
+    ids=["export", "encode", "merge", "share"],
 )
 def test_an_action_is_the_job_that_was_shown(
     client: TestClient, begun: list[list[str]], action: dict[str, Any], words: list[str]

@@ -16,10 +16,12 @@ import yaml
 from starlette.testclient import TestClient
 
 from gym_fed.training.run.folder import FolderLock
+from gym_fed.training.run.recent import remember_run
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
 from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.run_detail import RunList, config_text
+from gym_fed.webui.run_places import RunPlaces
 from gym_fed.webui.runs import RunWatch
 from gym_fed.webui.workbench import open_workbench
 from tests.support.webui_client import webui_client
@@ -208,7 +210,8 @@ class Published(Feed):
 
 def test_new_points_alone_are_published_and_nothing_where_nothing_changed(runs: Path) -> None:
     feed, curves, jobs = Published(), CurvesOfRuns(), Jobs(runs / ".jobs")
-    watch = RunWatch(runs, feed, curves, RunList(runs, curves), jobs)
+    places = RunPlaces(open_workbench(runs.parent, runs))
+    watch = RunWatch(places, feed, curves, RunList(places, curves), jobs)
     watch.publish(["a", ""])
     watch.publish(["a", ""])
     assert feed.events == []
@@ -277,3 +280,45 @@ def test_a_pipe_in_the_place_of_a_file_holds_up_no_page(tmp_path: Path, name: st
     page.start()
     page.join(SECONDS)
     assert found == [200, 200]
+
+
+def test_runs_of_saves_and_recorded_ones_are_listed_and_others_are_added_by_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    bench = tmp_path / "bench"
+    make_run(bench / "runs" / "own")
+    saved = make_run(bench / "saves" / "qwen" / "lora", finished=True)
+    other, unknown = make_run(tmp_path / "else" / "recorded"), make_run(tmp_path / "else" / "unknown")
+    client = webui_client(bench)
+    remember_run(other)
+    remember_run(tmp_path / "else" / "gone")
+    assert {line["path"] for line in get(client, "runs")["runs"]} == {"own", f"@{saved}", f"@{other}"}
+    found = get(client, f"runs/@{other}")
+    assert (found["series"]["loss"][0], found["is_saved"]) == ([1, 1.0], False)
+    get(client, f"runs/@{saved}")
+    assert get(client, f"runs/@{unknown}", 403)["error"]["hint"].startswith("add it")
+    assert client.post("/api/v1/runs", json={"folder": str(tmp_path)}).status_code == 404
+    added = client.post("/api/v1/runs", json={"folder": str(unknown)}).json()
+    assert added == {"path": f"@{unknown}"}
+    assert get(client, f"runs/@{unknown}", **{"with": ["own"]})["others"][0]["path"] == "own"
+    stranger = webui_client(bench, login=False)
+    assert stranger.post("/api/v1/runs", json={"folder": str(unknown)}).status_code == 401
+
+
+@pytest.mark.parametrize("content", ["{}", "[", '["relative", 3, "/a\\u0000b"]', "[" * 5000])
+def test_a_damaged_list_of_recent_runs_hides_no_others(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "recent-runs.json").write_text(content)
+    assert get(client, "runs")["total"] > 0
+
+
+def test_what_was_gained_is_what_the_run_has_written(client: TestClient, runs: Path) -> None:
+    check = {"held_out": {"num_rows": 3, "before": 2.0, "after": 1.0, "stderr": None}, "warnings": ["w"]}
+    folder = make_run(runs / "checked", finished=True)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "check": check}))
+    assert get(client, "runs/checked")["check"] == check

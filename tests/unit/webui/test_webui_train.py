@@ -139,7 +139,7 @@ def test_notes_on_words_of_other_platforms_are_shown(client: TestClient) -> None
 
 
 def test_every_recipe_is_offered_and_its_rows_are_found(client: TestClient) -> None:
-    listed = client.get("/api/v1/train/form").json()["recipes"]
+    listed = client.get("/api/v1/train/choices").json()["recipes"]
     assert {"nano-sft", "nano-grpo"} <= {recipe["name"] for recipe in listed}
     for name in ("nano-sft", "nano-dpo"):
         text = client.get(f"/api/v1/train/recipes/{name}").json()["text"]
@@ -159,13 +159,13 @@ def test_the_form_has_every_key_with_its_help_and_edits_the_text(client: TestCli
     assert fields["max_steps"]["help"].startswith("Number of optimiser steps")
     assert "dpo" in fields["algorithm"]["choices"]
     text = NANO.format(name="x", steps=4)
-    edited = post(client, "train/edit", text=text, key="lora.r", value=4)["text"]
+    edited = post(client, "train/edit", text=text, values={"lora.r": 4})["text"]
     assert edited == text + "lora:\n  r: 4\n"
     assert (
-        post(client, "train/edit", 400, text=text, key="data.x", value=4)["error"]["hint"]
+        post(client, "train/edit", 400, text=text, values={"data.x": 4})["error"]["hint"]
         == "edit the text itself"
     )
-    assert client.post("/api/v1/train/edit", json={"text": text, "key": "a b", "value": 1}).status_code == 400
+    assert client.post("/api/v1/train/edit", json={"text": text, "values": {"a b": 1}}).status_code == 400
 
 
 def wait(client: TestClient, path: str, status: str, seconds: float = 240.0) -> Any:

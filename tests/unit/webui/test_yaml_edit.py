@@ -48,6 +48,14 @@ max_steps: 30
         ("seed", None, "", ""),
         ("data", None, "data:\n  - {tasks: [double], num_examples: 20}\n", ""),
         ("liger", True, "max_steps: 30\n", "max_steps: 30\nliger: true\n"),
+        (
+            "data",
+            [{"path": "a.csv", "columns": {"prompt": "Q, or so", "completion": "A: b"}}, {"path": "yes"}],
+            "  - {tasks: [double], num_examples: 20}\n",
+            "  - path: a.csv\n    columns: {prompt: 'Q, or so', completion: 'A: b'}\n  - path: 'yes'\n",
+        ),
+        ("graders", [{"grader": "exact"}], "max_steps: 30\n", "max_steps: 30\ngraders:\n  - grader: exact\n"),
+        ("data", [], "data:\n  - {tasks: [double], num_examples: 20}\n", "data: []\n"),
     ],
 )
 def test_one_line_changes_and_comments_stay(key: str, value: Any, before: str, after: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from huggingface_hub import constants, hf_hub_download, snapshot_download
 
 from gym_fed.base.downloads import DownloadOffer, ensure_dataset, ensure_model, missing_model, pull_model
+from gym_fed.base.downloads.hub import FoundModel, search_models
 from gym_fed.base.downloads.offer import offer_model
 from gym_fed.base.models import load_model, resolve
 from gym_fed.core.errors import ErrorCode, GymError
@@ -222,6 +223,39 @@ def test_an_unknown_name_is_refused_with_near_ones(hub: ModelHub) -> None:
         assert raised.value.code is ErrorCode.MODEL_NOT_FOUND
         assert name in raised.value.message
         assert NAME in raised.value.hint
+
+
+def test_a_search_states_the_size_of_the_weights_by_their_types(hub: ModelHub, repo: Repo) -> None:
+    assert search_models("TINY") == [FoundModel(NAME, None, None, False)]
+    repo.extra = {
+        "safetensors": {"parameters": {"BF16": 10, "F32": 1, "F8_E4M3": 3, "BOOL": 2}},
+        "downloads": 7,
+    }
+    repo.extra["gated"] = "manual"
+    assert search_models("tiny") == [FoundModel(NAME, 29, 7, True)]
+    assert search_models("no such & model?") == []
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"safetensors": {"parameters": {"BF16": -1}}, "downloads": "many"},
+        {"safetensors": {"parameters": ["BF16"]}},
+        {"safetensors": 3},
+        {"safetensors": {"parameters": {"F99999": "x"}}},
+    ],
+)
+def test_a_search_answer_that_is_odd_has_no_size(hub: ModelHub, repo: Repo, extra: dict[str, object]) -> None:
+    repo.extra = extra
+    assert search_models("tiny") == [FoundModel(NAME, None, None, False)]
+
+
+def test_a_search_without_a_network_is_refused(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(GymError) as raised:
+        search_models("tiny")
+    assert raised.value.code is ErrorCode.UNAVAILABLE
+    assert hub.requests == []
 
 
 def test_offline_is_refused_with_what_to_do_instead(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:

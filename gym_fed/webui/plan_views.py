@@ -1,0 +1,57 @@
+"""Plans of runs for the ``train`` screen, as `gym train --plan` makes them, in a process that keeps torch loaded."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import GymError
+from gym_fed.training.defaults import with_defaults
+from gym_fed.training.planning.plan import RunPlan, plan_run
+from gym_fed.webui.train_check import read
+from gym_fed.webui.workbench import plain
+
+_SECONDS = 3.0
+"""Time after which no further model is planned in one answer."""
+
+
+class PlanViews:
+    """Answers ``plan`` with the plan of a text, and ``memory`` with the peak memory of its run on other models.
+
+    Args:
+        folder: Working directory, from which data paths start.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request with the view it names.
+
+        Raises:
+            GymError: Errors of the text, its rows and its model.
+        """
+        config, _ = read(request["text"])
+        if request["view"] == "memory":
+            return self._memory(config, request["models"])
+        answer: dict[str, Any] = plain(_plan(config).facts())
+        return answer
+
+    def _memory(self, config: TrainingConfig, models: list[str]) -> dict[str, Any]:
+        """Return ``{model: {peak_bytes, available_bytes} | {problem}}`` for the first models, at least one."""
+        until, planned = time.monotonic() + _SECONDS, {}
+        for model in models:
+            try:
+                plan = _plan(config.model_copy(update={"model": model}), timed=False)
+                planned[model] = {"peak_bytes": round(plan.memory.peak), "available_bytes": plan.available}
+            except GymError as error:
+                planned[model] = {"problem": error.message[:300]}
+            if time.monotonic() > until:
+                break
+        return planned
+
+
+def _plan(config: TrainingConfig, *, timed: bool = True) -> RunPlan:
+    return plan_run(with_defaults(config), timed=timed)

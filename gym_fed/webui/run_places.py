@@ -1,0 +1,98 @@
+"""Find runs outside the workbench's folder of runs, and name every run's folder in URLs.
+
+A run below the folder of runs is named by its relative path, others by ``@`` and their absolute path. Other runs are
+those of ``saves/``, where LLaMA-Factory writes, and the folders that `gym train` or a page has recorded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.training.run.recent import recent_runs, remember_run
+from gym_fed.webui.workbench import Workbench, resolved, text
+
+OUTSIDE = "@"
+SAVES = "saves"
+MAX_PATH = 1000
+_PRUNED = ("checkpoints", "best", "tensorboard")
+_MAX_FOLDERS = 20_000
+
+
+class RunPlaces:
+    """The folders of runs of a workbench.
+
+    Args:
+        workbench: The workbench.
+    """
+
+    def __init__(self, workbench: Workbench) -> None:
+        self._workbench = workbench
+
+    def folders(self) -> Iterator[Path]:
+        """Yield the folders of all runs, each once; those below the folder of runs come first."""
+        seen = set()
+        for root in (self._workbench.runs, self._workbench.folder / SAVES):
+            for folder in _runs_below(root):
+                seen.add(folder)
+                yield folder
+        yield from (folder for folder in self._recorded() if folder not in seen)
+
+    def path_of(self, folder: Path) -> str:
+        """Return the name of a run's folder in URLs."""
+        runs = self._workbench.runs
+        return text(
+            folder.relative_to(runs).as_posix() if runs in folder.parents else f"{OUTSIDE}{folder.as_posix()}"
+        )
+
+    def folder_of(self, path: str) -> Path:
+        """Return the folder of a run.
+
+        Raises:
+            GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the known folders.
+        """
+        if not path or len(path) > MAX_PATH:
+            raise GymError(ErrorCode.NOT_FOUND, "there is no such run", "see the list of runs")
+        outside = path.removeprefix(OUTSIDE)
+        if outside == path or not Path(outside).is_absolute():
+            return self._workbench.inside(path, root=self._workbench.runs)
+        folder = resolved(Path(outside), ".")
+        saves = (self._workbench.folder / SAVES).resolve()
+        if folder is None or (saves not in folder.parents and folder not in self._recorded()):
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED,
+                f"{text(outside)} is not among the known runs",
+                "add it on the page of runs, by its path",
+            )
+        return folder
+
+    def add(self, path: str) -> Path:
+        """Record the folder of a run that a user names, and return it.
+
+        Raises:
+            GymError: ``NOT_FOUND`` if it holds no run.
+        """
+        folder = resolved(self._workbench.folder, os.path.expanduser(path))
+        if folder is None or not (folder / "run.json").is_file():
+            raise GymError(
+                ErrorCode.NOT_FOUND,
+                f"{text(path)}: holds no run of gym train",
+                "give the output_dir of a run, the folder with run.json",
+            )
+        remember_run(folder)
+        return folder
+
+    def _recorded(self) -> list[Path]:
+        runs = self._workbench.runs
+        return [folder for folder in recent_runs() if folder != runs and runs not in folder.parents]
+
+
+def _runs_below(root: Path) -> Iterator[Path]:
+    for number, (place, folders, files) in enumerate(os.walk(root)):
+        if number >= _MAX_FOLDERS:
+            return
+        folders[:] = sorted(name for name in folders if name not in _PRUNED and not name.startswith("."))
+        if "run.json" in files:
+            yield Path(place)

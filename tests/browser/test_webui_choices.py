@@ -1,0 +1,141 @@
+"""A stranger with a file of rows: three choices, a start, the first point, and what was gained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.conftest import Served
+from tests.support import chromium
+from tests.support.wait import SECONDS, until
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+Open = Callable[..., tuple["Page", chromium.Watch]]
+NAME = f"<img src=x onerror=alert(1)> {'long-' * 12}tickets.csv"
+PLAN = {
+    "weights": 9,
+    "trained": 9,
+    "device": "cpu",
+    "memory": {},
+    "peak_bytes": 10**9,
+    "available_bytes": 8 * 10**9,
+    "steps": 6,
+    "seconds_per_step": 2.0,
+}
+"""A plan, which takes a process with torch; test_train_choices.py makes a real one."""
+ROWS = "Customer question,Our reply\n" + "".join(f"double: w{n},w{n}w{n}\n" for n in range(24))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Served]:
+    """A workbench in an empty folder."""
+    from gym_fed.webui.app import open_webui
+    from gym_fed.webui.workbench import open_workbench
+
+    workbench = open_workbench(tmp_path, tmp_path / "runs")
+    server = open_webui(workbench, "127.0.0.1:0", "bench")
+    server.start()
+    yield Served(server.address, server.url, tmp_path, {})
+    for job in workbench.jobs.list():
+        workbench.jobs.stop(job.id)
+    server.stop()
+
+
+def drop(page: Page, name: str, content: str) -> None:
+    """Drop a file on the page, as from a file manager."""
+    page.evaluate(
+        """([name, content]) => {
+          const data = new DataTransfer();
+          data.items.add(new File([content], name));
+          const event = new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true});
+          document.querySelector(".drop").dispatchEvent(event);
+        }""",
+        [name, content],
+    )
+
+
+def text(page: Page) -> str:
+    return page.locator("#yaml").input_value()
+
+
+@pytest.mark.slow  # a whole run with its check
+def test_from_a_dropped_file_to_what_was_gained(bench: Served, open_page: Open) -> None:
+    page, _ = open_page()
+    page.route("**/api/v1/train/plan", lambda route: route.fulfill(json=PLAN))
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.get_by_role("heading", name="1 Model").wait_for()
+    page.set_viewport_size({"width": 360, "height": 800})
+    drop(page, NAME.replace("<", "").replace(">", ""), ROWS)
+    page.locator(".datarow .lit", has_text="w0w0").first.wait_for()
+    assert chromium.sticks_out(page) == []
+    page.set_viewport_size({"width": 1440, "height": 900})
+    assert "columns: {prompt: Customer question, completion: Our reply}" in text(page)
+    page.locator("#goal-style").check()
+    until(lambda: "algorithm: pretrain" in text(page), "the goal in the YAML")
+    page.locator("#goal-answers").check()
+    until(lambda: "algorithm: sft" in text(page), "the goal in the YAML")
+    page.locator(".estimate").get_by_text("about 12 s, 1.0 GB of 8.0 GB").wait_for()
+    page.locator(".option", has_text="1.0 GB of memory").wait_for()
+    page.get_by_role("tab", name="YAML").click()
+    page.locator("#yaml").fill(text(page) + "max_steps: 6\nper_device_train_batch_size: 4\ndevice: cpu\n")
+    page.get_by_role("button", name="Start", exact=True).click()
+    page.wait_for_url("**/runs/my-run")
+    charts = page.locator(".chart .visually-hidden")
+    until(lambda: "Loss: " in "\n".join(charts.all_inner_texts()), "the first point")
+    page.get_by_role("heading", name="What was gained and what was lost").wait_for(timeout=1000 * SECONDS)
+    page.get_by_text("Held-out loss").first.wait_for()
+    assert page.locator(".prompted").count() == 3
+    for name in ("Chat", "Share", "Export"):
+        assert page.get_by_role("link", name=name, exact=True).is_visible()
+    page.get_by_role("button", name="Continue").click()
+    page.get_by_role("tab", name="Choices").wait_for()
+    assert "model: runs/my-run\noutput_dir: runs/my-run-2\n" in text(page)
+
+
+def test_the_yaml_and_the_choices_say_the_same(bench: Served, open_page: Open) -> None:
+    (bench.folder / "pairs.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"p{n}", "chosen": "yes", "rejected": "no"}) + "\n" for n in range(5))
+    )
+    page, _ = open_page()
+    page.route("**/api/v1/train/plan", lambda route: route.fulfill(json=PLAN))
+    page.route("**/api/v1/train/memory", lambda route: route.fulfill(json={"gym-nano": PLAN}))
+    page.goto(bench.url)
+    page.locator("#rows-here").select_option("pairs.jsonl")
+    until(lambda: "algorithm: dpo" in text(page), "preferences, since the rows are pairs")
+    until(lambda: page.locator("#goal-preferences").is_checked(), "the goal of the rows")
+    page.get_by_role("tab", name="YAML").click()
+    page.locator("#yaml").fill("algorithm: grpo\nmodel: ./other\ngraders: [{grader: numeric}]\n")
+    page.get_by_role("tab", name="Choices").click()
+    until(lambda: page.locator("#goal-reward").is_checked(), "the goal of the text")
+    assert page.locator("#grader").input_value() == "numeric"
+    assert page.get_by_role("radio", name="./other").is_checked()
+    page.get_by_role("radio", name="gym-nano").check()
+    until(lambda: "model: gym-nano\n" in text(page), "the model in the text")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("program.py", "print()", "rows are not read from such a file"),
+        ("empty.jsonl", "", "is empty"),
+        ("broken.jsonl", '{"prompt": "a", \n', "broken.jsonl"),
+        ("numbers.csv", "a,b\n1,2\n3,4\n", "no format is known with the columns"),
+    ],
+)
+def test_a_bad_file_is_named_with_a_remedy_and_cannot_be_started(
+    bench: Served, open_page: Open, name: str, content: str, said: str
+) -> None:
+    page, watch = open_page()
+    watch.allowed.append("status of 4")  # the refusal of the file
+    page.goto(bench.url)
+    page.locator(".drop").wait_for()
+    drop(page, name, content)
+    page.locator(".problem, .problem-list", has_text=said).first.wait_for()
+    assert page.get_by_role("button", name="Start", exact=True).count() == 0
