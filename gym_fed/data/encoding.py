@@ -12,7 +12,7 @@ from gym_fed.core.tokenizer_errors import tokenizer_errors
 from gym_fed.data.chat_templates.batches import render_rows
 from gym_fed.data.chat_templates.choice import suggested_templates
 from gym_fed.data.chat_templates.conversation import ChatRenderer, Reasoning, RenderedConversation
-from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
+from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts, num_labels
 from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import memory_rows, place_of
 from gym_fed.data.string_rows import as_turns
@@ -59,12 +59,19 @@ def encode_rows(
             tools or reasoning, or if the assistant's text cannot be located; and if no row has anything to learn.
     """
     counts = RowCounts()
-    renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
-    encoded = _stream(renderer, rows)
-    if keep_all:
-        return EncodedRows([_cut(row, max_length, counts) for row in encoded], counts)
-    rows_with_counts = EncodedRows(_teaching(encoded, max_length, packing, counts), counts)
-    if not rows_with_counts:
+    encoded = iter_encoded(
+        tokenizer,
+        rows,
+        max_length=max_length,
+        assistant_only=assistant_only,
+        packing=packing,
+        keep_all=keep_all,
+        counts=counts,
+        mask_history=mask_history,
+        reasoning=reasoning,
+    )
+    rows_with_counts = EncodedRows(encoded, counts)
+    if not rows_with_counts and not keep_all:
         raise counts.nothing_learned(max_length)
     return rows_with_counts
 
@@ -76,6 +83,7 @@ def iter_encoded(
     max_length: int,
     assistant_only: bool = True,
     packing: bool = False,
+    keep_all: bool = False,
     counts: RowCounts | None = None,
     mask_history: bool = False,
     reasoning: Reasoning = "learn",
@@ -85,7 +93,10 @@ def iter_encoded(
     ``counts`` is filled while iterating.
     """
     renderer = ChatRenderer(tokenizer, assistant_only, mask_history, reasoning)
-    return _teaching(_stream(renderer, rows), max_length, packing, counts or RowCounts())
+    encoded, counts = _stream(renderer, rows), RowCounts() if counts is None else counts
+    if keep_all:
+        return (_cut(row, max_length, counts) for row in encoded)
+    return _teaching(encoded, max_length, packing, counts)
 
 
 def _teaching(
@@ -95,9 +106,7 @@ def _teaching(
     if packing:
         before, learned = counts.tokens, 0
         for row in _packed(counts.given(encoded), max_length):
-            learned += sum(
-                label != IGNORED for label in row["labels"][1:]
-            )  # the first token is never predicted
+            learned += num_labels(row["labels"])
             if _teaches(row["labels"]):
                 yield row
         counts.tokens = before + learned

@@ -25,6 +25,11 @@ def teaches(labels: Sequence[int]) -> bool:
     return any(label != IGNORED for label in labels[1:])
 
 
+def num_labels(labels: Sequence[int]) -> int:
+    """Return the number of tokens to learn; the first is never predicted."""
+    return len(labels) - labels.count(IGNORED) - (bool(labels) and labels[0] != IGNORED)
+
+
 @dataclass
 class RowCounts:
     """Counts of rows and labelled tokens. ``rows == learned + dropped``; ``cut`` rows are among both."""
@@ -59,6 +64,12 @@ class RowCounts:
     max_length: int | None = field(default=None, compare=False)
     """The length rows were cut to, if it differs from the run's own."""
 
+    notes: list[str] = field(default_factory=list, compare=False)
+    """What the user is told about the rows, a line each."""
+
+    usual_length: int = field(default=0, compare=False)
+    """The result of ``length_of_most`` for rows that were encoded before, whose lengths are not stored."""
+
     @classmethod
     def whole(cls, rows: int) -> RowCounts:
         """Return counts for rows that are all learned completely; labelled tokens are not counted."""
@@ -66,8 +77,8 @@ class RowCounts:
 
     def add(self, whole: Sequence[int], kept: Sequence[int]) -> None:
         """Count one row by its labels before and after it was cut."""
-        learned = sum(label != IGNORED for label in kept[1:]) if teaches(kept) else 0
-        lost = sum(label != IGNORED for label in whole[1:]) - learned
+        learned = num_labels(kept)
+        lost = num_labels(whole) - learned if len(kept) < len(whole) else 0
         self.count(len(whole), cut=len(kept) < len(whole), tokens=learned, tokens_cut=lost)
 
     def count(self, length: int, *, cut: bool, tokens: int, tokens_cut: int) -> None:
@@ -91,12 +102,17 @@ class RowCounts:
         unread = {
             key: self.unread.get(key, 0) + other.unread.get(key, 0) for key in {**self.unread, **other.unread}
         }
-        return RowCounts(**sums, lengths=self.lengths + other.lengths, unread=unread)
+        lengths, notes = self.lengths + other.lengths, self.notes + other.notes
+        return RowCounts(**sums, lengths=lengths, unread=unread, notes=notes)
 
     def as_dict(self) -> dict[str, Any]:
         """Return names and counts, for JSON and tables."""
         extra = {name: getattr(self, name) for name in ("unread", "forms") if getattr(self, name)}
         return {**{name: getattr(self, name) for name in _COUNTS}, **extra}
+
+    def facts(self) -> dict[str, Any]:
+        """Return everything but the length of each row, as JSON; ``RowCounts(**facts)``."""
+        return {**self.as_dict(), "notes": self.notes, "usual_length": self.length_of_most()}
 
     def describe(self, max_length: int | None, use: Literal["learned", "measured"] = "learned") -> str:
         """Describe the counts on one line; ``use`` is what happens to the rows."""
@@ -158,8 +174,10 @@ class RowCounts:
 
     def length_of_most(self) -> int:
         """Return the ``max_length`` that 95% of rows fit into."""
+        if not self.lengths:
+            return self.usual_length
         ordered = sorted(self.lengths)
-        return ordered[max(0, -(-int(100 * _KEPT_WHOLE) * len(ordered) // 100) - 1)] if ordered else 0
+        return ordered[max(0, -(-int(100 * _KEPT_WHOLE) * len(ordered) // 100) - 1)]
 
 
 class EncodedRows(list[dict[str, Any]]):

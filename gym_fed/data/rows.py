@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -118,14 +118,18 @@ def as_kind(rows: Sequence[Row], kind: RowKind) -> list[Row]:
     Raises:
         GymError: ``DATA_INVALID`` naming the first row that cannot be used.
     """
-    if kind == "any":
-        return list(rows)
-    result = []
+    return list(iter_kind(rows, kind))
+
+
+def iter_kind(rows: Iterable[Row], kind: RowKind) -> Iterator[Row]:
+    """Stream ``as_kind``."""
     for number, row in enumerate(rows, 1):
+        if kind == "any":
+            yield row
+            continue
         place = getattr(row, "place", None)
         for converted in _convert(row, kind, number):
-            result.append(converted if place is None else PlacedDict.like(converted, row))
-    return result
+            yield converted if place is None else PlacedDict.like(converted, row)
 
 
 def kind_of(row: Row) -> RowKind | None:

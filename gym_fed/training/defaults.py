@@ -31,7 +31,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.plain_yaml import parse_value
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
-from gym_fed.training.rows.run_rows import rows_to_encode
+from gym_fed.training.rows.run_rows import LearnedRows, rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.reproducibility import RunWarning
 
@@ -250,7 +250,10 @@ def _lengths(config: TrainingConfig, tokenizer: Any, rows: Sequence[dict[str, An
     is_packed = algorithm.packing_default if config.packing is None else bool(config.packing)
     if tokenizer is None or is_packed or "max_length" in config.model_fields_set:
         return 0, 0
-    sizes = [len(json.dumps(row, default=repr)) for row in rows]
+    if isinstance(rows, LearnedRows):
+        sizes = rows.sizes().tolist()
+    else:
+        sizes = [len(json.dumps(row, default=repr)) for row in rows]
     order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
     sample = order[:_SAMPLE_ROWS] + order[_SAMPLE_ROWS :: max(1, len(order) // _SAMPLE_ROWS)]
     usual_size = sizes[order[len(order) // 20]]

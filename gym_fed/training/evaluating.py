@@ -14,7 +14,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS, TUNING
-from gym_fed.data.row_counts import RowCounts, counts_of
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.training.features.base import apply_features, features_during_run
 from gym_fed.training.model.loading import load_for_training
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template
@@ -40,7 +40,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """
     from transformers import PrinterCallback
 
-    from gym_fed.training.rows.run_rows import rows_of, rows_to_encode, rows_to_learn
+    from gym_fed.training.rows.run_rows import encode_part, rows_of, rows_to_learn
 
     check_config(config)
     algorithm, tuning = ALGORITHMS.new(config.algorithm), TUNING.new(config.finetuning)
@@ -53,8 +53,7 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     model, tokenizer = load_for_training(config)
     tokenizer = fit_to_template(model, tokenizer, config)
     model = apply_features(model, config)
-    rows = rows_to_encode(config, tokenizer, rows)
-    encoded = algorithm.encode(config, tokenizer, rows)
+    encoded, counts = encode_part(config, algorithm, tokenizer, rows)
     if not is_placed(model, config):
         model = model.to(pick_device(config.device))
     model = tuning.prepare(model, config).eval()
@@ -72,7 +71,6 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     }
     if algorithm.uses_model_loss:
         figures["eval_perplexity"] = math.exp(min(figures["eval_loss"], 700.0))
-    counts = counts_of(encoded, len(rows))
     file.parent.mkdir(parents=True, exist_ok=True)
     written: dict[str, Any] = {**figures, "rows": counts.as_dict()}
     write_atomically(file, f"{json.dumps(written, indent=4)}\n".encode())

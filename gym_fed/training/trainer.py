@@ -33,7 +33,8 @@ from gym_fed.training.model.template_tokens import check_template_tokens, fit_to
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
-from gym_fed.training.rows.run_rows import LastEncoded, RunRows, encode_run, has_held_out, rows_of_run
+from gym_fed.training.rows.run_rows import LastEncoded, encode_run, has_held_out, rows_of_run
+from gym_fed.training.rows.tokenized import RunRows
 from gym_fed.training.run.check import begin_check, evaluates_first
 from gym_fed.training.run.checks import check_config, check_graders, require_training
 from gym_fed.training.run.early_stopping import EarlyStop, check_early_stopping

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.data.encoding import iter_encoded
+from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.rows import Row, RowKind
 from gym_fed.training.model.output_head import reads_whole_logits
 from gym_fed.training.run.job import Job
@@ -174,6 +175,20 @@ class Algorithm(ABC):
         """
         encoded = iter_encoded(tokenizer, rows, max_length=sys.maxsize, reasoning=config.reasoning)
         return [len(row["input_ids"]) for row in encoded]
+
+    def encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]] | None:
+        """Return an iterator over the rows of ``encode``, which holds few of them in memory; None if rows are not
+        encoded one by one, or not to ids alone.
+
+        Args:
+            config: The run's.
+            tokenizer: Tokenizer or processor.
+            rows: Rows as for ``encode``.
+            counts: Is filled while iterating.
+        """
+        return None
 
     @abstractmethod
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:

@@ -7,24 +7,23 @@ losses (``sft.loss_type``) DFT is TRL's; EAFT and ASFT are defined here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core import console
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.text import counted
 from gym_fed.data.chat_templates.conversation import REASONING_KEYS
-from gym_fed.data.encoding import encode_rows
-from gym_fed.data.row_counts import IGNORED, EncodedRows
+from gym_fed.data.encoding import iter_encoded
+from gym_fed.data.row_counts import IGNORED, EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
 from gym_fed.training.run.job import Job
-from gym_fed.training.vision.conversations import encode_media_rows, require_no_media
+from gym_fed.training.vision.conversations import encode_media_rows, without_media
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +63,6 @@ class Sft(Algorithm):
         check_token_loss(config)
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[dict[str, Any]]:
-        assistant_only, packing = self.assistant_only(config), self.packing(config)
         if is_processor(tokenizer):
             require_plain_loss(config)
             reason = (
@@ -72,24 +70,46 @@ class Sft(Algorithm):
             )
             refuse_first((config.privacy is not None, reason, "use a model of text alone"))
             return encode_media_rows(
-                config, tokenizer, rows, assistant_only=assistant_only, packing=bool(packing)
+                config,
+                tokenizer,
+                rows,
+                assistant_only=self.assistant_only(config),
+                packing=bool(self.packing(config)),
             )
-        require_no_media(rows)
-        _report_dropped_reasoning(config, rows)
-        if self.assistant_only_default and not assistant_only and config.assistant_only_loss is None:
-            _warn_of_learned_prompts(rows)
-        encoded = encode_rows(
+        counts = RowCounts()
+        encoded = EncodedRows(self._encode_each(config, tokenizer, rows, counts), counts)
+        if not encoded:
+            raise counts.nothing_learned(config.max_length)
+        return encoded
+
+    def encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]] | None:
+        return None if is_processor(tokenizer) else self._encode_each(config, tokenizer, rows, counts)
+
+    def _encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]]:
+        packing = self.packing(config)
+        seen = _Seen()
+        encoded = iter_encoded(
             tokenizer,
-            rows,
+            seen.watched(without_media(rows)),
             max_length=config.max_length,
-            assistant_only=assistant_only,
+            assistant_only=self.assistant_only(config),
             packing=packing is True,
             keep_all=config.privacy is not None,
+            counts=counts,
             mask_history=config.mask_history,
             reasoning=config.reasoning,
         )
         joined = pack_best_fit(encoded, config.max_length) if packing == "bfd" else encoded
-        return EncodedRows(({**row, "length": len(row["input_ids"])} for row in joined), encoded.counts)
+        for row in joined:
+            yield {**row, "length": len(row["input_ids"])}
+        learns_prompts = self.assistant_only_default and not self.assistant_only(config)
+        counts.notes += seen.notes(
+            config, learns_prompts=learns_prompts and config.assistant_only_loss is None
+        )
 
     def build(self, job: Job) -> Any:
         from trl import SFTConfig, SFTTrainer
@@ -139,28 +159,34 @@ class Sft(Algorithm):
         return _or(config.assistant_only_loss, self.assistant_only_default and config.packing is not True)
 
 
-def _report_dropped_reasoning(config: TrainingConfig, rows: list[Row]) -> None:
-    if config.reasoning == "learn":
-        return
-    count = sum(
-        any(message.get(key) for message in row.get("messages", ()) for key in REASONING_KEYS) for row in rows
-    )
-    if count:
-        console.err.print(
-            f"reasoning: {config.reasoning}: {count} of {counted(len(rows), 'row', 'are')} learned without it"
-        )
+class _Seen:
+    """Counts of the rows that are encoded, for messages."""
 
+    def __init__(self) -> None:
+        self._rows, self._reasoning, self._no_text = 0, 0, 0
 
-def _warn_of_learned_prompts(rows: list[Row]) -> None:
-    """Warn that ``packing: true`` alone reverses the default of ``assistant_only_loss``, so that prompts are
-    learned."""
-    count = sum("text" not in row for row in rows)
-    if count:
-        console.err.print(
-            f"warning: packing: true learns the prompts of {count} of {counted(len(rows), 'row')}, too; "
-            "packing: bfd learns the "
-            "answers alone, and train_on_prompt: true says that prompts are meant"
-        )
+    def watched(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """Count and yield the rows."""
+        for row in rows:
+            self._rows += 1
+            self._no_text += "text" not in row
+            messages = row.get("messages", ())
+            self._reasoning += any(message.get(key) for message in messages for key in REASONING_KEYS)
+            yield row
+
+    def notes(self, config: TrainingConfig, *, learns_prompts: bool) -> list[str]:
+        """Describe reasoning that is dropped, and ``packing: true`` alone, which reverses the default of
+        ``assistant_only_loss``."""
+        notes, rows = [], counted(self._rows, "row")
+        if config.reasoning != "learn" and self._reasoning:
+            every = counted(self._rows, "row", "are")
+            notes.append(f"reasoning: {config.reasoning}: {self._reasoning} of {every} learned without it")
+        if learns_prompts and self._no_text:
+            notes.append(
+                f"warning: packing: true learns the prompts of {self._no_text} of {rows}, too; packing: bfd learns "
+                "the answers alone, and train_on_prompt: true says that prompts are meant"
+            )
+        return notes
 
 
 def _or(value: bool | None, default: bool) -> bool:

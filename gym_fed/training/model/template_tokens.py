@@ -18,6 +18,7 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import end_and_marks, is_token, suggested_templates, use_chat_template
+from gym_fed.data.encoded_table import EncodedTable
 from gym_fed.data.encoding import require_chat_template
 
 _TOKEN_COLUMNS = (
@@ -126,6 +127,10 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
     """
     size = _num_embeddings(model)
     for rows in encoded:
+        if isinstance(rows, EncodedTable) and all(
+            rows.largest.get(column, -1) < size for column in _TOKEN_COLUMNS
+        ):
+            continue
         for number, row in enumerate(rows or (), start=1):
             columns = () if "prompt" in row else (row[key] for key in _TOKEN_COLUMNS if key in row)
             largest = max((max(ids, default=-1) for ids in columns), default=-1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from datetime import timedelta
@@ -25,6 +26,7 @@ from gym_fed.training.processes.ranks import is_main, world_size
 __all__ = [
     "agreed",
     "count",
+    "in_steps",
     "is_main",
     "on_main",
     "refuse_lost_process",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+_STEP_SECONDS = 5.0
 
 
 def start(settings: DistributedSettings, device: torch.device) -> None:
@@ -123,6 +126,25 @@ def on_main(work: Callable[[], T]) -> T:
         raise GymError(ErrorCode(code), message, hint)
     value: T = outcome["value"]
     return value
+
+
+def in_steps(work: Callable[[], Iterator[object]]) -> None:
+    """Exhaust an iterator in the main process only; no other process waits for longer than a few seconds at once,
+    so that long work is no timeout.
+
+    Raises:
+        GymError: The error of ``work``, in every process.
+    """
+    iterator: Iterator[object] | None = None
+
+    def advance() -> bool:
+        nonlocal iterator
+        iterator = work() if iterator is None else iterator
+        deadline = time.monotonic() + _STEP_SECONDS
+        return all(time.monotonic() < deadline for _ in iterator)
+
+    while not on_main(advance):
+        pass
 
 
 def agreed(wanted: Callable[[], bool] | None) -> Callable[[], bool]:

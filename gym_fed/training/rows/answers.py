@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
@@ -16,9 +17,9 @@ _CHUNK_ROWS = 1000
 
 
 def encode_answers(
-    tokenizer: Any, rows: Sequence[Row], answers: tuple[str, ...], *, reasoning: Reasoning = "learn"
-) -> list[dict[str, Any]]:
-    """Encode prompts and answers to token ids without truncation.
+    tokenizer: Any, rows: Iterable[Row], answers: tuple[str, ...], *, reasoning: Reasoning = "learn"
+) -> Iterator[dict[str, Any]]:
+    """Encode prompts and answers to token ids without truncation, a thousand rows at a time.
 
     Conversations are rendered by the chat template; plain texts get an end token. As in TRL, the answer starts at the
     first token in which prompt and prompt with answer differ; for a pair, at the earlier of both.
@@ -29,41 +30,50 @@ def encode_answers(
         answers: Columns with answers, such as ``("chosen", "rejected")``.
         reasoning: Treatment of ``reasoning_content`` of the answers: part of the answer, or dropped.
 
-    Returns:
+    Yields:
         ``{"prompt_ids", "chosen_ids", "rejected_ids"}`` per row: lists of ids.
 
     Raises:
         GymError: ``DATA_INVALID`` naming the row.
     """
-    encoded = []
-    for start in range(0, len(rows), _CHUNK_ROWS):
-        chunk = rows[start : start + _CHUNK_ROWS]
-        for number, row in enumerate(chunk, start + 1):
+    source, first = iter(rows), 1
+    while chunk := list(islice(source, _CHUNK_ROWS)):
+        for number, row in enumerate(chunk, first):
             _check_row(row, answers, number)
-        prompts = _tokenise(tokenizer, chunk, None, start + 1, reasoning)
-        columns = [_tokenise(tokenizer, chunk, key, start + 1, reasoning) for key in answers]
+        prompts = _tokenise(tokenizer, chunk, None, first, reasoning)
+        columns = [_tokenise(tokenizer, chunk, key, first, reasoning) for key in answers]
         for prompt, *wholes in zip(prompts, *columns, strict=True):
             length = min(_common_prefix(prompt, whole) for whole in wholes)
             parts = {f"{key}_ids": whole[length:] for key, whole in zip(answers, wholes, strict=True)}
-            encoded.append({"prompt_ids": prompt[:length], **parts})
-    return encoded
+            yield {"prompt_ids": prompt[:length], **parts}
+        first += len(chunk)
 
 
-def answer_lengths(encoded: list[dict[str, Any]]) -> list[int]:
+def answer_lengths(encoded: Iterable[dict[str, Any]]) -> list[int]:
     """Return the number of tokens of the prompt with the longer answer, for each row of ``encode_answers``."""
     return [len(row["prompt_ids"]) + max(map(len, answers_of(row))) for row in encoded]
 
 
-def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
-    """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
-
-    Rows whose prompt leaves no room are dropped. The result's ``counts`` count rows and tokens of answers; its rows
-    have a ``length``: that of the prompt with the longer answer.
+def cut_answers(encoded: Iterable[dict[str, Any]], max_length: int) -> EncodedRows:
+    """Return the rows of ``iter_cut`` with their ``counts``.
 
     Raises:
         GymError: ``DATA_INVALID`` if no row is left.
     """
-    counts, cut_rows = RowCounts(), []
+    counts = RowCounts()
+    cut_rows = EncodedRows(iter_cut(encoded, max_length, counts), counts)
+    require_some(cut_rows, counts, max_length)
+    return cut_rows
+
+
+def iter_cut(
+    encoded: Iterable[dict[str, Any]], max_length: int, counts: RowCounts
+) -> Iterator[dict[str, Any]]:
+    """Cut answers so that prompt and answer have at most ``max_length`` tokens; TRL's ``keep_start``.
+
+    Rows whose prompt leaves no room are dropped. ``counts`` counts rows and tokens of answers while iterating; the rows
+    have a ``length``: that of the prompt with the longer answer.
+    """
     for row in encoded:
         prompt, answers = len(row["prompt_ids"]), answers_of(row)
         room = max(0, max_length - prompt)
@@ -75,9 +85,7 @@ def cut_answers(encoded: list[dict[str, Any]], max_length: int) -> EncodedRows:
         )
         if room and any(answers):
             cut = {key: value[:room] if key in _answer_keys(row) else value for key, value in row.items()}
-            cut_rows.append({**cut, "length": prompt + max(map(len, answers_of(cut)))})
-    require_some(cut_rows, counts, max_length)
-    return EncodedRows(cut_rows, counts)
+            yield {**cut, "length": prompt + max(map(len, answers_of(cut)))}
 
 
 def require_some(kept: Sequence[Any], counts: RowCounts, max_length: int) -> None:

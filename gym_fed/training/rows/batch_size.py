@@ -12,7 +12,7 @@ import json
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,11 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.files import write_atomically
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
+from gym_fed.data.encoded_table import EncodedTable
 from gym_fed.doctor.checks.devices import available_memory_bytes
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import world_size
-from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.rows.tokenized import RunRows
 from gym_fed.training.run.job import Job
 from gym_fed.training.trl_glue import restore_after_run
 
@@ -118,7 +119,7 @@ def _trainer_builder(
 
 
 def find_batch_size(
-    config: TrainingConfig, model: Any, build: Callable[[TrainingConfig, list[Any]], Any], rows: list[Any]
+    config: TrainingConfig, model: Any, build: Callable[[TrainingConfig, list[Any]], Any], rows: Sequence[Any]
 ) -> TrainingConfig:
     """Return ``config`` with the largest batch that fits, and its gradient accumulation.
 
@@ -131,8 +132,8 @@ def find_batch_size(
     Raises:
         GymError: ``CONFIG_INVALID`` if a single row does not fit.
     """
-    longest = sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)
     rest = global_batch(config)
+    longest = _longest(rows, rest)
     candidates = [size for size in _doubling(rest) if rest % size == 0]
 
     def step(size: int) -> None:
@@ -155,6 +156,14 @@ def find_batch_size(
         remedy = "shorten max_length, turn gradient_checkpointing on, or raise memory_gib"
         raise GymError(ErrorCode.CONFIG_INVALID, reason, remedy)
     return config.model_copy(update={_SIZES[0]: size, _SIZES[1]: rest // size})
+
+
+def _longest(rows: Sequence[Any], count: int) -> list[Any]:
+    """Return the ``count`` longest rows, the longest first."""
+    if isinstance(rows, EncodedTable):
+        order = np.argsort(-rows.sizes(), kind="stable")[:count]
+        return [rows[index] for index in order.tolist()]
+    return sorted(rows, key=lambda row: len(json.dumps(row, default=repr)), reverse=True)[:count]
 
 
 def budget_bytes(config: TrainingConfig, on_cuda: bool) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, Literal
 
 from gym_fed.base.modeling.attention_state import ISOLATES_ROWS, carried_state
@@ -11,15 +13,18 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data.encoding import Encoded
 from gym_fed.training.model.architecture import known_architecture
 
+_PACKED_AT_ONCE = 1000
+"""Number of rows among which TRL's packing chooses, too."""
 
-def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
-    """Pack encoded rows by best-fit decreasing (Ding et al. 2024, section 3).
+
+def pack_best_fit(rows: Iterable[Encoded], max_length: int) -> Iterator[dict[str, Any]]:
+    """Pack encoded rows by best-fit decreasing (Ding et al. 2024, section 3), a thousand rows at a time.
 
     Args:
         rows: ``{"input_ids", "labels"}``, none longer than ``max_length``.
         max_length: Maximum tokens of a packed row.
 
-    Returns:
+    Yields:
         ``{"input_ids", "labels", "seq_lengths"}``. From ``seq_lengths`` TRL's collator makes positions that restart
         with each row, and transformers a block mask.
     """
@@ -28,9 +33,12 @@ def pack_best_fit(rows: list[Encoded], max_length: int) -> list[dict[str, Any]]:
 
     from gym_fed.training.trl_glue import quiet_datasets
 
-    columns = {key: [row[key] for row in rows] for key in ("input_ids", "labels")}
-    with quiet_datasets():
-        return [dict(row) for row in pack_dataset(Dataset.from_dict(columns), max_length, "bfd")]
+    source = iter(rows)
+    while chunk := list(islice(source, _PACKED_AT_ONCE)):
+        columns = {key: [row[key] for row in chunk] for key in ("input_ids", "labels")}
+        with quiet_datasets():
+            packed = pack_dataset(Dataset.from_dict(columns), max_length, "bfd")
+        yield from packed
 
 
 def check_packing(config: TrainingConfig) -> None:

@@ -1,24 +1,41 @@
-"""The rows of a run: read from its sources, split, converted for the algorithm, and encoded with their digest."""
+"""The rows of a run: read from its sources, split, converted for the algorithm, and encoded with their digest.
+
+Rows and ids of large files are in Arrow files that the first start writes and every process maps. Small sources are
+in memory, in the same form.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate, islice
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gym_fed.config.train.training import DataConfig, TrainingConfig
+from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.progress import Activity, spinner
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
+from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
+from gym_fed.data.arrow_rows import ArrowRows, SelectedRows, collect_rows
+from gym_fed.data.encoded_table import EncodedTable, collect_encoded, write_encoded
+from gym_fed.data.pipeline import DataPipeline
 from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.data.rows import PlacedDict, Row, as_kind, memory_rows, unread_keys
-from gym_fed.data.sources import named_rows, source_rows
+from gym_fed.data.rows import Row, RowKind, as_kind, iter_kind, memory_rows, unread_keys
+from gym_fed.data.source_store import convertible, fill_source, is_large, source_digest, stored_rows
+from gym_fed.data.sources import named_source
 from gym_fed.data.string_rows import as_turns, count_forms, with_system
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.vision.conversations import require_no_media
+from gym_fed.training.processes.group import in_steps, is_main, on_main
+from gym_fed.training.rows.tokenized import RunRows, TokenizedRows, encoding_facts
+from gym_fed.training.vision.conversations import without_media
 
 _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 """Keys that differ between rounds and change no token."""
@@ -26,24 +43,49 @@ _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 _PRINTS_THE_DATE = ("strftime_now", "datetime")
 """Functions by which a chat template prints the date, so that its tokens change from day to day."""
 
+_CHUNK_ROWS = 1000
 
-@dataclass(frozen=True)
-class RunRows:
-    """The rows of a run, encoded.
 
-    Attributes:
-        encoded: Encoded training rows.
-        eval_encoded: Encoded rows of ``eval_data``; None without any.
-        digests: Digests of both, as the run folder stores them.
-        counts: Counts of learned, cut and dropped training rows.
-        eval_counts: Counts of the rows of ``eval_data``.
+class LearnedRows(Sequence[Row]):
+    """Stored rows, each converted to the kind of an algorithm when it is read.
+
+    Args:
+        rows: The stored rows, of which each becomes one row.
+        kind: The kind.
     """
 
-    encoded: Any
-    eval_encoded: Any
-    digests: tuple[str, str | None]
-    counts: RowCounts
-    eval_counts: RowCounts | None
+    def __init__(self, rows: SelectedRows, kind: RowKind) -> None:
+        self._rows, self._kind = rows, kind
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return as_kind(self._rows[index], self._kind)
+        return as_kind([self._rows[index]], self._kind)[0]
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter_kind(self._rows, self._kind)
+
+    @property
+    def is_mapped(self) -> bool:
+        """True if the rows are in files that other processes can map."""
+        return self._rows.is_mapped
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rows and their kind, hexadecimal."""
+        return hashlib.sha256(f"{self._kind} {self._rows.digest}".encode()).hexdigest()
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Return ``[rows]``: bytes of each row's JSON before it is converted."""
+        return self._rows.sizes()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def rows_of_run(
@@ -51,7 +93,7 @@ def rows_of_run(
     dataset: Sequence[dict[str, Any]] | str | None,
     eval_dataset: Sequence[dict[str, Any]] | str | None,
     split_of: Callable[[int], float] | None = None,
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
+) -> tuple[Sequence[Row], Sequence[Row] | None]:
     """Return training and held-out rows of the kind that the algorithm learns from.
 
     Args:
@@ -62,22 +104,21 @@ def rows_of_run(
     """
     if dataset is None and not config.data and _has_encoded(config):
         return [], None
-    dataset, eval_dataset = (
-        named_rows(rows) if isinstance(rows, str) else rows for rows in (dataset, eval_dataset)
-    )
-    rows = rows_of(config) if dataset is None else list(memory_rows(dataset))
+    rows = rows_of(config) if dataset is None else _given_rows(config, dataset)
     split = config.eval_split
     if eval_dataset is None and not split and split_of is not None:
-        split = split_of(len(set(map(_content, rows))))
-    if eval_dataset is None and split:
-        rows, eval_dataset = split_rows(rows, split, seed=config.seed)
-    if eval_dataset is None and config.eval_data:
-        eval_dataset = rows_of(config, "eval_data")
-    eval_dataset = None if eval_dataset is None else list(memory_rows(eval_dataset))
-    for name, part in (("data", rows), ("eval_data", eval_dataset)):
+        split = split_of(len(np.unique(_contents(rows))))
+    held_out: Sequence[Row] | None = None
+    if eval_dataset is not None:
+        held_out = _given_rows(config, eval_dataset)
+    elif split:
+        rows, held_out = split_rows(rows, split, seed=config.seed)
+    elif config.eval_data:
+        held_out = rows_of(config, "eval_data")
+    for name, part in (("data", rows), ("eval_data", held_out)):
         if part is not None and not part:
             raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
-    held_out = None if eval_dataset is None else rows_to_learn(config, eval_dataset)
+    held_out = None if held_out is None else rows_to_learn(config, held_out)
     return rows_to_learn(config, rows), held_out
 
 
@@ -85,29 +126,89 @@ def encode_run(
     config: TrainingConfig,
     algorithm: Algorithm,
     tokenizer: Any,
-    data: list[dict[str, Any]],
-    eval_data: list[dict[str, Any]] | None,
+    data: Sequence[Row],
+    eval_data: Sequence[Row] | None,
 ) -> RunRows:
     """Encode the rows of ``rows_of_run``, or read encoded rows from ``tokenized_path`` if it has any."""
-    from gym_fed.training.processes.group import on_main
-    from gym_fed.training.rows.tokenized import TokenizedRows
-
-    forms = count_forms(tokenizer, data)
-    data = rows_to_encode(config, tokenizer, data)
-    eval_data = None if eval_data is None else rows_to_encode(config, tokenizer, eval_data)
     store = None if config.tokenized_path is None else TokenizedRows(config.tokenized_path)
-    if store is None or not on_main(store.is_filled):
-        rows = _encode(config, algorithm, tokenizer, data, eval_data)
-        if store is not None:
-            on_main(lambda: store.write(config, tokenizer, rows))
-    else:
-        digests = _digests_of(data, eval_data, tokenizer) if data else None
-        encoded, eval_encoded, index = store.read(config, tokenizer, digests)
-        counts, eval_counts = RowCounts(**index["counts"]), index["eval_counts"]
-        held_out = None if eval_counts is None else RowCounts(**eval_counts)
-        rows = RunRows(encoded, eval_encoded, tuple(index["digests"]), counts, held_out)
-    rows.counts.forms = rows.counts.forms or forms
+    if store is not None and on_main(store.is_filled):
+        return store.read(config, tokenizer, _digests_of(data, eval_data, tokenizer) if data else None)
+    public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
+    encoded, counts = encode_part(config, algorithm, tokenizer, data)
+    eval_encoded, eval_counts = (
+        (None, None) if eval_data is None else encode_part(public, algorithm, tokenizer, eval_data)
+    )
+    rows = RunRows(encoded, eval_encoded, _digests_of(data, eval_data, tokenizer), counts, eval_counts)
+    if store is not None:
+        on_main(lambda: store.write(config, tokenizer, rows))
     return rows
+
+
+def encode_part(
+    config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Sequence[Row]
+) -> tuple[Any, RowCounts]:
+    """Encode rows of ``rows_to_learn``, or read those that an earlier start has encoded.
+
+    Returns:
+        The encoded rows, in an ``EncodedTable`` if the algorithm encodes rows one by one; and their counts.
+    """
+    seen = RowCounts()
+    prepared = _prepared(config, algorithm, tokenizer, rows, seen)
+    each = algorithm.encode_each(config, tokenizer, prepared, seen)
+    encoded: Any
+    if each is None:
+        given = list(prepared)
+        encoded = algorithm.encode(config, tokenizer, given)
+        counts = counts_of(encoded, len(given))
+        counts.unread, counts.forms = seen.unread, seen.forms
+    else:
+        encoded = _store_each(config, algorithm, tokenizer, rows, each, seen)
+        counts = encoded.counts
+        if not encoded:
+            raise counts.nothing_learned(config.max_length)
+    if is_main():
+        for note in counts.notes:
+            console.err.print(note)
+    return encoded, counts
+
+
+def _store_each(
+    config: TrainingConfig,
+    algorithm: Algorithm,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    encoded: Iterable[dict[str, Any]],
+    counts: RowCounts,
+) -> EncodedTable:
+    """Store the rows of ``Algorithm.encode_each``; those of large sources in the cache, for every process."""
+    if not isinstance(rows, LearnedRows) or not rows.is_mapped or _prints_the_date(tokenizer):
+        return collect_encoded(encoded, counts)
+    facts = encoding_facts(config, tokenizer, without=("eval_split", "seed"))
+    section = algorithm.settings(config) if config.algorithm in config.chosen_sections() else None
+    recipe = [facts, rows.digest, None if section is None else section.model_dump(mode="json")]
+    cache, largest = ArrowCache(recipe_digest({"encoded": recipe})), dict[str, int]()
+    with spinner("encoding the rows" if is_main() else "waiting for the encoded rows") as activity:
+        if not on_main(cache.is_filled):
+            work = cache.fill(
+                lambda sink: write_encoded(encoded, sink, largest),
+                lambda: {"counts": counts.facts(), "largest": largest},
+            )
+            in_steps(lambda: _shown(activity, ((counts.rows, len(rows)) for _ in work)))
+    stored = cache.facts()
+    return EncodedTable(cache.path, RowCounts(**stored["counts"]), stored["largest"])
+
+
+def _prepared(
+    config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+) -> Iterator[Row]:
+    """Yield the rows as ``Algorithm.encode`` takes them; count their forms and unread keys."""
+    source = iter(rows if algorithm.reads_images else without_media(rows, algorithm=config.algorithm))
+    forms, unread = Counter(counts.forms), Counter(counts.unread)
+    while chunk := list(islice(source, _CHUNK_ROWS)):
+        forms.update(count_forms(tokenizer, chunk))
+        unread.update(unread_keys(chunk))
+        counts.forms, counts.unread = dict(forms), dict(unread)
+        yield from rows_to_encode(config, tokenizer, chunk)
 
 
 class LastEncoded:
@@ -123,12 +224,11 @@ class LastEncoded:
         config: TrainingConfig,
         algorithm: Algorithm,
         tokenizer: Any,
-        data: list[dict[str, Any]],
-        eval_data: list[dict[str, Any]] | None,
+        data: Sequence[Row],
+        eval_data: Sequence[Row] | None,
     ) -> RunRows:
         """Return ``run_rows.encode_run``, or its last result if rows, tokenizer and config are the same."""
-        template = str(getattr(tokenizer, "chat_template", None))
-        if not algorithm.keeps_encoded or any(word in template for word in _PRINTS_THE_DATE):
+        if not algorithm.keeps_encoded or _prints_the_date(tokenizer):
             return encode_run(config, algorithm, tokenizer, data, eval_data)
         key = (_digests_of(data, eval_data, tokenizer), config.model_dump(mode="json", exclude=_IRRELEVANT))
         if self._rows is None or key != self._key:
@@ -136,7 +236,7 @@ class LastEncoded:
         return self._rows
 
 
-def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> list[dict[str, Any]]:
+def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") -> SelectedRows:
     """Return the rows of ``config.data`` (or ``eval_data``), weighted, in the order of the sources.
 
     Rows with ``role: forget`` get the key ``forget``.
@@ -146,16 +246,28 @@ def rows_of(config: TrainingConfig, key: Literal["data", "eval_data"] = "data") 
     """
     sources: list[DataConfig] = getattr(config, key)
     refuse_first((not sources, f"{key}: no rows to train on", "list at least one path or tasks entry"))
-    return [row for index, source in enumerate(sources) for row in _weighted(source, config.seed + index)]
+    parts = []
+    for index, source in enumerate(sources):
+        store = _stored(config, source)
+        times, fraction = divmod(source.weight, 1.0)
+        drawn = random.Random(config.seed + index).sample(range(len(store)), round(fraction * len(store)))
+        chosen = [np.arange(len(store))] * int(times) + [np.array(drawn, np.int64)]
+        parts += [(store, indices, source.role == "forget") for indices in chosen]
+    return SelectedRows(parts)
 
 
-def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> list[Row]:
+def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> Sequence[Row]:
     """Convert rows to the kind of ``config.algorithm``.
 
     Raises:
         GymError: See ``as_kind``.
     """
-    return as_kind(rows, ALGORITHMS.type_of(config.algorithm).row_kind)
+    kind = ALGORITHMS.type_of(config.algorithm).row_kind
+    if not isinstance(rows, SelectedRows):
+        return as_kind(rows, kind)
+    if kind == "unpaired":  # a pair becomes two rows
+        return LearnedRows(SelectedRows.whole(collect_rows(iter_kind(rows, kind))), kind)
+    return LearnedRows(rows, kind)
 
 
 def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
@@ -172,45 +284,11 @@ def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) 
 
 def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> bool:
     """Return True if the run has evaluation data: ``eval_data``, or held-out rows that were encoded before."""
-    from gym_fed.training.rows.tokenized import TokenizedRows
-
     path = config.tokenized_path
     return bool(eval_data) or (path is not None and TokenizedRows(path).has_held_out())
 
 
-def _has_encoded(config: TrainingConfig) -> bool:
-    """Return True if ``tokenized_path`` holds rows."""
-    from gym_fed.training.rows.tokenized import TokenizedRows
-
-    return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
-
-
-def _encode(
-    config: TrainingConfig,
-    algorithm: Algorithm,
-    tokenizer: Any,
-    data: list[dict[str, Any]],
-    eval_data: list[dict[str, Any]] | None,
-) -> RunRows:
-    if not algorithm.reads_images:
-        require_no_media([*data, *(eval_data or ())], algorithm=config.algorithm)
-    encoded = algorithm.encode(config, tokenizer, data)
-    public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
-    eval_encoded = eval_data and algorithm.encode(public, tokenizer, eval_data)
-    digests = _digests_of(data, eval_data, tokenizer)
-    eval_counts = None if eval_data is None else _count_rows(eval_encoded, eval_data)
-    return RunRows(encoded, eval_encoded, digests, _count_rows(encoded, data), eval_counts)
-
-
-def _count_rows(encoded: Any, given: Sequence[Any]) -> RowCounts:
-    counts = counts_of(encoded, len(given))
-    counts.unread = dict(unread_keys(given))
-    return counts
-
-
-def split_rows(
-    rows: list[dict[str, Any]], size: float, *, seed: int
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence[Row], Sequence[Row]]:
     """Split rows into training and held-out rows, in order. Equal rows count as one and stay on one side.
 
     Args:
@@ -221,30 +299,63 @@ def split_rows(
     Raises:
         GymError: ``CONFIG_INVALID`` if one of the two would be empty.
     """
-    keys = list(map(_content, rows))
-    different = dict(zip(keys, rows, strict=True))
-    number = round(size * len(different)) if size < 1 else round(size)
-    reason = f"eval_split: {size:g} of {counted(len(different), 'different row')} would hold out {number}"
-    refuse_first((not 0 < number < len(different), reason, "leave at least one row on both sides"))
-    held = set(random.Random(seed).sample(list(different), number))
-    return (
-        [row for key, row in zip(keys, rows, strict=True) if key not in held],
-        [row for key, row in different.items() if key in held],
-    )
+    _, first, groups = np.unique(_contents(rows), return_index=True, return_inverse=True)
+    number = round(size * len(first)) if size < 1 else round(size)
+    reason = f"eval_split: {size:g} of {counted(len(first), 'different row')} would hold out {number}"
+    refuse_first((not 0 < number < len(first), reason, "leave at least one row on both sides"))
+    in_order = np.sort(first)
+    held = np.sort(in_order[random.Random(seed).sample(range(len(first)), number)])
+    learned = np.flatnonzero(~np.isin(first[groups], held))
+    if isinstance(rows, SelectedRows):
+        return rows.take(learned), rows.take(held)
+    return [rows[i] for i in learned.tolist()], [rows[i] for i in held.tolist()]
 
 
-def _content(row: dict[str, Any]) -> str:
-    return json.dumps(row, sort_keys=True, default=repr)
+def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
+    """Return the rows of a source; large ones are read by the main process, for every process."""
+    kind = ALGORITHMS.type_of(config.algorithm).row_kind
+    if not is_large(source):
+        return stored_rows(source, kind)
+    with spinner(f"reading {source.path}" if is_main() else f"waiting for {source.path}") as activity:
+        cache = ArrowCache(on_main(lambda: source_digest(source, kind)))
+        if not on_main(cache.is_filled):
+            counts = accumulate(fill_source(cache, source, kind))
+            in_steps(lambda: _shown(activity, ((count, 0) for count in counts)))
+        return ArrowRows(cache.path)
 
 
-def _weighted(source: DataConfig, seed: int) -> list[dict[str, Any]]:
-    rows = [row for _, row in source_rows(source)]
-    times, fraction = divmod(source.weight, 1.0)
-    extra = random.Random(seed).sample(rows, round(fraction * len(rows)))
-    weighted = rows * int(times) + extra
-    if source.role == "forget":
-        return [PlacedDict.like({**row, "forget": True}, row) for row in weighted]
-    return weighted
+def _shown(activity: Activity, progress: Iterable[tuple[int, int]]) -> Iterator[None]:
+    """Show the finished and the total number of rows after each item."""
+    for done, total in progress:
+        activity.report(done, total)
+        yield
+
+
+def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
+    """Return the rows that are passed to ``Trainer.train``; a name is opened, and a pipeline is run."""
+    if isinstance(dataset, str):
+        return SelectedRows.whole(_stored(config, named_source(dataset)))
+    if isinstance(dataset, DataPipeline):
+        kind = ALGORITHMS.type_of(config.algorithm).row_kind
+        return SelectedRows.whole(collect_rows(convertible(dataset, kind)))
+    return list(memory_rows(dataset))
+
+
+def _has_encoded(config: TrainingConfig) -> bool:
+    """Return True if ``tokenized_path`` holds rows."""
+    return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
+
+
+def _prints_the_date(tokenizer: Any) -> bool:
+    template = str(getattr(tokenizer, "chat_template", None))
+    return any(word in template for word in _PRINTS_THE_DATE)
+
+
+def _contents(rows: Sequence[Row]) -> NDArray[Any]:
+    """Return ``[rows]``: texts or bytes that are equal for equal rows."""
+    if isinstance(rows, SelectedRows):
+        return rows.content_digests()
+    return np.array([json.dumps(row, sort_keys=True, default=repr) for row in rows], object)
 
 
 def _digests_of(
@@ -262,7 +373,7 @@ def _digest_of(rows: Sequence[dict[str, Any]], tokenizer: Any) -> str:
     words = getattr(tokenizer, "tokenizer", tokenizer)  # of a processor
     digest = hashlib.sha256()
     encoder = [sorted(words.get_vocab().items()), getattr(tokenizer, "chat_template", None)]
-    for value in (encoder, *rows):
+    for value in (encoder, *([rows.digest] if isinstance(rows, LearnedRows) else rows)):
         digest.update(json.dumps(value, sort_keys=True, default=repr).encode())
         digest.update(b"\n")
     return digest.hexdigest()

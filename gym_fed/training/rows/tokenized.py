@@ -2,7 +2,7 @@
 
 ::
 
-    train.jsonl, eval.jsonl    an encoded row a line
+    train.arrow, eval.arrow    encoded rows, as an Arrow stream
     index.json                 written last: what made the rows, their counts, and the sha256 of each file
 """
 
@@ -10,20 +10,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from gym_fed.base.modeling.processors import is_processor, is_vision_model
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
-from gym_fed.core.files import fsync_folder, write_atomically
+from gym_fed.core.files import atomic_file, file_sha256, fsync_folder, write_atomically
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import plain
+from gym_fed.data.arrow_rows import ArrowRows, write_rows
 from gym_fed.data.encoded_cache import tokenizer_digest
-from gym_fed.data.row_counts import IGNORED
+from gym_fed.data.encoded_table import EncodedTable, is_encoded, largest_ids, write_encoded
+from gym_fed.data.row_counts import RowCounts
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Incremented with every change of the format or of how rows are encoded."""
 
 _KEYS = (
@@ -42,6 +46,25 @@ _KEYS = (
 _INDEX = "index.json"
 _IMAGES = "the model reads images or sound, which are prepared while training"
 _REMEDY = "set the keys that the rows were encoded with, or choose another tokenized_path"
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """The rows of a run, encoded.
+
+    Attributes:
+        encoded: Encoded training rows.
+        eval_encoded: Encoded rows of ``eval_data``; None without any.
+        digests: Digests of both, as the run folder stores them.
+        counts: Counts of learned, cut and dropped training rows.
+        eval_counts: Counts of the rows of ``eval_data``.
+    """
+
+    encoded: Any
+    eval_encoded: Any
+    digests: tuple[str, str | None]
+    counts: RowCounts
+    eval_counts: RowCounts | None
 
 
 class TokenizedRows:
@@ -81,10 +104,8 @@ class TokenizedRows:
             raise self._unusable(_INDEX, error) from error
         return dict(index)
 
-    def read(
-        self, config: TrainingConfig, tokenizer: Any, digests: tuple[str, str | None] | None
-    ) -> tuple[Any, Any, dict[str, Any]]:
-        """Return training rows, held-out rows (or None), and the index.
+    def read(self, config: TrainingConfig, tokenizer: Any, digests: tuple[str, str | None] | None) -> RunRows:
+        """Return the rows.
 
         Args:
             config: Config whose encoding keys equal those of the run that wrote the folder.
@@ -96,7 +117,7 @@ class TokenizedRows:
                 rows; ``STATE_CORRUPT`` if files were changed.
         """
         index = self.index()
-        now = _encoding_facts(config, tokenizer)
+        now = encoding_facts(config, tokenizer)
         for key in now:
             if (then := index["made_by"].get(key)) != now[key]:
                 reason = f"tokenized_path: {self._difference(key, then, now[key])}"
@@ -105,26 +126,30 @@ class TokenizedRows:
         remedy = f"delete {self.path}, or remove data and eval_data: the encoded rows are enough"
         others = digests is not None and list(digests) != index["digests"]
         refuse_first((others, reason, remedy), code=ErrorCode.DATA_INVALID)
-        size = len(tokenizer)
-        held_out = None if index["eval_counts"] is None else list(self._rows("eval.jsonl", index, size))
-        return list(self._rows("train.jsonl", index, size)), held_out, index
+        size, eval_counts = len(tokenizer), None
+        counts = RowCounts(**index["counts"])
+        encoded, eval_encoded = self._rows("train.arrow", index, size, counts), None
+        if index["eval_counts"] is not None:
+            eval_counts = RowCounts(**index["eval_counts"])
+            eval_encoded = self._rows("eval.arrow", index, size, eval_counts)
+        return RunRows(encoded, eval_encoded, tuple(index["digests"]), counts, eval_counts)
 
-    def write(self, config: TrainingConfig, tokenizer: Any, rows: Any) -> dict[str, Any]:
-        """Write the ``RunRows`` of a run; return the index.
+    def write(self, config: TrainingConfig, tokenizer: Any, rows: RunRows) -> dict[str, Any]:
+        """Write the rows of a run; return the index.
 
         Raises:
             GymError: ``FILE_EXISTS`` if the folder contains other files.
         """
         self.require_free()
         self.path.mkdir(parents=True, exist_ok=True)
-        files = {"train.jsonl": rows.encoded, "eval.jsonl": rows.eval_encoded}
+        files = {"train.arrow": rows.encoded, "eval.arrow": rows.eval_encoded}
         written = {name: self._write(name, part) for name, part in files.items() if part is not None}
         index = {
             "format": FORMAT_VERSION,
-            "made_by": _encoding_facts(config, tokenizer),
+            "made_by": encoding_facts(config, tokenizer),
             "digests": list(rows.digests),
-            "counts": rows.counts.as_dict(),
-            "eval_counts": None if rows.eval_counts is None else rows.eval_counts.as_dict(),
+            "counts": rows.counts.facts(),
+            "eval_counts": None if rows.eval_counts is None else rows.eval_counts.facts(),
             "files": written,
         }
         write_atomically(self.path / _INDEX, json.dumps(index, indent=1, sort_keys=True).encode())
@@ -133,28 +158,32 @@ class TokenizedRows:
 
     def require_free(self) -> None:
         """Refuse a folder that contains other files."""
-        own = {"train.jsonl", "eval.jsonl", _INDEX}
+        own = {"train.arrow", "eval.arrow", _INDEX}
         other_files = sorted(file.name for file in self.path.glob("*") if file.name not in own)
         if other_files:
             reason = f"tokenized_path: {self.path} is not empty ({other_files[0]}) and holds no encoded rows"
             raise GymError(ErrorCode.FILE_EXISTS, reason, "choose an empty or new folder")
 
     def _write(self, name: str, rows: Any) -> str:
-        data = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
-        write_atomically(self.path / name, data)
-        return hashlib.sha256(data).hexdigest()
+        with atomic_file(self.path / name) as sink:
+            is_table = isinstance(rows, EncodedTable)
+            for _ in write_encoded(rows, sink, {}) if is_table else write_rows(rows, sink):
+                pass
+        return file_sha256(self.path / name)
 
-    def _rows(self, name: str, index: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
+    def _rows(self, name: str, index: dict[str, Any], size: int, counts: RowCounts) -> Any:
         file = self.path / name
         try:
-            data = file.read_bytes()
-            if hashlib.sha256(data).hexdigest() != index["files"][name]:
+            if file_sha256(file) != index["files"][name]:
                 raise ValueError("its bytes have changed")
-            for number, line in enumerate(data.splitlines(), 1):
-                row = json.loads(line)
-                _require_tokens(row, size, number)
-                yield row
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if not is_encoded(file):
+                return list(ArrowRows(file))
+            table = EncodedTable(file, counts, largest_ids(file))
+            beyond = next((key for key, largest in table.largest.items() if largest >= size), None)
+            if beyond is not None:
+                raise ValueError(f"{beyond} holds what is no token of the model")
+            return table
+        except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise self._unusable(name, error) from error
 
     def _unusable(self, name: str, error: Exception) -> GymError:
@@ -183,27 +212,17 @@ def check_tokenized(config: TrainingConfig) -> None:
     )
 
 
-def _encoding_facts(config: TrainingConfig, tokenizer: Any) -> dict[str, Any]:
-    """Return all settings that determine how rows are encoded, as JSON."""
+def encoding_facts(
+    config: TrainingConfig, tokenizer: Any, *, without: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Return all settings that determine how rows are encoded, as JSON, except those of the keys ``without``."""
     if is_processor(tokenizer):
         raise GymError(ErrorCode.CONFIG_INVALID, f"tokenized_path: {_IMAGES}", "remove the key")
     values = config.model_dump(mode="json")
     template = tokenizer.chat_template or ""
     return {
-        **{key: values[key] for key in _KEYS},
+        **{key: values[key] for key in _KEYS if key not in without},
         "privacy": config.privacy is not None,  # keeps rows without a label
         "chat_template": hashlib.sha256(template.encode()).hexdigest(),
         "tokenizer": tokenizer_digest(tokenizer),
     }
-
-
-def _require_tokens(row: dict[str, Any], size: int, number: int) -> None:
-    """Refuse a row with an id outside the tokenizer's vocabulary."""
-    if not isinstance(row, dict):
-        raise ValueError(f"line {number}: is no mapping")
-    if {"labels", "input_ids"} <= row.keys() and len(row["labels"]) != len(row["input_ids"]):
-        raise ValueError(f"line {number}: has another number of labels than of input_ids")
-    for key, ids in row.items():
-        holds_tokens = key == "labels" or (key.endswith("ids") and key != "position_ids")
-        if holds_tokens and not all(type(i) is int and (0 <= i < size or i == IGNORED) for i in ids):
-            raise ValueError(f"line {number}: {key} holds what is no token of the model")

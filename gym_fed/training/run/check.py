@@ -304,7 +304,7 @@ def begin_check(
     algorithm: Algorithm,
     model: Any,
     tokenizer: Any,
-    given: tuple[list[dict[str, Any]], list[dict[str, Any]] | None],
+    given: tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]] | None],
     encoded: Sequence[dict[str, Any]] | None,
     folder: Path,
     *,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import OPTIMIZERS
+from gym_fed.data.encoded_table import EncodedTable
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
@@ -34,8 +35,8 @@ class Job:
     config: TrainingConfig
     model: Any
     tokenizer: Any
-    encoded: list[dict[str, Any]]
-    eval_encoded: list[dict[str, Any]] | None
+    encoded: Sequence[dict[str, Any]]
+    eval_encoded: Sequence[dict[str, Any]] | None
     checkpoints: Path
     callbacks: list[Any]
     graders: Sequence[Grader] = field(default=())
@@ -54,8 +55,10 @@ class Job:
         }
 
 
-def as_dataset(encoded: list[dict[str, Any]]) -> Any:
-    """Return encoded rows as a ``datasets.Dataset`` in memory; keys that a row lacks become None."""
+def as_dataset(encoded: Sequence[dict[str, Any]]) -> Any:
+    """Return encoded rows as a ``datasets.Dataset``; keys that a row lacks become None."""
+    if isinstance(encoded, EncodedTable):
+        return encoded.dataset
     from datasets import Dataset
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))

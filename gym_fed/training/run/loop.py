@@ -15,7 +15,7 @@ from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.saving import save_final
 from gym_fed.training.processes import group as processes
 from gym_fed.training.processes.peers import stop_watching
-from gym_fed.training.rows.run_rows import RunRows
+from gym_fed.training.rows.tokenized import RunRows
 from gym_fed.training.run.check import LearningCheck
 from gym_fed.training.run.early_stopping import EarlyStop
 from gym_fed.training.run.folder import RunFolder

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,32 +74,41 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
 
 
 def require_no_media(
-    rows: Sequence[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
+    rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
 ) -> None:
-    """Refuse rows with media that the model, or the given ``algorithm``, would ignore.
+    """Refuse rows with media that the model, or the given ``algorithm``, would ignore; see ``without_media``."""
+    for _ in without_media(rows, reads, algorithm):
+        pass
+
+
+def without_media(
+    rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
+) -> Iterator[Row]:
+    """Yield the rows; at the first one with media that would be ignored, count the others and refuse them.
 
     Args:
         rows: The rows.
         reads: The columns of media that are read.
         algorithm: The algorithm, if it is the reason.
     """
-    columns = MEDIA.keys() - reads
-    found = Counter(column for row in rows for column in columns if row.get(column))
-    if not found:
+    columns = [column for column in MEDIA if column not in reads]
+    numbered = enumerate(rows, start=1)
+    for number, row in numbered:
+        if found := Counter(column for column in columns if row.get(column)):
+            place, first = place_of(row, number), next(iter(found))
+            break
+        yield row
+    else:
         return
-    place, column = next(
-        (place_of(row, number), column)
-        for number, row in enumerate(rows, start=1)
-        for column in MEDIA
-        if column in columns and row.get(column)
-    )
+    for number, row in numbered:  # noqa: B007 - the last number is the number of rows
+        found.update(column for column in columns if row.get(column))
     many = ", ".join(f"{count} with {name}" for name, count in sorted(found.items()))
-    more = f"; of {counted(len(rows), 'row')}: {many}" if found.total() > 1 else ""
+    more = f"; of {counted(number, 'row')}: {many}" if found.total() > 1 else ""
     reader = algorithm or "the model"
-    remedy = f"use {' or '.join(_readers())}" if algorithm else f"use a model that reads {column}"
+    remedy = f"use {' or '.join(_readers())}" if algorithm else f"use a model that reads {first}"
     raise GymError(
         ErrorCode.DATA_INVALID,
-        f"{place} has {column}, and {reader} reads only {' and '.join(['text', *sorted(reads)])}{more}",
+        f"{place} has {first}, and {reader} reads only {' and '.join(['text', *sorted(reads)])}{more}",
         f"{remedy}, or drop such rows",
     )
 

@@ -116,12 +116,11 @@ def test_what_cannot_be_is_refused(values: dict[str, Any], words: str) -> None:
     ],
 )
 def test_packing_that_learns_prompts_which_nobody_asked_for_is_said(
-    changes: dict[str, Any], said: bool, capsys: pytest.CaptureFixture[str]
+    changes: dict[str, Any], said: bool
 ) -> None:
     turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
     settings = TrainingConfig(**{"packing": True, **changes})
-    ALGORITHMS.new("sft").encode(
-        settings, load_tokenizer("gym-nano"), [{"messages": turns}, {"text": "a b c"}]
-    )
-    found = "packing: true learns the prompts of 1 of 2 rows" in " ".join(capsys.readouterr().err.split())
+    rows: list[Any] = [{"messages": turns}, {"text": "a b c"}]
+    encoded: Any = ALGORITHMS.new("sft").encode(settings, load_tokenizer("gym-nano"), rows)
+    found = any("packing: true learns the prompts of 1 of 2 rows" in note for note in encoded.counts.notes)
     assert found is said

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -132,14 +132,12 @@ def test_sources_that_have_changed_since_are_refused(tmp_path: Path, rows: Path)
 
 def test_changed_bytes_and_ids_that_no_token_has_are_refused(tmp_path: Path, rows: Path) -> None:
     preprocess(config(tmp_path, rows))
-    file = tmp_path / "tokens/train.jsonl"
-    file.write_text(re.sub(r'"input_ids":\[\d+', '"input_ids":[999999', file.read_text(), count=1))
-    with pytest.raises(GymError, match=r"train\.jsonl cannot be used: its bytes have changed"):
+    rewrite(tmp_path, lambda row: {**row, "input_ids": [999999, *row["input_ids"][1:]]}, typed)
+    with pytest.raises(GymError, match="input_ids holds what is no token of the model"):
         Trainer(config(tmp_path, None)).train()
-    index = json.loads((tmp_path / "tokens/index.json").read_text())
-    index["files"]["train.jsonl"] = hashlib.sha256(file.read_bytes()).hexdigest()
-    (tmp_path / "tokens/index.json").write_text(json.dumps(index))
-    with pytest.raises(GymError, match="line 1: input_ids holds what is no token of the model"):
+    file = tmp_path / "tokens/train.arrow"
+    file.write_bytes(file.read_bytes().replace(b"\x3f\x42\x0f", b"\x3e\x42\x0f"))  # of 999999
+    with pytest.raises(GymError, match=r"train\.arrow cannot be used: its bytes have changed"):
         Trainer(config(tmp_path, None)).train()
 
 
@@ -156,30 +154,73 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_written(tmp_path: Pat
         Trainer(config(tmp_path, rows, preprocess_only=True)).train()
 
 
+def rewrite(tmp_path: Path, change: Any, write: Any = pa.RecordBatch.from_pylist) -> None:
+    """Change the first encoded row, and the digest in the index with it."""
+    file = tmp_path / "tokens/train.arrow"
+    with pa.ipc.open_stream(file.read_bytes()) as reader:
+        first, *others = reader.read_all().to_pylist()
+    batch = write([change(first), *others])
+    with pa.ipc.new_stream(str(file), batch.schema) as writer:
+        writer.write_batch(batch)
+    index = json.loads((tmp_path / "tokens/index.json").read_text())
+    index["files"]["train.arrow"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "tokens/index.json").write_text(json.dumps(index))
+
+
+def typed(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    ids = pa.list_(pa.int32())
+    return pa.RecordBatch.from_pylist(
+        rows, pa.schema([("input_ids", ids), ("labels", ids), ("length", pa.int64())])
+    )
+
+
 @pytest.mark.parametrize(
-    ("file", "change"),
+    "change",
     [
-        ("index.json", lambda index: {"format": index["format"]}),
-        ("index.json", lambda index: {**index, "made_by": []}),
-        ("index.json", lambda index: {**index, "files": None}),
-        ("train.jsonl", lambda row: [1, 2]),
-        ("train.jsonl", lambda row: {**row, "labels": row["labels"][1:]}),
-        ("train.jsonl", lambda row: {**row, "input_ids": 7}),
+        lambda index: {"format": index["format"]},
+        lambda index: {**index, "made_by": []},
+        lambda index: {**index, "files": None},
+    ],
+)
+def test_an_index_of_a_strange_form_is_refused(tmp_path: Path, rows: Path, change: Any) -> None:
+    preprocess(config(tmp_path, rows))
+    index = json.loads((tmp_path / "tokens/index.json").read_text())
+    (tmp_path / "tokens/index.json").write_text(json.dumps(change(index)))
+    with pytest.raises(GymError) as raised:
+        Trainer(config(tmp_path, None)).train()
+    assert raised.value.code is ErrorCode.STATE_CORRUPT
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda row: {**row, "labels": row["labels"][1:]}, "another number of labels"),
+        (lambda row: {**row, "input_ids": [-7, *row["input_ids"][1:]]}, "input_ids holds -7"),
+        (lambda row: {**row, "input_ids": None}, "input_ids has rows without a value"),
     ],
 )
 def test_encoded_rows_of_a_strange_form_are_refused(
-    tmp_path: Path, rows: Path, file: str, change: Any
+    tmp_path: Path, rows: Path, change: Any, problem: str
 ) -> None:
     preprocess(config(tmp_path, rows))
+    rewrite(tmp_path, change, typed)
+    with pytest.raises(GymError, match=problem) as raised:
+        Trainer(config(tmp_path, None)).train()
+    assert raised.value.code is ErrorCode.STATE_CORRUPT
+
+
+def test_columns_that_no_algorithm_writes_and_files_that_are_no_arrow_are_refused(
+    tmp_path: Path, rows: Path
+) -> None:
+    preprocess(config(tmp_path, rows))
+    rewrite(tmp_path, lambda row: row)  # int64, as nothing here writes
+    with pytest.raises(GymError, match="columns that no algorithm writes"):
+        Trainer(config(tmp_path, None)).train()
+    file = tmp_path / "tokens/train.arrow"
+    file.write_bytes(b"[1, 2]")
     index = json.loads((tmp_path / "tokens/index.json").read_text())
-    if file == "index.json":
-        index = change(index)
-    else:
-        lines = (tmp_path / "tokens" / file).read_text().splitlines()
-        data = "\n".join([json.dumps(change(json.loads(lines[0]))), *lines[1:]]).encode()
-        (tmp_path / "tokens" / file).write_bytes(data)
-        index["files"][file] = hashlib.sha256(data).hexdigest()
+    index["files"]["train.arrow"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (tmp_path / "tokens/index.json").write_text(json.dumps(index))
-    with pytest.raises(GymError) as raised:
+    with pytest.raises(GymError, match=r"train\.arrow cannot be used") as raised:
         Trainer(config(tmp_path, None)).train()
     assert raised.value.code is ErrorCode.STATE_CORRUPT

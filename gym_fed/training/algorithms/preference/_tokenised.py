@@ -5,19 +5,27 @@ TRL's ORPO and CPO trainers are experimental; any release of TRL may change them
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, Literal
 
+from gym_fed.base.modeling.processors import is_processor
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first, refuse_set
-from gym_fed.data.row_counts import EncodedRows
+from gym_fed.data.row_counts import EncodedRows, RowCounts
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
-from gym_fed.training.rows.answers import answer_lengths, answers_of, cut_answers, encode_answers
+from gym_fed.training.rows.answers import (
+    answer_lengths,
+    answers_of,
+    encode_answers,
+    iter_cut,
+    require_some,
+)
 from gym_fed.training.rows.global_batch import GlobalBatch
 from gym_fed.training.run.job import Job
+from gym_fed.training.vision.conversations import without_media
 
 _Trainer: Any = object  # what the mix-ins are placed before
 
@@ -40,8 +48,22 @@ class Pairs(Algorithm):
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         """Encode prompts and answers; see ``cut_answers`` for rows longer than ``max_length``."""
-        encoded = encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning)
-        return cut_answers(encoded, config.max_length)
+        counts = RowCounts()
+        encoded = EncodedRows(self._encode_each(config, tokenizer, rows, counts), counts)
+        require_some(encoded, counts, config.max_length)
+        return encoded
+
+    def encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]] | None:
+        return None if is_processor(tokenizer) else self._encode_each(config, tokenizer, rows, counts)
+
+    def _encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]]:
+        texts = without_media(rows)
+        encoded = encode_answers(tokenizer, texts, ("chosen", "rejected"), reasoning=config.reasoning)
+        return iter_cut(encoded, config.max_length, counts)
 
 
 def check_preference(config: TrainingConfig) -> None:
@@ -213,10 +235,11 @@ class WholePairs(Pairs):
     def logits(cls, config: TrainingConfig) -> Literal["tiled", "whole", "none"]:
         return "whole"
 
-    def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
+    def _encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]]:
         """Encode whole sequences with masks and labels."""
-        pairs = super().encode(config, tokenizer, rows)
-        return EncodedRows(map(_whole, pairs), pairs.counts)
+        return map(_whole, super()._encode_each(config, tokenizer, rows, counts))
 
 
 def _whole(row: dict[str, Any]) -> dict[str, Any]:

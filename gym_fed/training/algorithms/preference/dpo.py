@@ -20,7 +20,6 @@ from gym_fed.data.row_counts import EncodedRows
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.preference._tokenised import Pairs, build_on_ids, precompute
 from gym_fed.training.run.job import Job
-from gym_fed.training.vision.conversations import require_no_media
 
 
 class Dpo(Pairs):
@@ -38,7 +37,6 @@ class Dpo(Pairs):
 
     def encode(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> EncodedRows:
         if not is_processor(tokenizer):
-            require_no_media(rows)
             return super().encode(config, tokenizer, rows)
         from gym_fed.training.vision.pairs import encode_media_pairs
 

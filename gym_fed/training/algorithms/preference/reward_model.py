@@ -9,6 +9,7 @@ the trainer's loss with the formula.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from gym_fed.config.train.training import TrainingConfig
@@ -60,16 +61,21 @@ class RewardModel(Algorithm):
 
         A truncated answer cannot be scored. ``length`` is that of the longer conversation.
         """
-        encoded, counts = [], RowCounts()
+        counts = RowCounts()
+        encoded = EncodedRows(self.encode_each(config, tokenizer, rows, counts), counts)
+        require_some(encoded, counts, config.max_length)
+        return encoded
+
+    def encode_each(
+        self, config: TrainingConfig, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
+    ) -> Iterator[dict[str, Any]]:
         for row in encode_answers(tokenizer, rows, ("chosen", "rejected"), reasoning=config.reasoning):
             whole = {key: row["prompt_ids"] + row[key] for key in ("chosen_ids", "rejected_ids")}
             length = max(map(len, whole.values()))
             fits, answers = length <= config.max_length, len(row["chosen_ids"]) + len(row["rejected_ids"])
             counts.count(length, cut=not fits, tokens=answers * fits, tokens_cut=answers * (not fits))
             if fits:
-                encoded.append({**whole, "length": length})
-        require_some(encoded, counts, config.max_length)
-        return EncodedRows(encoded, counts)
+                yield {**whole, "length": length}
 
     def adapt(self, model: Any, tokenizer: Any, config: TrainingConfig) -> Any:
         """Return the same body (not a copy) with a one-output head, initialised from ``seed``.
