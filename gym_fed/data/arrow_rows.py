@@ -211,12 +211,13 @@ class SelectedRows(Sequence[Row]):
             parts.append(np.ascontiguousarray(marked).view("V17").reshape(-1))
         return np.concatenate(parts)
 
-    def take(self, chosen: NDArray[np.int64]) -> SelectedRows:
+    def take(self, indices: Sequence[int] | NDArray[np.int64]) -> SelectedRows:
         """Return the rows at ascending indices."""
+        chosen = np.asarray(indices, np.int64)
         parts, start = [], 0
-        for (store, indices, forgotten), end in zip(self._parts, self._ends.tolist(), strict=True):
+        for (store, of_part, forgotten), end in zip(self._parts, self._ends.tolist(), strict=True):
             here = chosen[(chosen >= start) & (chosen < end)] - start
-            parts.append((store, indices[here], forgotten))
+            parts.append((store, of_part[here], forgotten))
             start = end
         return SelectedRows(parts)
 

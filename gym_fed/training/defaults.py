@@ -31,7 +31,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.plain_yaml import parse_value
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.training.processes.ranks import is_main, world_size
-from gym_fed.training.rows.run_rows import LearnedRows, rows_to_encode
+from gym_fed.training.rows.encode_part import LearnedRows, rows_to_encode
 from gym_fed.training.run.folder import RunFolder
 from gym_fed.training.run.reproducibility import RunWarning
 

@@ -40,7 +40,8 @@ def evaluate(config: TrainingConfig) -> tuple[dict[str, float], RowCounts]:
     """
     from transformers import PrinterCallback
 
-    from gym_fed.training.rows.run_rows import encode_part, rows_of, rows_to_learn
+    from gym_fed.training.rows.encode_part import encode_part
+    from gym_fed.training.rows.run_rows import rows_of, rows_to_learn
 
     check_config(config)
     algorithm, tuning = ALGORITHMS.new(config.algorithm), TUNING.new(config.finetuning)

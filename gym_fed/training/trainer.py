@@ -1,7 +1,6 @@
 """Train a model from a config and write its run folder.
 
-Algorithms are in ``algorithms/``; the loop itself is TRL's. A stopped or killed run resumes from its last checkpoint
-and ends with the same weights as an uninterrupted one.
+Algorithms are in ``algorithms/``; the loop is TRL's. A run that was stopped ends with the weights of one that was not.
 """
 
 from __future__ import annotations
@@ -273,7 +272,7 @@ class Trainer(ExpectedElsewhere):
             self._report_counts("eval_data", rows.eval_counts)
 
     def _report_counts(self, name: str, counts: RowCounts) -> None:
-        if self._on_rows is not None:
+        if self._on_rows is not None and counts.rows:  # a stream has none yet
             self._on_rows(name, counts)
         elif (problem := counts.warning(self.config.max_length)) is not None:
             warnings.warn(f"{name}: {problem}", RunWarning, stacklevel=2)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gym_fed.config.hub.sections import evaluation_names
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
+
+if TYPE_CHECKING:
+    from gym_fed.data.arrow_rows import SelectedRows
 
 ContaminatedRows = Literal["drop", "keep", "refuse"]
 
@@ -22,7 +26,7 @@ _EXAMPLE_ROWS = 600
 class Data:
     """Training rows with their source."""
 
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]
     description: str
     digest: str
     contamination: str = ""
@@ -66,24 +70,28 @@ def load_data(
     )
     if key not in _cache:
         from gym_fed.core.files import file_sha256
-        from gym_fed.data.reading import load_rows, parse_columns
+        from gym_fed.core.registries import FORMATS
+        from gym_fed.data.arrow_rows import SelectedRows
+        from gym_fed.data.reading import parse_columns
+        from gym_fed.data.source_store import stored_rows
 
-        rows = load_rows(file, format, columns=parse_columns(columns))
+        if format != "auto":
+            FORMATS.type_of(format)
+        source = DataConfig(path=file, format=format, columns=parse_columns(columns))
+        rows = SelectedRows.whole(stored_rows(source))
         _cache.clear()
         clean_rows, contamination = _judged(rows, contaminated_rows, str(file))
         _cache[key] = Data(clean_rows, str(file), file_sha256(file), contamination)
     return _cache[key]
 
 
-def _judged(
-    rows: list[dict[str, Any]], contaminated_rows: ContaminatedRows, name: str
-) -> tuple[list[dict[str, Any]], str]:
+def _judged(rows: SelectedRows, contaminated_rows: ContaminatedRows, name: str) -> tuple[SelectedRows, str]:
     """Return the rows to train on and a summary of the contaminated ones."""
     from gym_fed.data.rows import place_of
     from gym_fed.evaluation.contamination_check import ContaminationCheck, filters_here
 
     check = ContaminationCheck(filters_here())
-    clean = [row for number, row in enumerate(rows, 1) if check.find(place_of(row, number), row) is None]
+    clean = [i for i, row in enumerate(rows) if check.find(place_of(row, i + 1), row) is None]
     if len(clean) == len(rows):
         return rows, ""
     first = check.report.first[0]
@@ -94,7 +102,11 @@ def _judged(
             f"{name}: {summary}",
             "remove them (`gym data show FILE` lists them), or set contaminated_rows in policy.yaml",
         )
-    return (clean, f"{summary}; left out") if contaminated_rows == "drop" else (rows, f"{summary}; kept")
+    return (
+        (rows.take(clean), f"{summary}; left out")
+        if contaminated_rows == "drop"
+        else (rows, f"{summary}; kept")
+    )
 
 
 def _example() -> Data:

@@ -93,7 +93,7 @@ def _row_tokens(model: GlobalModel, recipe: TrainingRecipe, rows: Sequence[dict[
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.core.registries import ALGORITHMS
     from gym_fed.data.chat_templates.choice import use_chat_template
-    from gym_fed.training.rows.run_rows import rows_to_encode
+    from gym_fed.training.rows.encode_part import rows_to_encode
 
     config = round_training(recipe, 1, Path("run"), "cpu")
     algorithm = ALGORITHMS.new(config.algorithm)

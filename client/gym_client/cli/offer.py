@@ -329,10 +329,11 @@ def require_rows(data: Data, recipe: TrainingRecipe) -> None:
     Raises:
         GymError: ``DATA_INVALID`` with the row and the required kind.
     """
-    from gym_fed.data.rows import as_kind
+    from gym_fed.data.rows import iter_kind
 
     try:
-        as_kind(data.rows, ALGORITHMS.new(recipe.algorithm).row_kind)
+        for _ in iter_kind(data.rows, ALGORITHMS.type_of(recipe.algorithm).row_kind):
+            pass
     except GymError as error:
         raise GymError(error.code, f"{error.message} for {recipe.algorithm}", error.hint) from error
 
@@ -346,16 +347,14 @@ def learned(data: Data, recipe: TrainingRecipe, tokenizer: Any) -> RowCounts:
     """
     from gym_fed.base.models import quiet_loading
     from gym_fed.config.hub.round_training import round_training
-    from gym_fed.data.row_counts import counts_of
-    from gym_fed.data.rows import as_kind, unread_keys
+    from gym_fed.training.rows.encode_part import encode_part
+    from gym_fed.training.rows.run_rows import rows_to_learn
 
     require_rows(data, recipe)
-    algorithm = ALGORITHMS.new(recipe.algorithm)
-    rows = as_kind(data.rows, algorithm.row_kind)
+    config = round_training(recipe, 1, Path("unused"))
     with quiet_loading():  # transformers would warn about long rows, which are counted here
-        encoded = algorithm.encode(round_training(recipe, 1, Path("unused")), tokenizer, rows)
-    counts = counts_of(encoded, len(rows))
-    counts.unread = dict(unread_keys(data.rows))
+        rows = rows_to_learn(config, data.rows)
+        _, counts = encode_part(config, ALGORITHMS.new(recipe.algorithm), tokenizer, rows)
     if not counts.learned:  # private training skips no rows
         raise counts.nothing_learned(recipe.max_length)
     return counts

@@ -139,6 +139,13 @@ class DataSections(StrictModel):
     preprocess_only: bool = False
     """Encode the rows into ``tokenized_path`` and stop: no model is loaded, and nothing is trained."""
 
+    streaming: bool = False
+    """Read, shuffle and encode the rows of ``data`` while training, instead of storing them first: no copy on disk,
+    and the first step at once. Needs ``max_steps``; rows are shuffled among ``buffer_size`` neighbours."""
+
+    buffer_size: int = Field(default=16384, ge=1)
+    """With ``streaming``: number of rows that are in memory and shuffled together."""
+
     packing: bool | Literal["bfd"] | None = None
     """Join rows and cut them into rows of ``max_length``. Default: on for ``pretrain``, off for ``sft``. ``bfd`` (best
     fit, decreasing) packs unsplit rows into rows of ``max_length``; they do not attend to each other."""

@@ -146,18 +146,18 @@ _VIDEOS = "videos and sounds are prepared as the model's own processor says"
 
 
 NOT_NEEDED: dict[str, str] = {
-    # Preparation of rows: caches depend on the settings, and rows are encoded in one process.
-    "overwrite_cache": "rows are encoded afresh",
-    "preprocessing_batch_size": "rows are encoded afresh",
-    "preprocessing_num_workers": "rows are encoded in one process",
-    "data_shared_file_system": "rows are encoded in each process",
-    "dataloader_num_workers": "rows are in memory",
-    "dataloader_pin_memory": "rows are in memory",
-    "dataloader_prefetch_factor": "rows are in memory",
-    "dataloader_persistent_workers": "rows are in memory",
+    # Preparation of rows: caches depend on the settings, and the tokenizer uses every core.
+    "overwrite_cache": "encoded rows are named after everything they depend on",
+    "preprocessing_batch_size": "rows are encoded a thousand at a time",
+    "preprocessing_num_workers": "the tokenizer itself uses every core",
+    "data_shared_file_system": "the main process encodes rows for the others",
+    "dataloader_num_workers": "encoded rows are in memory or mapped",
+    "dataloader_pin_memory": "encoded rows are in memory or mapped",
+    "dataloader_prefetch_factor": "encoded rows are in memory or mapped",
+    "dataloader_persistent_workers": "encoded rows are in memory or mapped",
     "remove_unused_columns": "each algorithm keeps the columns it reads",
     "buffer_size": "rows are shuffled whole",
-    "streaming": "rows are read whole and shuffled whole",
+    "streaming": "rows are stored once, mapped, and shuffled whole",
     "ignore_pad_token_for_loss": "padding is never learnt from",
     # Loading of models.
     "use_fast_tokenizer": "the tokenizer of the model's folder is used",

@@ -29,7 +29,7 @@ NOT_NEEDED = {
     "trust_remote_code": "code that comes with a model is never run; its architecture must be one of transformers'",
     "sample_backend": "for sampling only",
     "max_new_tokens": "for sampling only",
-    "batching_workers": "rows are encoded in one process",
+    "batching_workers": "the tokenizer itself uses every core",
     "dp_size": "worked out from the processes that are started",
     "mp_shard_size": "worked out from the processes that are started",
     "cp_mode": "rows are not split over processes",
@@ -347,7 +347,7 @@ def _source(where: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[
     if (weight := settings.get("weight")) is not None:
         source["weight"] = weight
     if settings.get("streaming"):
-        remarks.append("rows are read whole and shuffled whole")
+        remarks.append("rows are stored once, mapped, and shuffled whole")
     return source, remarks
 
 

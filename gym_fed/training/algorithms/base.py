@@ -63,6 +63,9 @@ class Algorithm(ABC):
     orders_rows: ClassVar[bool] = False
     """True if the algorithm orders the rows itself, so that ``shuffle: false`` is refused."""
 
+    streams: ClassVar[bool] = False
+    """True if rows may be encoded while training (``streaming``)."""
+
     keeps_encoded: ClassVar[bool] = True
     """True if later runs may read its encoded rows (``tokenized_path``), which do not depend on a second model."""
 

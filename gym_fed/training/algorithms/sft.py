@@ -22,6 +22,7 @@ from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
+from gym_fed.training.rows.streamed import follow_stream
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import encode_media_rows, without_media
 
@@ -39,6 +40,7 @@ class Sft(Algorithm):
     """SFT by TRL's ``SFTTrainer`` on rows tokenised in memory, without TRL's cache or worker processes."""
 
     packs = True
+    streams = True
     per_example = True
     shards = True
     uses_model_loss = True
@@ -141,7 +143,7 @@ class Sft(Algorithm):
         return trainer
 
     def _create(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
-        return trainer(
+        built = trainer(
             model=job.model,
             args=arguments,
             processing_class=job.tokenizer,
@@ -149,6 +151,8 @@ class Sft(Algorithm):
             **job.datasets(),
             **more,
         )
+        follow_stream(built, job.encoded)
+        return built
 
     def packing(self, config: TrainingConfig) -> bool | Literal["bfd"]:
         default = self.packing_default and not self.assistant_only(config)

@@ -18,7 +18,7 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import end_and_marks, is_token, suggested_templates, use_chat_template
-from gym_fed.data.encoded_table import EncodedTable
+from gym_fed.data.encoded_table import TrainingRows
 from gym_fed.data.encoding import require_chat_template
 
 _TOKEN_COLUMNS = (
@@ -107,7 +107,7 @@ def fit_embeddings(model: Any, tokenizer: Any, config: TrainingConfig, known: in
         GymError: ``CONFIG_INVALID`` if the tuning method would not train them.
     """
     largest = _largest_id(tokenizer)
-    rows = _num_embeddings(model)
+    rows = num_embeddings(model)
     added = range(known, largest + 1)
     if config.chat_template_tokens == "add" and (added or largest >= rows):
         _require_trained_embeddings(config)
@@ -125,9 +125,9 @@ def require_embedded(model: Any, *encoded: Sequence[dict[str, Any]] | None) -> N
         model: The loaded model.
         encoded: Encoded training and held-out rows.
     """
-    size = _num_embeddings(model)
+    size = num_embeddings(model)
     for rows in encoded:
-        if isinstance(rows, EncodedTable) and all(
+        if isinstance(rows, TrainingRows) and all(
             rows.largest.get(column, -1) < size for column in _TOKEN_COLUMNS
         ):
             continue
@@ -143,7 +143,7 @@ def _grow(model: Any, known: int, size: int) -> None:
     """Set rows ``known`` to ``size`` of the embeddings and the output head to the mean of those before."""
     import torch
 
-    rows = _num_embeddings(model)
+    rows = num_embeddings(model)
     if size > rows:
         model.resize_token_embeddings(size, mean_resizing=False)
     with torch.no_grad():
@@ -155,7 +155,7 @@ def _grow(model: Any, known: int, size: int) -> None:
                 layer.bias[known:size] = layer.bias[:known].float().mean().to(layer.bias.dtype)
 
 
-def _num_embeddings(model: Any) -> int:
+def num_embeddings(model: Any) -> int:
     """Return the number of embedding rows; ZeRO-3 leaves an empty tensor, with the full shape in ``ds_shape``."""
     weight = model.get_input_embeddings().weight
     return int(getattr(weight, "ds_shape", weight.shape)[0])

@@ -9,83 +9,37 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate, islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gym_fed.config.train.training import DataConfig, TrainingConfig
-from gym_fed.core import console
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
-from gym_fed.core.progress import Activity, spinner
+from gym_fed.core.progress import spinner
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import counted
-from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
+from gym_fed.data.arrow_cache import ArrowCache
 from gym_fed.data.arrow_rows import ArrowRows, SelectedRows, collect_rows
-from gym_fed.data.encoded_table import EncodedTable, collect_encoded, write_encoded
 from gym_fed.data.pipeline import DataPipeline
-from gym_fed.data.row_counts import RowCounts, counts_of
-from gym_fed.data.rows import Row, RowKind, as_kind, iter_kind, memory_rows, unread_keys
+from gym_fed.data.row_counts import RowCounts
+from gym_fed.data.row_stream import RowStream
+from gym_fed.data.rows import Row, as_kind, iter_kind, memory_rows
 from gym_fed.data.source_store import convertible, fill_source, is_large, source_digest, stored_rows
 from gym_fed.data.sources import named_source
-from gym_fed.data.string_rows import as_turns, count_forms, with_system
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.processes.group import in_steps, is_main, on_main
-from gym_fed.training.rows.tokenized import RunRows, TokenizedRows, encoding_facts
-from gym_fed.training.vision.conversations import without_media
+from gym_fed.training.rows.encode_part import LearnedRows, encode_part, prepared_rows, prints_the_date, shown
+from gym_fed.training.rows.streamed import StreamedRows
+from gym_fed.training.rows.tokenized import RunRows, TokenizedRows
 
 _IRRELEVANT = {"output_dir", "seed", "learning_rate", "max_steps", "save_steps"}
 """Keys that differ between rounds and change no token."""
 
-_PRINTS_THE_DATE = ("strftime_now", "datetime")
-"""Functions by which a chat template prints the date, so that its tokens change from day to day."""
-
-_CHUNK_ROWS = 1000
-
-
-class LearnedRows(Sequence[Row]):
-    """Stored rows, each converted to the kind of an algorithm when it is read.
-
-    Args:
-        rows: The stored rows, of which each becomes one row.
-        kind: The kind.
-    """
-
-    def __init__(self, rows: SelectedRows, kind: RowKind) -> None:
-        self._rows, self._kind = rows, kind
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return as_kind(self._rows[index], self._kind)
-        return as_kind([self._rows[index]], self._kind)[0]
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter_kind(self._rows, self._kind)
-
-    @property
-    def is_mapped(self) -> bool:
-        """True if the rows are in files that other processes can map."""
-        return self._rows.is_mapped
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the rows and their kind, hexadecimal."""
-        return hashlib.sha256(f"{self._kind} {self._rows.digest}".encode()).hexdigest()
-
-    def sizes(self) -> NDArray[np.int64]:
-        """Return ``[rows]``: bytes of each row's JSON before it is converted."""
-        return self._rows.sizes()
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
+_SAMPLE_ROWS = 512
+"""Number of rows of a stream by which defaults are chosen."""
 
 
 def rows_of_run(
@@ -104,21 +58,22 @@ def rows_of_run(
     """
     if dataset is None and not config.data and _has_encoded(config):
         return [], None
+    if config.streaming and dataset is not None:
+        reason = "streaming: rows are passed to train()"
+        raise GymError(ErrorCode.USAGE, reason, "remove streaming, or name the rows in data of the config")
+    if config.streaming:
+        sample: Sequence[Row] = _stream(config).sample(_SAMPLE_ROWS)
+        return sample, _held_out(config, eval_dataset)
     rows = rows_of(config) if dataset is None else _given_rows(config, dataset)
     split = config.eval_split
     if eval_dataset is None and not split and split_of is not None:
         split = split_of(len(np.unique(_contents(rows))))
     held_out: Sequence[Row] | None = None
-    if eval_dataset is not None:
-        held_out = _given_rows(config, eval_dataset)
-    elif split:
+    if eval_dataset is None and split:
         rows, held_out = split_rows(rows, split, seed=config.seed)
-    elif config.eval_data:
-        held_out = rows_of(config, "eval_data")
-    for name, part in (("data", rows), ("eval_data", held_out)):
-        if part is not None and not part:
-            raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
-    held_out = None if held_out is None else rows_to_learn(config, held_out)
+        held_out = rows_to_learn(config, held_out)
+    _require_rows("data", rows)
+    held_out = held_out if held_out is not None else _held_out(config, eval_dataset)
     return rows_to_learn(config, rows), held_out
 
 
@@ -134,81 +89,19 @@ def encode_run(
     if store is not None and on_main(store.is_filled):
         return store.read(config, tokenizer, _digests_of(data, eval_data, tokenizer) if data else None)
     public = config.model_copy(update={"privacy": None})  # held-out rows are not protected
-    encoded, counts = encode_part(config, algorithm, tokenizer, data)
+    if config.streaming:
+        encoded, counts, digest = _streamed(config, algorithm, tokenizer)
+    else:
+        encoded, counts = encode_part(config, algorithm, tokenizer, data)
+        digest = _digest_of(data, tokenizer)
     eval_encoded, eval_counts = (
         (None, None) if eval_data is None else encode_part(public, algorithm, tokenizer, eval_data)
     )
-    rows = RunRows(encoded, eval_encoded, _digests_of(data, eval_data, tokenizer), counts, eval_counts)
+    digests = digest, None if eval_data is None else _digest_of(eval_data, tokenizer)
+    rows = RunRows(encoded, eval_encoded, digests, counts, eval_counts)
     if store is not None:
         on_main(lambda: store.write(config, tokenizer, rows))
     return rows
-
-
-def encode_part(
-    config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Sequence[Row]
-) -> tuple[Any, RowCounts]:
-    """Encode rows of ``rows_to_learn``, or read those that an earlier start has encoded.
-
-    Returns:
-        The encoded rows, in an ``EncodedTable`` if the algorithm encodes rows one by one; and their counts.
-    """
-    seen = RowCounts()
-    prepared = _prepared(config, algorithm, tokenizer, rows, seen)
-    each = algorithm.encode_each(config, tokenizer, prepared, seen)
-    encoded: Any
-    if each is None:
-        given = list(prepared)
-        encoded = algorithm.encode(config, tokenizer, given)
-        counts = counts_of(encoded, len(given))
-        counts.unread, counts.forms = seen.unread, seen.forms
-    else:
-        encoded = _store_each(config, algorithm, tokenizer, rows, each, seen)
-        counts = encoded.counts
-        if not encoded:
-            raise counts.nothing_learned(config.max_length)
-    if is_main():
-        for note in counts.notes:
-            console.err.print(note)
-    return encoded, counts
-
-
-def _store_each(
-    config: TrainingConfig,
-    algorithm: Algorithm,
-    tokenizer: Any,
-    rows: Sequence[Row],
-    encoded: Iterable[dict[str, Any]],
-    counts: RowCounts,
-) -> EncodedTable:
-    """Store the rows of ``Algorithm.encode_each``; those of large sources in the cache, for every process."""
-    if not isinstance(rows, LearnedRows) or not rows.is_mapped or _prints_the_date(tokenizer):
-        return collect_encoded(encoded, counts)
-    facts = encoding_facts(config, tokenizer, without=("eval_split", "seed"))
-    section = algorithm.settings(config) if config.algorithm in config.chosen_sections() else None
-    recipe = [facts, rows.digest, None if section is None else section.model_dump(mode="json")]
-    cache, largest = ArrowCache(recipe_digest({"encoded": recipe})), dict[str, int]()
-    with spinner("encoding the rows" if is_main() else "waiting for the encoded rows") as activity:
-        if not on_main(cache.is_filled):
-            work = cache.fill(
-                lambda sink: write_encoded(encoded, sink, largest),
-                lambda: {"counts": counts.facts(), "largest": largest},
-            )
-            in_steps(lambda: _shown(activity, ((counts.rows, len(rows)) for _ in work)))
-    stored = cache.facts()
-    return EncodedTable(cache.path, RowCounts(**stored["counts"]), stored["largest"])
-
-
-def _prepared(
-    config: TrainingConfig, algorithm: Algorithm, tokenizer: Any, rows: Iterable[Row], counts: RowCounts
-) -> Iterator[Row]:
-    """Yield the rows as ``Algorithm.encode`` takes them; count their forms and unread keys."""
-    source = iter(rows if algorithm.reads_images else without_media(rows, algorithm=config.algorithm))
-    forms, unread = Counter(counts.forms), Counter(counts.unread)
-    while chunk := list(islice(source, _CHUNK_ROWS)):
-        forms.update(count_forms(tokenizer, chunk))
-        unread.update(unread_keys(chunk))
-        counts.forms, counts.unread = dict(forms), dict(unread)
-        yield from rows_to_encode(config, tokenizer, chunk)
 
 
 class LastEncoded:
@@ -228,7 +121,7 @@ class LastEncoded:
         eval_data: Sequence[Row] | None,
     ) -> RunRows:
         """Return ``run_rows.encode_run``, or its last result if rows, tokenizer and config are the same."""
-        if not algorithm.keeps_encoded or _prints_the_date(tokenizer):
+        if not algorithm.keeps_encoded or prints_the_date(tokenizer):
             return encode_run(config, algorithm, tokenizer, data, eval_data)
         key = (_digests_of(data, eval_data, tokenizer), config.model_dump(mode="json", exclude=_IRRELEVANT))
         if self._rows is None or key != self._key:
@@ -270,18 +163,6 @@ def rows_to_learn(config: TrainingConfig, rows: Sequence[Row]) -> Sequence[Row]:
     return LearnedRows(rows, kind)
 
 
-def rows_to_encode(config: TrainingConfig, tokenizer: Any, rows: Sequence[Row]) -> list[Row]:
-    """Convert rows of ``rows_to_learn`` to the input of ``Algorithm.encode``.
-
-    Plain prompts become chat turns if the tokenizer has a chat template, and conversations without a system
-    message get ``default_system``.
-    """
-    turns = as_turns(tokenizer, rows)
-    if config.default_system is None:
-        return turns
-    return [with_system(row, config.default_system) for row in turns]
-
-
 def has_held_out(config: TrainingConfig, eval_data: Sequence[Any] | None) -> bool:
     """Return True if the run has evaluation data: ``eval_data``, or held-out rows that were encoded before."""
     path = config.tokenized_path
@@ -311,6 +192,45 @@ def split_rows(rows: Sequence[Row], size: float, *, seed: int) -> tuple[Sequence
     return [rows[i] for i in learned.tolist()], [rows[i] for i in held.tolist()]
 
 
+def _stream(config: TrainingConfig) -> RowStream:
+    """Return the stream of ``config.data``."""
+    refuse_first((not config.data, "data: no rows to train on", "list at least one path or tasks entry"))
+    return RowStream(
+        config.data,
+        ALGORITHMS.type_of(config.algorithm).row_kind,
+        seed=config.seed,
+        buffer_size=config.buffer_size,
+        shuffle=config.shuffle,
+    )
+
+
+def _streamed(
+    config: TrainingConfig, algorithm: Algorithm, tokenizer: Any
+) -> tuple[StreamedRows, RowCounts, str]:
+    """Return the rows of ``streaming``, their counts, which are still empty, and the digest of their files."""
+    stream = _stream(config)
+
+    def prepare(rows: list[Row], counts: RowCounts) -> Iterator[Row]:
+        return prepared_rows(config, algorithm, tokenizer, rows, counts)
+
+    rows = StreamedRows(config, algorithm, tokenizer, stream, prepare)
+    return rows, rows.counts, _digest_of([{"stream": stream.digest()}], tokenizer)
+
+
+def _held_out(config: TrainingConfig, eval_dataset: Any) -> Sequence[Row] | None:
+    """Return the held-out rows that are given or named; None without any."""
+    if eval_dataset is None and not config.eval_data:
+        return None
+    rows = rows_of(config, "eval_data") if eval_dataset is None else _given_rows(config, eval_dataset)
+    _require_rows("eval_data", rows)
+    return rows_to_learn(config, rows)
+
+
+def _require_rows(name: str, rows: Sequence[Row]) -> None:
+    if not rows:
+        raise GymError(ErrorCode.DATA_INVALID, f"{name}: there are no rows", "give at least one")
+
+
 def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
     """Return the rows of a source; large ones are read by the main process, for every process."""
     kind = ALGORITHMS.type_of(config.algorithm).row_kind
@@ -320,21 +240,16 @@ def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
         cache = ArrowCache(on_main(lambda: source_digest(source, kind)))
         if not on_main(cache.is_filled):
             counts = accumulate(fill_source(cache, source, kind))
-            in_steps(lambda: _shown(activity, ((count, 0) for count in counts)))
+            in_steps(lambda: shown(activity, ((count, 0) for count in counts)))
         return ArrowRows(cache.path)
-
-
-def _shown(activity: Activity, progress: Iterable[tuple[int, int]]) -> Iterator[None]:
-    """Show the finished and the total number of rows after each item."""
-    for done, total in progress:
-        activity.report(done, total)
-        yield
 
 
 def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
     """Return the rows that are passed to ``Trainer.train``; a name is opened, and a pipeline is run."""
     if isinstance(dataset, str):
         return SelectedRows.whole(_stored(config, named_source(dataset)))
+    if isinstance(dataset, ArrowRows | SelectedRows):
+        return dataset if isinstance(dataset, SelectedRows) else SelectedRows.whole(dataset)
     if isinstance(dataset, DataPipeline):
         kind = ALGORITHMS.type_of(config.algorithm).row_kind
         return SelectedRows.whole(collect_rows(convertible(dataset, kind)))
@@ -344,11 +259,6 @@ def _given_rows(config: TrainingConfig, dataset: Any) -> Sequence[Row]:
 def _has_encoded(config: TrainingConfig) -> bool:
     """Return True if ``tokenized_path`` holds rows."""
     return config.tokenized_path is not None and TokenizedRows(config.tokenized_path).is_filled()
-
-
-def _prints_the_date(tokenizer: Any) -> bool:
-    template = str(getattr(tokenizer, "chat_template", None))
-    return any(word in template for word in _PRINTS_THE_DATE)
 
 
 def _contents(rows: Sequence[Row]) -> NDArray[Any]:

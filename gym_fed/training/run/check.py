@@ -37,7 +37,7 @@ from gym_fed.evaluation.retention import (
     retention_scores,
 )
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.rows.run_rows import rows_to_encode
+from gym_fed.training.rows.encode_part import rows_to_encode
 from gym_fed.training.run.result import CheckResult, HeldOut
 from gym_fed.training.run.reward_warnings import reward_warnings
 

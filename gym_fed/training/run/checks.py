@@ -22,7 +22,8 @@ from gym_fed.data.string_rows import is_string_row
 from gym_fed.tracking.experiment import ready_tracker
 from gym_fed.training.features.base import active_features
 from gym_fed.training.model.template_tokens import template_tokenizer
-from gym_fed.training.rows.run_rows import rows_to_encode, rows_to_learn
+from gym_fed.training.rows.encode_part import rows_to_encode
+from gym_fed.training.rows.run_rows import rows_to_learn
 from gym_fed.training.vision.conversations import RowReader, check_vision_keys, require_conversations
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
     from gym_fed.training.processes.sharding import check_distributed
     from gym_fed.training.rows.batch_size import check_batch_size
     from gym_fed.training.rows.packing import check_packing
+    from gym_fed.training.rows.streamed import check_streaming
     from gym_fed.training.rows.tokenized import check_tokenized
     from gym_fed.training.run.spikes import check_spikes
 
@@ -74,6 +76,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         remedy="remove the key",
     )
     check_tokenized(config)
+    check_streaming(config)
     for name in config.tracking:
         ready_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config).values():

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import OPTIMIZERS
-from gym_fed.data.encoded_table import EncodedTable
+from gym_fed.data.encoded_table import TrainingRows
+from gym_fed.training.model.template_tokens import num_embeddings
 
 if TYPE_CHECKING:
     from gym_fed.evaluation.graders.base import Grader
@@ -50,15 +51,15 @@ class Job:
     def datasets(self) -> dict[str, Any]:
         """Return ``train_dataset`` and ``eval_dataset`` (or None) as ``datasets.Dataset``."""
         return {
-            "train_dataset": as_dataset(self.encoded),
-            "eval_dataset": None if self.eval_encoded is None else as_dataset(self.eval_encoded),
+            "train_dataset": as_dataset(self.encoded, self.model),
+            "eval_dataset": None if self.eval_encoded is None else as_dataset(self.eval_encoded, self.model),
         }
 
 
-def as_dataset(encoded: Sequence[dict[str, Any]]) -> Any:
+def as_dataset(encoded: Any, model: Any) -> Any:
     """Return encoded rows as a ``datasets.Dataset``; keys that a row lacks become None."""
-    if isinstance(encoded, EncodedTable):
-        return encoded.dataset
+    if isinstance(encoded, TrainingRows):
+        return encoded.as_dataset(num_embeddings(model))
     from datasets import Dataset
 
     keys = list(dict.fromkeys(key for row in encoded for key in row))
@@ -111,6 +112,7 @@ def common_arguments(config: TrainingConfig, checkpoints: Path, *, evaluate: boo
         "disable_tqdm": True,
         "dataloader_num_workers": 0,
         "dataloader_pin_memory": False,
+        "ignore_data_skip": config.streaming,  # a stream skips by itself
         **OPTIMIZERS.new(config.optimizer).arguments(config),
         **trainer_arguments(config),
         **feature_arguments(config),

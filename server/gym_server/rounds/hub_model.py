@@ -16,13 +16,14 @@ from gym_fed.base.models import LoadedModel, load_model, quiet_loading, resolve
 from gym_fed.config.hub.sections import GateConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.task import SoupReference, first_summed
+from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest, read_object
 from gym_fed.core.portable import give_back_memory
 from gym_fed.core.text import plain
 from gym_fed.data.generated import generate
-from gym_fed.data.reading import load_rows
 from gym_fed.data.rows import as_kind, representative
+from gym_fed.data.source_store import stored_rows
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.integer_sum import read_sum
@@ -338,7 +339,7 @@ def coordinator_rows(
         names = [part.strip().removeprefix("task:") for part in source.split(",")]
         share = max(1, max_examples // len(names))
         return [row for name in names for row in generate(name, share, seed=0, split=split)]
-    return representative(load_rows(folder / source, layout), max_examples)
+    return representative(stored_rows(DataConfig(path=folder / source, format=layout)), max_examples)
 
 
 def write_version(

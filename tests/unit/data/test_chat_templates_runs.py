@@ -22,7 +22,7 @@ from gym_fed.data.chat_templates.rendering import trl_templates
 from gym_fed.data.encoding import IGNORED, encode_one, encode_rows
 from gym_fed.data.rows import PlacedDict
 from gym_fed.training.rows.answers import encode_answers
-from gym_fed.training.rows.run_rows import rows_to_encode
+from gym_fed.training.rows.encode_part import rows_to_encode
 from gym_fed.training.trainer import Trainer
 from tests.support.conversations import CONVERSATIONS, answer, byte_tokenizer, system, user
 

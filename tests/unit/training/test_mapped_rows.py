@@ -16,7 +16,7 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
 from gym_fed.data.encoded_table import EncodedTable
 from gym_fed.data.reading import load_rows
-from gym_fed.training.rows import run_rows
+from gym_fed.training.rows import encode_part
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.trainer import Trainer
 
@@ -129,7 +129,7 @@ def test_a_second_start_neither_reads_nor_encodes(
     assert "learns the prompts" in said
     with monkeypatch.context() as patch:
         patch.setattr("gym_fed.data.source_store.source_rows", lambda *a: pytest.fail("read again"))
-        patch.setattr(run_rows, "rows_to_encode", lambda *a: pytest.fail("encoded again"))
+        patch.setattr(encode_part, "rows_to_encode", lambda *a: pytest.fail("encoded again"))
         again = encoded(settings)
         encoded(settings.model_copy(update={"learning_rate": 1.0, "output_dir": tmp_path / "b"}))
         with pytest.raises(pytest.fail.Exception, match="encoded again"):
