@@ -31,20 +31,23 @@ class Clock:
     def __init__(self) -> None:
         self.born = psutil.Process().create_time()
         self.ends: list[float] = []
+        self.cpu: list[float] = []
         self.losses: list[float] = []
         self.tokens: list[float] = []
 
     def step(self) -> None:
         self.ends.append(time.time() - self.born)
+        self.cpu.append(time.process_time())
 
     def report(self) -> dict[str, Any]:
-        """Tokens a second after the first two steps (steps a second where the trainer logs no tokens)."""
+        """Tokens a second and a CPU second after the first two steps (steps where the trainer logs no tokens)."""
         seconds = self.ends[-1] - self.ends[1]
         tokens = (
             self.tokens[-1] - self.tokens[1] if len(self.tokens) == len(self.ends) else len(self.ends) - 2
         )
         return {
             "tokens_per_second": tokens / seconds,
+            "tokens_per_cpu_second": tokens / (self.cpu[-1] - self.cpu[1]),
             "first_step": self.ends[0],
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             "losses": self.losses,

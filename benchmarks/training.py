@@ -3,9 +3,11 @@
     python benchmarks/training.py [--quick] [--json] [--plot FILE] [--only sft-full ...]
 
 Each side trains in processes of its own, in turn (ours, theirs, theirs, ours, ...), on one thread, from one folder with
-the same rows, sizes, optimiser and seed; medians are reported. The model has 10 million random weights (gym-nano, of
-one million, with --quick, where what a trainer does besides computing weighs most). Tokens a second count the steps
-after the first two; start-up is the time from the process's birth to the end of its first step, imports included.
+the same rows, sizes, optimiser and seed; medians are reported. What is compared is tokens for each second of CPU time
+of the process, with the least and the largest value; wall time is printed next to it. The model has 10 million random
+weights (gym-nano, of one million, with --quick, where what a trainer does besides computing weighs most). Tokens count
+the steps after the first two; start-up is the time from the process's birth to the end of its first step, imports
+included.
 Losses of both sides are compared, so that it is the same work (GRPO draws its answers; there they are not).
 """
 
@@ -15,14 +17,14 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _peer import Peer, in_turns, script
+from _peer import Peer, in_turns, script, spread
 from _report import Report, options
 
 TASKS = ("sft-full", "sft-lora", "dpo", "grpo")
 STEPS, QUICK_STEPS = 24, 12
 TURNS, QUICK_TURNS = 4, 2
 BIG = {"hidden_size": 320, "num_hidden_layers": 8, "intermediate_size": 960, "heads": 5}
-AIM_SPEED, AIM_START = 0.98, 1.0
+AIM_SPEED, AIM_START = 1.0, 1.0
 
 
 def main() -> None:
@@ -59,13 +61,19 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
             raise RuntimeError(f"{task}: the two sides do not do the same work: losses differ by {far}")
     speeds = [side.median("tokens_per_second") for side in sides]
     report.compare(f"{task}, tokens", *speeds, unit="/s", better="higher")
+    by_cpu = [side.values("tokens_per_cpu_second") for side in sides]
+    report.compare(f"{task}, tokens", *map(statistics.median, by_cpu), unit="/CPU s", better="higher")
+    pairs = list(zip(ours.results, theirs.results, strict=True))
+    ratios = [a / b for a, b in zip(*by_cpu, strict=True)]
+    print(
+        f"{task}, tokens a CPU second: ours {spread(by_cpu[0])}, theirs {spread(by_cpu[1])}, ratio {spread(ratios)}"
+    )
     report.compare(f"{task}, peak memory", *(side.median("peak_mb") for side in sides), unit="MB")
     report.compare(f"{task}, to the first step", *(side.median("first_step") for side in sides), unit="s")
     # Neighbouring runs share the machine's mood, so ratios are taken between them.
-    pairs = list(zip(ours.results, theirs.results, strict=True))
-    ratio = statistics.median(a["tokens_per_second"] / b["tokens_per_second"] for a, b in pairs)
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
-    report.aim(f"{task}: tokens a second of plain TRL", ratio, AIM_SPEED, better="higher")
+    ratio = statistics.median(ratios)
+    report.aim(f"{task}: tokens a CPU second of plain TRL", ratio, AIM_SPEED, better="higher")
     report.aim(f"{task}: seconds later at the first step", late, AIM_START)
 
 
