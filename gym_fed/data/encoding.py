@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -17,7 +19,15 @@ from gym_fed.data.row_counts import teaches as _teaches
 from gym_fed.data.rows import memory_rows, place_of
 from gym_fed.data.string_rows import as_turns
 
-__all__ = ["IGNORED", "Encoded", "encode_one", "encode_rows", "iter_encoded", "require_chat_template"]
+__all__ = [
+    "IGNORED",
+    "Encoded",
+    "encode_one",
+    "encode_rows",
+    "iter_encoded",
+    "require_chat_template",
+    "tokenizer_digest",
+]
 
 Encoded = dict[str, list[int]]
 _CHUNK_ROWS = 1000
@@ -329,3 +339,12 @@ def ended(tokenizer: Any, ids: list[int], text: str) -> list[int]:
     if end is None or ids[-1:] == [end] or text.rstrip().endswith(tokenizer.eos_token):
         return ids
     return [*ids, end]
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Return the digest of everything that affects encoding: vocabulary, merges, rules, special tokens, chat
+    template."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab(), sort_keys=True)
+    parts = [type(tokenizer).__name__, rules, tokenizer.chat_template or "", str(tokenizer.eos_token_id)]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

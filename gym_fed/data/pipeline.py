@@ -15,6 +15,7 @@ Rows are read lazily while iterating::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -24,8 +25,9 @@ from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.aliases import ExpectedElsewhere
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
-from gym_fed.data.encoded_cache import EncodedCache, tokenizer_digest
-from gym_fed.data.encoding import iter_encoded
+from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
+from gym_fed.data.encoded_table import read_batches, write_encoded
+from gym_fed.data.encoding import iter_encoded, tokenizer_digest
 from gym_fed.data.inputs import STOPPING, Input, Stopping, as_input, interleave
 from gym_fed.data.reading import PlacedRow
 from gym_fed.data.row_counts import RowCounts
@@ -242,15 +244,38 @@ class DataPipeline(ExpectedElsewhere):
             raise GymError(ErrorCode.USAGE, "encoded rows need sequence_length and a tokenizer")
         if self._cache is None:
             return self._encode()
-        cache = EncodedCache(self._cache, self._recipe())
-        if cache.is_filled():
-            self.counts = cache.counts()
-            return cache.read()
-        return cache.fill(self._encode(), self._recipe, self.counts)
+        cache = self._cached(self._cache)
+        if not cache.is_filled():
+            return self._encode_into(cache)
+        cache.require_intact()
+        self.counts = RowCounts(**cache.facts())
+        return (row for batch in read_batches(cache.path) for row in batch.to_pylist())
 
     def is_cached(self) -> bool:
         """Return True if ``encoded`` reads from the cache."""
-        return self._cache is not None and EncodedCache(self._cache, self._recipe()).is_filled()
+        return self._cache is not None and self._cached(self._cache).is_filled()
+
+    def _cached(self, folder: Path) -> ArrowCache:
+        return ArrowCache(recipe_digest(self._recipe()), folder)
+
+    def _encode_into(self, cache: ArrowCache) -> Iterator[Row]:
+        """Yield the encoded rows while they are written."""
+        chunk: list[Row] = []
+
+        def remembered() -> Iterator[Row]:
+            for row in self._encode():
+                chunk.append(row)
+                yield row
+
+        work = cache.fill(
+            lambda sink: write_encoded(remembered(), sink, {}),
+            lambda: self.counts.facts(),
+            lambda: recipe_digest(self._recipe()),
+        )
+        with closing(work):
+            for _ in work:
+                yield from chunk
+                chunk.clear()
 
     def _encode(self) -> Iterator[Row]:
         assert self.sequence_length is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gym_fed.config.train.data_source import DataConfig
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
 from gym_fed.data.arrow_rows import MAX_MEMORY_BYTES, ArrowRows, collect_rows, write_rows
 from gym_fed.data.files import find_files
@@ -38,11 +39,13 @@ def fill_source(cache: ArrowCache, source: DataConfig, kind: RowKind) -> Iterato
     """Write the rows of a source into its cache; yield the number of rows of each batch.
 
     Raises:
-        GymError: As ``source_rows`` and ``as_kind``.
+        GymError: As ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if a file changes meanwhile.
     """
-    return cache.fill(
-        lambda sink: write_rows(convertible((row for _, row in source_rows(source)), kind), sink), dict
-    )
+    rows = convertible((row for _, row in source_rows(source)), kind)
+    yield from cache.fill(lambda sink: write_rows(rows, sink), dict, lambda: source_digest(source, kind))
+    if not cache.is_filled():
+        reason = f"{source.path}: has changed while it was read"
+        raise GymError(ErrorCode.DATA_INVALID, reason, "start again when the file is complete")
 
 
 def stored_rows(source: DataConfig, kind: RowKind = "any") -> ArrowRows:

@@ -23,8 +23,8 @@ from gym_fed.core.files import atomic_file, file_sha256, fsync_folder, write_ato
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.core.text import plain
 from gym_fed.data.arrow_rows import ArrowRows, write_rows
-from gym_fed.data.encoded_cache import tokenizer_digest
 from gym_fed.data.encoded_table import EncodedTable, is_encoded, largest_ids, write_encoded
+from gym_fed.data.encoding import tokenizer_digest
 from gym_fed.data.row_counts import RowCounts
 
 FORMAT_VERSION = 3

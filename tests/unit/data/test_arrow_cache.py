@@ -8,6 +8,7 @@ from typing import IO
 
 import pytest
 
+from gym_fed.core.errors import GymError
 from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
 
 
@@ -54,6 +55,22 @@ def test_a_damaged_entry_is_written_again(cache: ArrowCache, harm: str) -> None:
     assert not cache.is_filled()
     list(cache.fill(written, dict))
     assert cache.is_filled()
+
+
+def test_a_source_that_changes_while_it_is_read_keeps_nothing(cache: ArrowCache) -> None:
+    assert list(cache.fill(written, dict, lambda: "another digest")) == [0, 1, 2]
+    assert not cache.is_filled()
+    assert list(cache.path.parent.iterdir()) == []
+    list(cache.fill(written, dict, lambda: cache.path.stem))
+    assert cache.is_filled()
+
+
+def test_changed_bytes_are_found_by_reading(cache: ArrowCache) -> None:
+    list(cache.fill(written, dict))
+    cache.require_intact()
+    cache.path.write_bytes(b"abd" * 3)
+    with pytest.raises(GymError, match="its bytes have changed"):
+        cache.require_intact()
 
 
 def test_other_recipes_have_other_names() -> None:

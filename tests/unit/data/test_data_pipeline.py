@@ -275,10 +275,10 @@ def test_a_torn_or_damaged_cache_is_never_read(tmp_path: Path, tokenizer: Any) -
     assert not pipeline().is_cached()
     assert list(tmp_path.iterdir()) == []
     list(pipeline())
-    (shard,) = tmp_path.glob("*/shard-*.safetensors")
-    data = bytearray(shard.read_bytes())
+    (file,) = tmp_path.glob("*.arrow")
+    data = bytearray(file.read_bytes())
     data[-20] ^= 1
-    shard.write_bytes(bytes(data))
+    file.write_bytes(bytes(data))
     with pytest.raises(GymError, match="its bytes have changed") as caught:
         list(pipeline())
     assert caught.value.code is ErrorCode.STATE_CORRUPT

@@ -16,6 +16,7 @@ from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
 from gym_fed.data.encoded_table import EncodedTable
 from gym_fed.data.reading import load_rows
+from gym_fed.data.sources import source_rows
 from gym_fed.training.rows import encode_part
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
 from gym_fed.training.trainer import Trainer
@@ -151,6 +152,22 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     after = encoded(settings)
     assert len(after.encoded) == len(before.encoded) - 1
     assert after.digests != before.digests
+
+
+@pytest.mark.usefixtures("every_file_is_large")
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, file = config(tmp_path, CHATS[:5]), tmp_path / "rows.jsonl"
+
+    def changing(source: Any) -> Any:
+        yield from source_rows(source)
+        file.write_text(file.read_text() + json.dumps(CHATS[9]) + "\n")
+
+    monkeypatch.setattr("gym_fed.data.source_store.source_rows", changing)
+    with pytest.raises(GymError, match=r"rows\.jsonl: has changed while it was read"):
+        rows_of_run(settings, None, None)
+    assert not any(found.is_file() for found in home.rglob("*"))
 
 
 @pytest.mark.usefixtures("every_file_is_large")
