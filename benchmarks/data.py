@@ -25,7 +25,7 @@ from typing import Any
 from _peer import ENVIRONMENT, script, spread
 from _report import SHARED, Report, options
 
-MEGABYTES, QUICK_MEGABYTES = 100, 3
+MEGABYTES, QUICK_MEGABYTES = 100, 10
 FEW_ROWS = 40
 NAMES = ("Lily", "Tom", "Anna", "Ben", "Mia", "Sam", "Zoe", "Max")
 SIDES = ("ours", "theirs")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.rows import PlacedDict, Row
 
-MAX_MEMORY_BYTES = 32 << 20
+MAX_MEMORY_BYTES = 8 << 20
 """Size up to which tables stay in memory, and data files are not cached."""
 
 _BATCH_ROWS = 1000
