@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 
@@ -13,7 +13,7 @@ from gym_fed.config.schema.proxy import ProxyNetwork, RootPath, WebOrigin
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
 from gym_fed.core.logs import LogFormat
-from gym_fed.core.registries import REASONING_PARSERS, TOOL_FORMATS
+from gym_fed.core.registries import ENGINES, REASONING_PARSERS, TOOL_FORMATS
 from gym_fed.core.text import parse_bytes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -30,6 +30,9 @@ Side = bool | Annotated[list[Category], Field(min_length=1)]
 
 class EngineConfig(StrictModel):
     """Settings of the engine: concurrent requests, memory, and computation of the variants' terms."""
+
+    kind: Annotated[str, MemberOf(ENGINES)] = "own"
+    """Engine that computes the answers: ``own``, or ``vllm`` behind the same API. ``engine: vllm`` sets only this."""
 
     max_concurrent: int = Field(default=32, ge=1)
     """Maximum number of requests that generate at the same time, each with its own KV cache."""
@@ -188,6 +191,41 @@ class FilterConfig(StrictModel):
         return bool(self.input or self.output)
 
 
+class VllmConfig(StrictModel):
+    """Settings of ``engine: vllm``."""
+
+    python: Path | None = None
+    """Interpreter of an environment with vLLM; by default that of `make vllm`."""
+
+    url: str | None = Field(default=None, pattern=r"^https?://")
+    """URL of a running vLLM with gym-fed's plug-in; by default gym-fed starts one, watches it and restarts it."""
+
+    api_key_file: LocalPath | None = None
+    """File with the API key of the vLLM at ``url``."""
+
+    variant_slots: int = Field(default=8, ge=1, le=256)
+    """Maximum number of variants in one step (``--max-loras``)."""
+
+    variants_in_memory: int = Field(default=64, ge=1)
+    """Number of variants that vLLM keeps loaded; the least recently used is unloaded (``--max-cpu-loras``)."""
+
+    max_lora_rank: Literal[8, 16, 32, 64, 128, 256] = 16
+    """Maximum rank of low-rank variants; each slot takes memory for it."""
+
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Number of GPUs that share every layer."""
+
+    start_seconds: float = Field(default=600.0, gt=0)
+    """Time limit for a start."""
+
+    args: list[str] = Field(default_factory=list, max_length=64)
+    """Further arguments of ``vllm serve``."""
+
+
+def _engine_of_kind(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
 class ServingConfig(ReadsOtherWords):
     """The config of `gym api` and `gym batch`."""
 
@@ -240,7 +278,8 @@ class ServingConfig(ReadsOtherWords):
     """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""
 
     sampling: SamplingConfig = SamplingConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: Annotated[EngineConfig, BeforeValidator(_engine_of_kind)] = EngineConfig()
+    vllm: VllmConfig = VllmConfig()
 
     host: str = "127.0.0.1"
     """Address to listen on, by default loopback; any other needs API keys."""
@@ -286,5 +325,13 @@ class ServingConfig(ReadsOtherWords):
         if self.api_keys is None and self.trusted_proxies:
             raise ValueError(
                 "trusted_proxies opens this server to others, but api_keys is not set: make one with `gym api keys add`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _validate_vllm(self) -> ServingConfig:
+        if self.engine.kind != "vllm" and "vllm" in self.model_fields_set and self.vllm != VllmConfig():
+            raise ValueError(
+                f"vllm is set, but engine.kind is {self.engine.kind}: set engine: vllm, or leave it out"
             )
         return self

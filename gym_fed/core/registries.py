@@ -169,6 +169,9 @@ REASONING_PARSERS: Kind[Any] = Kind(
 SCHEDULERS: Kind[Any] = Kind(
     "scheduler", "gym_fed.training.launch", "gym_fed.training.launch.base:Scheduler", "gym_fed.schedulers"
 )
+ENGINES: Kind[Any] = Kind(
+    "engine", "gym_fed.serving.engines", "gym_fed.serving.engines.base:EngineKind", "gym_fed.engines"
+)
 CHECKS: Kind[Any] = Kind("check", "gym_fed.doctor.checks", "gym_fed.doctor.check:Check", "gym_fed.checks")
 
 ALL: tuple[Registry[Any], ...] = (
@@ -192,5 +195,6 @@ ALL: tuple[Registry[Any], ...] = (
     TOOL_FORMATS,
     REASONING_PARSERS,
     SCHEDULERS,
+    ENGINES,
 )
 """All registries, for `gym docs members` and `gym doctor`."""

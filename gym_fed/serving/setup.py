@@ -14,23 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from gym_fed.base.models import MAX_ADAPTERS, model_name, pick_device, resolve
+from gym_fed.base.models import MAX_ADAPTERS, model_name, resolve
 from gym_fed.config.schema.base import first_problem
 from gym_fed.config.serving import EngineConfig, SamplingConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import read_object
-from gym_fed.core.text import counted
-from gym_fed.serving.base import load_base
+from gym_fed.core.registries import ENGINES
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
 from gym_fed.serving.openai.stored_answers import StoredAnswers
+from gym_fed.serving.pictures.reader import PictureReader
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.serving.engine.engine import Engine
+    from gym_fed.serving.engines.base import EngineDescription, EngineKind, ServingEngine
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
-    from gym_fed.serving.forward.packed_base import PackedBase
     from gym_fed.serving.http.usage_log import UsageLog
     from gym_fed.serving.store.store import VariantStore
 
@@ -48,24 +47,26 @@ class Serving:
         served_name: The base's name in the API.
         base: The identity of the base, with the digest of its float32 weights.
         tokenizer: The tokenizer of the base, with the template of the config.
-        served: The model.
+        served: The model; None: it is in another process.
         engine: The engine that generates the answers.
         store: The variants; None: only the base is served.
         service: OpenAI's API over the engine.
         usage_log: The log of each caller's tokens; None: there is none.
         content_filter: The filter of requests and answers; None if it is off.
+        description: What `gym api` prints about the engine.
     """
 
     config: ServingConfig
     served_name: str
     base: BaseSpec
     tokenizer: Any
-    served: MultiVariantModel
-    engine: Engine
+    served: MultiVariantModel | None
+    engine: ServingEngine
     store: VariantStore | None
     service: OpenAIService
     usage_log: UsageLog | None
     content_filter: ContentFilter | None
+    description: EngineDescription
     _closing: ExitStack
 
     def close(self) -> None:
@@ -83,64 +84,37 @@ def open_serving(config: ServingConfig) -> Serving:
     """Load the base, open its variants, and start the engine.
 
     Raises:
-        GymError: As ``load_model``, ``sampling_defaults``, ``use_chat_template``, ``VariantStore.open`` and
-            ``MultiVariantModel``; ``CONFIG_INVALID`` for a base whose name the API cannot use, without
-            ``served_name``, and for a ``kv_cache_size`` of less than two tokens.
+        GymError: As ``sampling_defaults`` and the engine's ``check`` and ``open``; ``CONFIG_INVALID`` for a base whose
+            name the API cannot use, without ``served_name``.
     """
-    import torch
-
-    from gym_fed.data.chat_templates.choice import read_chat_template, use_chat_template
-    from gym_fed.serving.engine.engine import Engine
-    from gym_fed.serving.forward.multi_variant import MultiVariantModel
-    from gym_fed.serving.pictures.reader import PictureReader
+    from gym_fed.data.chat_templates.choice import read_chat_template
 
     name = _served_name(config)
     if config.chat_template is not None:
         read_chat_template(config.chat_template)  # refused before the base is loaded
     content_filter = _content_filter(config)
     defaults = sampling_defaults(Path(resolve(config.base)), config.sampling)
-    device = pick_device(config.device)
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    model, own_tokenizer, base = load_base(
-        config.base, config.adapter, config.dtype, plain=device.type == "cpu"
-    )
-    model = model.to(device=device).requires_grad_(False).eval()
-    pictures = PictureReader.open(config.base, model)
-    if isinstance(pictures, PictureReader) and own_tokenizer.chat_template is None:
-        own_tokenizer.chat_template = pictures.chat_template
-    tokenizer = use_chat_template(own_tokenizer, config.chat_template)
+    kind: EngineKind = ENGINES.new(config.engine.kind)
+    kind.check(config)
     with ExitStack() as stack:
-        served = stack.enter_context(
-            MultiVariantModel(
-                model,
-                kernel=config.engine.kernel,
-                base_format=config.base_format,
-                kv_dtype=config.engine.kv_dtype,
-                packed_base=_packed_base(config, base),
-            )
-        )
-        if isinstance(pictures, PictureReader):
-            pictures = pictures.attach(served)
+        opened = kind.open(config, stack)
+        base, store, pictures = opened.base, opened.store, opened.pictures
         reads = pictures.kinds if isinstance(pictures, PictureReader) else frozenset()
-        _require_kv_cache(config.engine, served.bytes_per_token)
-        store = _open_store(config, base, served, stack)
-        engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
         usage_log = _usage_log(config, base, stack)
         service = OpenAIService(
-            engine,
+            opened.engine,
             Catalogue(name, store, base.digest, reads=reads),
-            tokenizer,
-            vocab_size=model.get_input_embeddings().weight.shape[0],
+            opened.tokenizer,
+            vocab_size=opened.vocab_size,
             fingerprint=f"fp_{base.digest[_FINGERPRINT]}",
             max_at_once=_max_at_once(config.engine),
-            context=engine.limits.context,
+            context=opened.engine.limits.context,
             on_use=None if usage_log is None else usage_log.write,
             content_filter=content_filter,
             tool_format=config.tool_format,
             reasoning_parser=config.reasoning_parser,
             stored=StoredAnswers(config.stored_answers) if config.stored_answers.bytes_per_key else None,
-            embedding_size=_embedding_size(model),
+            embedding_size=opened.embedding_size,
             pictures=pictures,
             sampling_defaults=defaults,
             vocabularies=engine.vocabularies,
@@ -149,22 +123,17 @@ def open_serving(config: ServingConfig) -> Serving:
             config,
             name,
             base,
-            tokenizer,
-            served,
-            engine,
+            opened.tokenizer,
+            opened.served,
+            opened.engine,
             store,
             service,
             usage_log,
             content_filter,
+            opened.description,
             stack.pop_all(),
         )
     raise AssertionError("unreachable: an ExitStack without callbacks swallows nothing")
-
-
-def _embedding_size(model: Any) -> int:
-    """Return the size of the last hidden states; a config may not name it (Blt)."""
-    size = getattr(model.config.get_text_config(), "hidden_size", None)
-    return int(size or model.get_input_embeddings().weight.shape[1])
 
 
 def _served_name(config: ServingConfig) -> str:
@@ -178,48 +147,9 @@ def _served_name(config: ServingConfig) -> str:
     return name
 
 
-def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
-    """Refuse a cache too small for the shortest prompt and answer, since it would refuse every request."""
-    if config.kv_cache_size < 2 * bytes_per_token:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"engine.kv_cache_size: {counted(config.kv_cache_size, 'byte')}; a token of this model takes "
-            f"{bytes_per_token:,}",
-            f"raise it to {bytes_per_token * 512:,} or more",
-        )
-
-
-def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
-    """Return the file of the base's packed layers, which later starts map; None if the format is not stored."""
-    from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
-
-    if config.base_format not in KEPT_FORMATS or not config.packed_size:
-        return None
-    return PackedBase(packed_home(), base.digest, config.dtype, config.base_format, config.packed_size)
-
-
 def _max_at_once(config: EngineConfig) -> int:
     """Return the maximum requests that one user can have queued on an otherwise idle server."""
     return config.max_concurrent + min(config.max_queued, config.max_queued_per_user)
-
-
-def _open_store(
-    config: ServingConfig, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
-) -> VariantStore | None:
-    if config.variants is None:
-        return None
-    from gym_fed.serving.store.store import VariantStore
-
-    return stack.enter_context(
-        VariantStore.open(
-            config.variants,
-            base=base,
-            layout=served.layout,
-            cache_bytes=config.cache_size,
-            require_signature=config.require_signature,
-            create=False,
-        )
-    )
 
 
 def _content_filter(config: ServingConfig) -> ContentFilter | None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.cli.api.keys import keys_app
 from gym_fed.cli.api.health import health
+from gym_fed.cli.api.keys import keys_app
 from gym_fed.cli.api.other_servers import NamesOurOptions
-from gym_fed.cli.completion import models
 from gym_fed.cli.api.settings import serving_config, with_own_variants
+from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
 from gym_fed.core.console import AsJsonLines, err, out
@@ -39,7 +39,6 @@ from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-
     from gym_fed.serving.setup import Serving
 
 
@@ -97,6 +96,12 @@ def serve(
             help="Let web pages of this origin call the API, such as https://chat.example.org; repeatable.",
         ),
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", metavar="KIND", help="Engine: own or vllm.", show_default="own, or that of the file"
+        ),
+    ] = None,
     set_: SetOption = None,
     chat_template: ChatTemplateOption = None,
     drain_seconds: Annotated[
@@ -124,6 +129,7 @@ def serve(
         "root_path": root_path,
         "trusted_proxies": trusted_proxy,
         "cors_origins": cors_origin,
+        "engine.kind": engine,
     }
     overrides = [
         f"{key}={json.dumps(value, default=str)}" for key, value in named.items() if value is not None
@@ -218,9 +224,10 @@ def _description(address: str, serving: Serving) -> dict[str, Any]:
         "url": f"{address}/v1",
         "model": serving.served_name,
         "base_digest": serving.base.digest,
-        "forward": serving.served.forward,
-        "base_format": serving.served.base_format,
-        "prefix_cache": serving.served.pool.paged and serving.config.engine.prefix_cache,
+        "engine": serving.config.engine.kind,
+        "forward": serving.description.forward,
+        "base_format": serving.description.base_format,
+        "prefix_cache": serving.description.prefix_cache,
         "sampling": serving.service.sampling_defaults,
         "reasoning_parser": serving.service.reasoning_parser,
         "variants": None if serving.store is None else serving.store.count(),
@@ -241,8 +248,8 @@ def _introduce(address: str, serving: Serving) -> None:
     model = names[-1] if len(names) <= _SHOWN_MODELS else names[1]
     key = YOUR_KEY if serving.config.api_keys is not None else NO_KEY
     out.print(f"serving {shown}\nat {address}/v1")
-    if serving.served.forward == "general":
-        out.print(serving.served.described, markup=False, highlight=False)
+    if serving.description.note:
+        out.print(serving.description.note, markup=False, highlight=False)
     if sampling := serving.service.sampling_defaults:
         settings = ", ".join(f"{name} {value:g}" for name, value in sampling.items())
         out.print(f"defaults of requests: {settings}")

@@ -209,9 +209,9 @@ def _config_rows(
     from gym_fed.data.rows import place_of, unread_keys
     from gym_fed.data.string_rows import count_forms
     from gym_fed.training.model.template_tokens import template_tokenizer
-    from gym_fed.training.vision.picture_check import PictureCheck
     from gym_fed.training.rows.encode_part import rows_to_encode
     from gym_fed.training.rows.run_rows import rows_of, rows_to_learn
+    from gym_fed.training.vision.picture_check import PictureCheck
 
     algorithm = ALGORITHMS.new(config.algorithm)
     given = config.model if config.model_init is None else config.model_init.tokenizer

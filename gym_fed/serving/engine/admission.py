@@ -15,7 +15,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from gym_quant.kernels.attention import BLOCK_TOKENS
 
@@ -40,6 +40,13 @@ that, no other request with a variant is admitted before it, which prevents star
 bypassed."""
 
 
+class KVAllocator(Protocol):
+    """Gives a request the memory that it needs to run."""
+
+    def allocate(self, request: ScheduledRequest) -> bool:
+        """Allocate it; returns False if there is no room yet."""
+
+
 class AdmissionQueue:
     """The waiting requests.
 
@@ -55,7 +62,7 @@ class AdmissionQueue:
         self,
         tokens: TokenCounters,
         source: VariantSource | None,
-        kv: KVCacheManager,
+        kv: KVAllocator,
         fail: Callable[[ScheduledRequest, GymError], None],
         vocab_size: int,
     ) -> None:
@@ -127,8 +134,7 @@ class AdmissionQueue:
         self._tokens.running[request.user] += 1
         if not request.started:  # or it was preempted
             request.started = time.monotonic()
-            assert request.cache is not None
-            request.cached_tokens = request.cache.length
+            request.cached_tokens = 0 if request.cache is None else request.cache.length
             self._tokens.charge(request.user, PROMPT_WEIGHT * len(request.prompt_ids))
 
     def _has_waited(self, request: ScheduledRequest, absent: dict[str, bool]) -> bool:

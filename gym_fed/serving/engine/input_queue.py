@@ -8,15 +8,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_fed.config.serving import EngineConfig
-    from gym_fed.serving.engine.loop import EngineLoop
     from gym_fed.serving.engine.sequence import ScheduledRequest
     from gym_fed.serving.engine.stats import Counters
 
@@ -26,6 +25,22 @@ _PAUSE_SECONDS = 0.001
 _BURST_SECONDS = 0.008
 
 
+class RequestLoop(Protocol):
+    """The waiting and running requests behind the queue."""
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    def waiting_of(self, user: str) -> int:
+        """Count the waiting requests of one user."""
+
+    def put(self, request: ScheduledRequest) -> None:
+        """Append a new request to its user's queue."""
+
+
 class InputQueue:
     """Requests and cancellations that the engine's thread has not taken yet.
 
@@ -33,6 +48,7 @@ class InputQueue:
         config: The engine's config, with the maximum number of waiting requests.
         loop: The engine's loop, whose waiting and running requests also count.
         counters: Used to estimate when a refused request may be sent again.
+        on_change: Called after something was added, on the caller's thread; for a taker that does not ``wait``.
 
     Attributes:
         refused: Requests that were refused because too many waited.
@@ -40,8 +56,15 @@ class InputQueue:
         broken: Why the engine's loop ended, if it broke.
     """
 
-    def __init__(self, config: EngineConfig, loop: EngineLoop, counters: Counters) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        loop: RequestLoop,
+        counters: Counters,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
         self._config, self._loop, self._counters = config, loop, counters
+        self._on_change = on_change
         self._changed = threading.Condition()
         self._arrived: list[ScheduledRequest] = []
         self._cancelled: list[ScheduledRequest] = []
@@ -73,18 +96,21 @@ class InputQueue:
             self._check_room(requests[0].user, len(requests))
             self._arrived += requests
             self._changed.notify_all()
+        self._on_change()
 
     def cancel(self, request: ScheduledRequest) -> None:
         """Cancel a request that was put before."""
         with self._changed:
             self._cancelled.append(request)
             self._changed.notify_all()
+        self._on_change()
 
     def close(self) -> None:
         """Refuse all new requests, and end the engine's thread."""
         with self._changed:
             self.closing = True
             self._changed.notify_all()
+        self._on_change()
 
     def retry_after_seconds(self) -> int:
         """Estimate the wait of a new request: the mean time of the last answers divided by their concurrency."""

@@ -125,7 +125,7 @@ class GenerationSequence(ScheduledRequest):
         self.sampler = RowSampler(request.sampling, request.prompt_ids, end_ids)
         self.token_ids: list[int] = []
         self.last_token_at, self.submitted = 0.0, time.monotonic()
-        self._end_ids = end_ids
+        self.end_ids = end_ids
         sampling = request.sampling
         self._text = decoder.stream(
             request.prompt_ids, sampling.shown_token_ids, special=not sampling.skip_special_tokens
@@ -210,7 +210,7 @@ class GenerationSequence(ScheduledRequest):
         return None
 
     def _ends_at(self, token_id: int) -> bool:
-        return token_id in self._end_ids and (self._thought is None or self._thought.may_end_at(token_id))
+        return token_id in self.end_ids and (self._thought is None or self._thought.may_end_at(token_id))
 
     def _split(self, token_id: int) -> AnswerSplit:
         """Decode a token, and return its text that may be shown."""

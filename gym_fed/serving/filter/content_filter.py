@@ -22,8 +22,8 @@ from gym_fed.serving.engine.request import CompletionOutput, Event, GenerationRe
 from gym_fed.serving.filter.rules import FOLDS, PACKAGE_RULES, Rules, fold, read_rules
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.request import Generation
+    from gym_fed.serving.engines.base import ServingEngine
 
 
 _log = logging.getLogger(__name__)
@@ -210,7 +210,12 @@ class Classifier:
     """
 
     def __init__(
-        self, config: ClassifierConfig, engine: Engine, render: Callable[[str], list[int]], yes: int, no: int
+        self,
+        config: ClassifierConfig,
+        engine: ServingEngine,
+        render: Callable[[str], list[int]],
+        yes: int,
+        no: int,
     ) -> None:
         if yes == no:
             raise GymError(

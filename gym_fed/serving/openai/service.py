@@ -43,9 +43,9 @@ from gym_fed.serving.pictures.reader import NoPictures, PictureReader, count_pic
 from gym_fed.serving.reasoning.detection import NONE, name_of
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.engine import Engine
     from gym_fed.serving.engine.request import Generation, PendingEmbedding
     from gym_fed.serving.engine.vocabularies import Vocabularies
+    from gym_fed.serving.engines.base import ServingEngine
     from gym_fed.serving.filter.content_filter import ContentFilter
     from gym_fed.serving.forward.chunk import PlacedPicture
 
@@ -79,7 +79,7 @@ class OpenAIService:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: ServingEngine,
         catalogue: Catalogue,
         tokenizer: Any,
         *,

@@ -52,7 +52,7 @@ def signed_matmul_cuda(
             f"CUDA tensors need Triton, which cannot be imported ({_MISSING}): "
             "install triton, or move x and y to the CPU"
         )
-    if x.device != y.device or not (x.is_cuda or _interpreted()):
+    if x.device != y.device or not (x.is_cuda or interpreted()):
         raise CodecError(f"x is on {x.device} and y on {y.device}, not on one CUDA device")
     if mode != "exact":
         raise CodecError(f"mode {mode!r} runs on the CPU only: on CUDA use exact")
@@ -67,7 +67,7 @@ def signed_matmul_cuda(
     return y
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
     """True if kernels run in Triton's interpreter, on CPU tensors."""
     return bool(triton.knobs.runtime.interpret)
 

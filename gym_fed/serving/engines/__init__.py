@@ -1,0 +1,1 @@
+"""The kinds of engine that a server can use: one file each; dropping a file in registers it."""

@@ -1,0 +1,121 @@
+"""What a server needs of an engine, and the base class of the kinds of engine (``engine.kind``)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from gym_fed.serving.pictures.reader import NoPictures, PictureReader
+
+if TYPE_CHECKING:
+    from gym_fed.config.serving import ServingConfig
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.engine.limits import Limits
+    from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
+    from gym_fed.serving.engine.stats import EngineStats
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.store.store import VariantStore
+
+
+class ServingEngine(Protocol):
+    """The engine as the API, the gateway and the metrics use it; every method is thread-safe.
+
+    Attributes:
+        limits: The limits of the model.
+        end_ids: Tokens that end an answer.
+    """
+
+    limits: Limits
+    end_ids: frozenset[int]
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request; raises as ``Engine.submit``."""
+
+    def require_room(self, prompt_ids: list[int], user: str) -> None:
+        """Refuse a request that ``submit`` would refuse for its length or a full queue."""
+
+    def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
+        """Queue the embedding of a text.
+
+        Raises:
+            GymError: ``USAGE`` if this engine computes no embeddings.
+        """
+
+    def stats(self) -> EngineStats:
+        """Return the counters and gauges of the engine."""
+
+    def retry_after_seconds(self) -> int:
+        """Estimate the wait of a new request, in whole seconds."""
+
+    def close(self) -> None:
+        """Cancel all requests and free everything. May be called again."""
+
+
+@dataclass(frozen=True)
+class EngineDescription:
+    """What `gym api` prints about an opened engine.
+
+    Attributes:
+        forward: The implementation of the model's forward pass.
+        base_format: The type of the linear layers.
+        prefix_cache: Whether prompts reuse the KV cache of earlier ones, and across users (``shared``).
+        note: A sentence to print at start; "" for none.
+    """
+
+    forward: str
+    base_format: str
+    prefix_cache: bool | Literal["shared"]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class OpenedEngine:
+    """A base and its variants in an engine.
+
+    Attributes:
+        base: The identity of the base.
+        tokenizer: The tokenizer of the base, with the template of the config.
+        engine: The engine.
+        store: The variants; None: only the base is served.
+        vocab_size: The number of token ids of the model.
+        description: What `gym api` prints.
+        embedding_size: The size of an embedding; None: unknown, or there are none.
+        pictures: The reader of pictures, or what refuses them.
+        served: The model, if it is in this process.
+    """
+
+    base: BaseSpec
+    tokenizer: Any
+    engine: ServingEngine
+    store: VariantStore | None
+    vocab_size: int
+    description: EngineDescription
+    embedding_size: int | None
+    pictures: PictureReader | NoPictures
+    served: MultiVariantModel | None = None
+
+
+class EngineKind(ABC):
+    """A kind of engine. A subclass opens the base of a config."""
+
+    @abstractmethod
+    def check(self, config: ServingConfig) -> None:
+        """Refuse settings that this kind cannot honour, before anything is loaded.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming the first such setting.
+        """
+
+    @abstractmethod
+    def open(self, config: ServingConfig, stack: ExitStack) -> OpenedEngine:
+        """Load the base, open its variants and start the engine.
+
+        Args:
+            config: The settings.
+            stack: What must be closed is pushed onto it.
+
+        Raises:
+            GymError: As the kind states.
+        """

@@ -1,0 +1,127 @@
+"""gym-fed's own engine: the base in this process, every class of transformers, pictures and embeddings."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.base.models import pick_device
+from gym_fed.config.serving import EngineConfig, ServingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.serving.base import load_base
+from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine
+from gym_fed.serving.pictures.reader import PictureReader
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.packed_base import PackedBase
+    from gym_fed.serving.store.store import VariantStore
+
+
+class Own(EngineKind):
+    """Continuous batching over one model in this process (``gym_fed.serving.engine``)."""
+
+    def check(self, config: ServingConfig) -> None:
+        """Accept every setting: all of them are of this engine."""
+
+    def open(self, config: ServingConfig, stack: ExitStack) -> OpenedEngine:
+        """Load the base into this process.
+
+        Raises:
+            GymError: As ``load_model``, ``use_chat_template``, ``VariantStore.open`` and ``MultiVariantModel``;
+                ``CONFIG_INVALID`` for a ``kv_cache_size`` of less than two tokens.
+        """
+        import torch
+
+        from gym_fed.data.chat_templates.choice import use_chat_template
+        from gym_fed.serving.engine.engine import Engine
+        from gym_fed.serving.forward.multi_variant import MultiVariantModel
+
+        device = pick_device(config.device)
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        model, own_tokenizer, base = load_base(
+            config.base, config.adapter, config.dtype, plain=device.type == "cpu"
+        )
+        model = model.to(device=device).requires_grad_(False).eval()
+        pictures = PictureReader.open(config.base, model)
+        if isinstance(pictures, PictureReader) and own_tokenizer.chat_template is None:
+            own_tokenizer.chat_template = pictures.chat_template
+        tokenizer = use_chat_template(own_tokenizer, config.chat_template)
+        served = stack.enter_context(
+            MultiVariantModel(
+                model,
+                kernel=config.engine.kernel,
+                base_format=config.base_format,
+                kv_dtype=config.engine.kv_dtype,
+                packed_base=_packed_base(config, base),
+            )
+        )
+        if isinstance(pictures, PictureReader):
+            pictures = pictures.attach(served)
+        _require_kv_cache(config.engine, served.bytes_per_token)
+        store = _open_store(config, base, served, stack)
+        engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
+        return OpenedEngine(
+            base,
+            tokenizer,
+            engine,
+            store,
+            vocab_size=model.get_input_embeddings().weight.shape[0],
+            description=EngineDescription(
+                served.forward,
+                served.base_format,
+                served.pool.paged and config.engine.prefix_cache,
+                served.described if served.forward == "general" else "",
+            ),
+            embedding_size=_embedding_size(model),
+            pictures=pictures,
+            served=served,
+        )
+
+
+def _embedding_size(model: Any) -> int:
+    """Return the size of the last hidden states; a config may not name it (Blt)."""
+    size = getattr(model.config.get_text_config(), "hidden_size", None)
+    return int(size or model.get_input_embeddings().weight.shape[1])
+
+
+def _require_kv_cache(config: EngineConfig, bytes_per_token: int) -> None:
+    """Refuse a cache too small for the shortest prompt and answer, since it would refuse every request."""
+    if config.kv_cache_size < 2 * bytes_per_token:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"engine.kv_cache_size: {counted(config.kv_cache_size, 'byte')}; a token of this model takes "
+            f"{bytes_per_token:,}",
+            f"raise it to {bytes_per_token * 512:,} or more",
+        )
+
+
+def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
+    """Return the file of the base's packed layers, which later starts map; None if the format is not stored."""
+    from gym_fed.serving.forward.packed_base import KEPT_FORMATS, PackedBase, packed_home
+
+    if config.base_format not in KEPT_FORMATS or not config.packed_size:
+        return None
+    return PackedBase(packed_home(), base.digest, config.dtype, config.base_format, config.packed_size)
+
+
+def _open_store(
+    config: ServingConfig, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
+) -> VariantStore | None:
+    if config.variants is None:
+        return None
+    from gym_fed.serving.store.store import VariantStore
+
+    return stack.enter_context(
+        VariantStore.open(
+            config.variants,
+            base=base,
+            layout=served.layout,
+            cache_bytes=config.cache_size,
+            require_signature=config.require_signature,
+            create=False,
+        )
+    )

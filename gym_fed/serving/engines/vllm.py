@@ -1,0 +1,275 @@
+"""vLLM behind gym-fed's gateway: started here, or running at a URL with gym-fed's plug-in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.base.models import resolve
+from gym_fed.config.serving import EngineConfig, ServingConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.base import end_ids, spec_of_files
+from gym_fed.serving.engine.limits import Limits, context_length
+from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine
+from gym_fed.serving.forward.plain_config import plain_config
+from gym_fed.serving.pictures.reader import NoPictures
+from gym_fed.serving.plain_tokenizer import plain_tokenizer
+
+if TYPE_CHECKING:
+    from gym_fed.delta.base import BaseSpec
+    from gym_fed.delta.file import DeltaFile
+    from gym_fed.serving.forward.plain_config import PlainConfig
+    from gym_fed.serving.forward.target_modules import ModelLayout
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.store.store import VariantStore
+    from gym_fed.serving.vllm.client import VllmAddress
+    from gym_fed.serving.vllm.engine import VllmServer
+    from gym_fed.serving.vllm_plugin.settings import PluginSettings
+
+_BASE = "base"
+"""The base's name in a vLLM that is started here; digests cannot be it."""
+_OTHER_ENGINE = {"adapter": [], "base_format": "auto", "device": "auto"}
+_OTHER_ENGINE_SETTINGS = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
+_STARTS_ONLY = (
+    "python",
+    "args",
+    "tensor_parallel_size",
+    "max_lora_rank",
+    "variant_slots",
+    "variants_in_memory",
+)
+
+
+class Vllm(EngineKind):
+    """vLLM 0.32: Llama, Qwen2, Qwen3 and Mistral with sign deltas and LoRA."""
+
+    def check(self, config: ServingConfig) -> None:
+        """Refuse settings of our own engine.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming the first one.
+        """
+        for name, neutral in _OTHER_ENGINE.items():
+            if getattr(config, name) != neutral:
+                raise _unsupported(name, getattr(config, name))
+        engine = config.engine
+        for name, neutral in _OTHER_ENGINE_SETTINGS.items():
+            if name in engine.model_fields_set and getattr(engine, name) != neutral:
+                raise _unsupported(f"engine.{name}", getattr(engine, name))
+        vllm = config.vllm
+        if vllm.url is not None:
+            for name in _STARTS_ONLY:
+                if name in vllm.model_fields_set:
+                    raise GymError(
+                        ErrorCode.CONFIG_INVALID,
+                        f"vllm.{name} is for a vLLM that is started here, and vllm.url names one that runs",
+                        "leave one of them out",
+                    )
+        if config.variants is not None and vllm.variants_in_memory < vllm.variant_slots:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"vllm.variants_in_memory: {vllm.variants_in_memory} is less than variant_slots {vllm.variant_slots}",
+                "raise it",
+            )
+
+    def open(self, config: ServingConfig, stack: ExitStack) -> OpenedEngine:
+        """Start vLLM, or connect to it, and open the variants.
+
+        Raises:
+            GymError: ``MODEL_INVALID`` for a base of another class; ``MISSING_DEPENDENCY`` without vLLM or with
+                another release; ``UNAVAILABLE`` if it does not start or cannot be reached; as ``VariantStore.open``.
+        """
+        from gym_fed.base.models import load_tokenizer
+        from gym_fed.data.chat_templates.choice import use_chat_template
+        from gym_fed.serving.vllm.engine import VllmEngine
+        from gym_fed.serving.vllm_plugin.settings import PluginSettings
+
+        folder = Path(resolve(config.base))
+        plain, base = plain_config(folder), spec_of_files(folder, config.base)
+        if plain is None or base is None:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"{config.base} cannot be served with engine: vllm, which takes Llama, Qwen2, Qwen3 and Mistral "
+                "without pictures, windows or quantised weights",
+                "use engine: own",
+            )
+        own_tokenizer = plain_tokenizer(folder, plain.architecture) or load_tokenizer(config.base)
+        tokenizer = use_chat_template(own_tokenizer, config.chat_template)
+        context = context_length(plain, config.engine.max_context)
+        ends = end_ids(_named_model(plain, folder), tokenizer)
+        store = _open_store(config, base, plain, stack)
+        settings = PluginSettings(
+            None if store is None else store.folder / "objects",
+            _kernel(config.engine, config.dtype),
+            plain.tie_word_embeddings,
+        )
+        if config.vllm.url is not None:
+            server = _connect(config, context)
+        else:
+            server = _started(config, folder, context, settings, stack)
+        stack.callback(server.close)
+        # vLLM's scheduler waits for KV blocks, so no request is refused for them here.
+        limits = Limits(context, plain.vocab_size, 0, 1)
+        engine = VllmEngine(server, tokenizer, store, config.engine, limits, ends)
+        stack.callback(engine.close)
+        return OpenedEngine(
+            base,
+            tokenizer,
+            engine,
+            store,
+            vocab_size=plain.vocab_size,
+            description=EngineDescription("vllm", config.dtype, config.engine.prefix_cache),
+            embedding_size=None,
+            pictures=NoPictures(),
+        )
+
+
+def _unsupported(name: str, value: object) -> GymError:
+    return GymError(
+        ErrorCode.CONFIG_INVALID,
+        f"{name}: {value} is not possible with engine: vllm",
+        "leave it out, or use engine: own",
+    )
+
+
+def _kernel(engine: EngineConfig, dtype: str) -> str:
+    if engine.kernel != "auto":
+        return engine.kernel
+    return "exact" if dtype == "float32" else "lookup"
+
+
+def _named_model(plain: PlainConfig, folder: Path) -> Any:
+    """Return the end tokens of a model's files in the form that ``end_ids`` reads."""
+    from gym_fed.core.json_files import read_object
+
+    file = folder / "generation_config.json"
+    generation = read_object(file).get("eos_token_id") if file.is_file() else None
+    return SimpleNamespace(
+        name_or_path=str(folder), config=plain, generation_config=SimpleNamespace(eos_token_id=generation)
+    )
+
+
+def _open_store(
+    config: ServingConfig, base: BaseSpec, plain: PlainConfig, stack: ExitStack
+) -> VariantStore | None:
+    if config.variants is None:
+        return None
+    from gym_fed.serving.store.store import VariantStore
+
+    return stack.enter_context(
+        VariantStore.open(
+            config.variants,
+            base=base,
+            layout=None,
+            cache_bytes=config.cache_size,
+            require_signature=config.require_signature,
+            create=False,
+            loader=partial(_checked_variant, config.vllm.max_lora_rank, plain),
+        )
+    )
+
+
+def _checked_variant(
+    max_rank: int, plain: PlainConfig, name: str, delta: DeltaFile, layout: ModelLayout | None, sha256: str
+) -> LoadedVariant:
+    """Check a verified variant; its weights are loaded by vLLM, under its digest."""
+    from gym_fed.serving.forward.variant_weights import LoadedVariant
+    from gym_fed.serving.vllm_plugin.variants import require_servable
+
+    require_servable(delta, max_rank)
+    return LoadedVariant(name, sha256, {}, 0)
+
+
+def _started(
+    config: ServingConfig, folder: Path, context: int, settings: PluginSettings, stack: ExitStack
+) -> VllmServer:
+    from gym_fed.serving.vllm.installation import (
+        VllmInstallation,
+        VllmOptions,
+        vllm_environment,
+        write_import_path,
+    )
+    from gym_fed.serving.vllm.process import VllmProcess, private_folder
+
+    vllm, engine = config.vllm, config.engine
+    installation = VllmInstallation.find(vllm.python)
+    given = engine.model_fields_set
+    options = VllmOptions(
+        model=folder,
+        served_name=_BASE,
+        dtype=config.dtype,
+        max_context=context,
+        max_concurrent=engine.max_concurrent,
+        slots=0 if config.variants is None else vllm.variant_slots,
+        variants_in_memory=vllm.variants_in_memory,
+        max_lora_rank=vllm.max_lora_rank,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        kv_cache_bytes=engine.kv_cache_size if installation.on_cpu or "kv_cache_size" in given else None,
+        max_batch_tokens=engine.max_batch_tokens if "max_batch_tokens" in given else None,
+        prefix_cache=bool(engine.prefix_cache),
+        arguments=tuple(vllm.args),
+    )
+    home = Path(stack.enter_context(private_folder()))
+    imports = home / "imports"
+    imports.mkdir()
+    write_import_path(imports)
+    key = secrets.token_urlsafe(32)
+    return VllmProcess(
+        partial(options.command, installation),
+        vllm_environment(imports, key, config.num_threads, settings.environment()),
+        home,
+        _BASE,
+        key,
+        vllm.start_seconds,
+    )
+
+
+def _connect(config: ServingConfig, context: int) -> VllmServer:
+    """Connect to a running vLLM, after checking its release and its context.
+
+    Raises:
+        GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a
+            shorter context.
+    """
+    from gym_fed.serving.vllm.client import VllmAddress
+    from gym_fed.serving.vllm.installation import require_tested
+    from gym_fed.serving.vllm.process import RemoteVllm
+
+    url, file = config.vllm.url, config.vllm.api_key_file
+    assert url is not None
+    key = ""
+    if file is not None:
+        try:
+            key = file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND, f"vllm.api_key_file: {file}: {error.strerror}"
+            ) from error
+    address = VllmAddress(url.rstrip("/").removesuffix("/v1"), None, key)
+    version, models = asyncio.run(_ask(address))
+    require_tested(version, url)
+    if not models:
+        raise GymError(ErrorCode.PROTOCOL_MISMATCH, f"vLLM at {url} serves no model")
+    name, longest = next(iter(models.items()))
+    if context > longest:
+        raise GymError(
+            ErrorCode.CONFIG_INVALID,
+            f"vLLM at {url} has a context of {longest} tokens, less than {context}",
+            f"set engine.max_context to {longest} or less",
+        )
+    return RemoteVllm(address, name)
+
+
+async def _ask(address: VllmAddress) -> tuple[str, dict[str, int]]:
+    from gym_fed.serving.vllm.client import VllmClient
+
+    client = VllmClient(address)
+    try:
+        return await client.version(), await client.models()
+    finally:
+        await client.close()

@@ -1,0 +1,189 @@
+"""Requests to vLLM's ``/v1/completions`` and the chunks of its answers: token ids in, token ids out."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.request import Grammar, SamplingParams, TokenLogprob
+
+_GREEDY_BELOW = 1e-4
+_LEAST_TEMPERATURE = 0.01
+_MAX_TEMPERATURE = 2.0
+_MAX_BIAS = 100.0
+_LEAST_TOP_P = 1e-6
+_TOKEN = "token_id:"
+
+
+def require_supported(params: SamplingParams) -> None:
+    """Refuse parameters that vLLM lacks, or would silently change.
+
+    Raises:
+        GymError: ``USAGE`` naming the first one.
+    """
+    if _GREEDY_BELOW <= params.temperature < _LEAST_TEMPERATURE or params.temperature > _MAX_TEMPERATURE:
+        raise _refused(
+            f"temperature: {params.temperature:g} is neither 0 nor from {_LEAST_TEMPERATURE} to {_MAX_TEMPERATURE:g}"
+        )
+    if any(abs(bias) > _MAX_BIAS for bias in params.logit_bias.values()):
+        raise _refused(f"logit_bias: a bias is not from -{_MAX_BIAS:g} to {_MAX_BIAS:g}")
+    thinking = params.thinking
+    if thinking is not None and thinking.budget is not None:
+        raise _refused("thinking_token_budget is not supported")
+    if thinking is not None and params.held_to is not None:
+        raise _refused("a schema, grammar or required tool cannot follow a thought")
+    if params.held_to is not None and params.held_to.kind == "calls":
+        raise _refused("strict tools and tool_choice: required are not supported")
+
+
+def _refused(message: str) -> GymError:
+    return GymError(ErrorCode.USAGE, f"{message} with engine: vllm", "change the request, or use engine: own")
+
+
+@dataclass(frozen=True)
+class CacheSalts:
+    """Salts of vLLM's prefix cache, which separate users: only requests with the same salt share KV blocks.
+
+    Attributes:
+        key: A random secret of this server, so that no salt can be guessed.
+        shared: True to share between users (``engine.prefix_cache: shared``).
+    """
+
+    key: bytes
+    shared: bool
+
+    def salt(self, user: str, key_digest: str, variant: str | None, cache_key: str) -> str:
+        """Return the salt of a request."""
+        owner = [] if self.shared else [user, key_digest]
+        text = json.dumps([owner, variant, cache_key]).encode()
+        return hmac.new(self.key, text, hashlib.sha256).hexdigest()
+
+
+def completion_body(
+    model: str,
+    prompt_ids: list[int],
+    params: SamplingParams,
+    *,
+    max_tokens: int,
+    end_ids: frozenset[int],
+    salt: str,
+) -> dict[str, Any]:
+    """Return the body of a request.
+
+    Our own end tokens are passed as ``stop_token_ids``, so that vLLM ends an answer where ``engine: own`` would. Texts
+    in ``stop`` are found by the gateway, which then closes the stream.
+
+    Args:
+        model: A digest, or the name of the base.
+        prompt_ids: The prompt.
+        params: Parameters that ``require_supported`` accepts.
+        max_tokens: Maximum tokens of the answer.
+        end_ids: Tokens that end it.
+        salt: Of the prefix cache.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": prompt_ids,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+        "max_tokens": max_tokens,
+        "min_tokens": params.min_tokens,
+        "temperature": 0.0 if params.temperature < _GREEDY_BELOW else params.temperature,
+        "top_p": max(params.top_p, _LEAST_TOP_P),
+        "top_k": params.top_k,
+        "min_p": params.min_p,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "repetition_penalty": params.repetition_penalty,
+        "ignore_eos": True,
+        "stop_token_ids": sorted(end_ids),
+        "skip_special_tokens": False,
+        "cache_salt": salt,
+    }
+    if params.seed is not None:
+        body["seed"] = params.seed % 2**63
+    if params.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+    if params.logprobs is not None:
+        body |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
+    if params.held_to is not None:
+        body["structured_outputs"] = {"grammar": lark_of(params.held_to)}
+    return body
+
+
+def lark_of(grammar: Grammar) -> str:
+    """Translate a grammar to one in Lark's notation, the form that vLLM passes to llguidance unchanged.
+
+    Raises:
+        GymError: As ``guided.compiled``.
+    """
+    from gym_fed.serving.engine.guided import compiled
+
+    made = json.loads(compiled(grammar))["grammars"][0]
+    if "lark_grammar" in made:
+        return str(made["lark_grammar"])
+    return f"start: %json {json.dumps(made['json_schema'])}\n"
+
+
+@dataclass(frozen=True)
+class AnswerChunk:
+    """A part of an answer.
+
+    Attributes:
+        token_ids: The new tokens.
+        logprobs: One per token, if requested.
+        finish_reason: ``stop`` or ``length`` at the end; None before.
+        cached_tokens: Tokens of the prompt that were in the prefix cache; None where this is not reported.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: str | None = None
+    cached_tokens: int | None = None
+
+
+def read_chunk(value: Mapping[str, Any], token_text: Callable[[int], str]) -> AnswerChunk:
+    """Read one event of the stream.
+
+    Args:
+        value: The parsed JSON.
+        token_text: Function that returns a token's text.
+
+    Raises:
+        GymError: ``UNAVAILABLE`` for an error in the stream.
+        KeyError: For an event of another form; so do ``ValueError`` and ``TypeError``.
+    """
+    if "error" in value:
+        raise GymError(
+            ErrorCode.UNAVAILABLE,
+            f"vLLM failed while it answered: {str(value['error'].get('message'))[:300]}",
+            "try again",
+        )
+    cached = None
+    if (usage := value.get("usage")) is not None:
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    if not value["choices"]:
+        return AnswerChunk(cached_tokens=cached)
+    choice = value["choices"][0]
+    ids = tuple(int(token) for token in choice.get("token_ids") or ())
+    found = choice.get("logprobs")
+    logprobs = () if found is None else _logprobs(found, token_text)
+    return AnswerChunk(ids, logprobs, choice.get("finish_reason"), cached)
+
+
+def _logprobs(found: Mapping[str, Any], token_text: Callable[[int], str]) -> tuple[TokenLogprob, ...]:
+    def number(name: str) -> int:
+        return int(name.removeprefix(_TOKEN))
+
+    made = []
+    for name, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
+        best = sorted(((number(other), chance) for other, chance in (top or {}).items()), key=lambda e: -e[1])
+        likeliest = tuple((token, token_text(token), float(chance)) for token, chance in best)
+        made.append(TokenLogprob(number(name), token_text(number(name)), float(value), likeliest))
+    return tuple(made)

@@ -1,0 +1,153 @@
+"""The HTTP client of one vLLM, over a Unix socket or a URL."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.vllm.bodies import AnswerChunk, read_chunk
+
+_CONNECT_SECONDS = 10.0
+_SHORT_SECONDS = 30.0
+_MAX_SHOWN = 300
+
+
+@dataclass(frozen=True)
+class VllmAddress:
+    """Where a vLLM listens.
+
+    Attributes:
+        url: Its URL; with a socket only the path counts.
+        socket: A Unix socket; None: TCP.
+        key: The API key; "" for none.
+    """
+
+    url: str
+    socket: Path | None
+    key: str
+
+
+class VllmClient:
+    """Requests to one vLLM, on one event loop.
+
+    Args:
+        address: Where it listens.
+    """
+
+    def __init__(self, address: VllmAddress) -> None:
+        headers = {"Authorization": f"Bearer {address.key}"} if address.key else {}
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+        socket = None if address.socket is None else str(address.socket)
+        self._http = httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=socket, limits=limits),
+            base_url=address.url,
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
+            trust_env=False,
+        )
+
+    async def is_healthy(self) -> bool:
+        """Return whether vLLM answers that its engine runs."""
+        try:
+            return (await self._http.get("/health", timeout=_SHORT_SECONDS)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    async def version(self) -> str:
+        """Return vLLM's version, such as ``0.32.0+cpu``.
+
+        Raises:
+            GymError: ``UNAVAILABLE``; ``PROTOCOL_MISMATCH`` if this is no vLLM.
+        """
+        return str((await self._get("/version"))["version"])
+
+    async def models(self) -> dict[str, int]:
+        """Return the context length of every base model by its name.
+
+        Raises:
+            GymError: As ``version``; ``UNAUTHENTICATED`` for a wrong key.
+        """
+        found = await self._get("/v1/models")
+        return {m["id"]: int(m["max_model_len"]) for m in found["data"] if m.get("parent") is None}
+
+    async def generate(
+        self, body: dict[str, Any], token_text: Callable[[int], str]
+    ) -> AsyncIterator[AnswerChunk]:
+        """Stream an answer; closing the iterator cancels it in vLLM.
+
+        Args:
+            body: As ``completion_body`` returns it.
+            token_text: Function that returns a token's text.
+
+        Raises:
+            GymError: ``UNAVAILABLE`` if vLLM cannot be reached or stops; ``USAGE`` or ``MODEL_INVALID`` with its
+                message if it refuses the request or the variant.
+        """
+        try:
+            async with self._http.stream("POST", "/v1/completions", json=body) as answer:
+                if answer.status_code != 200:
+                    raise _refusal(answer.status_code, await answer.aread())
+                async for line in answer.aiter_lines():
+                    if line.startswith("data: ") and line != "data: [DONE]":
+                        yield read_chunk(json.loads(line[6:]), token_text)
+        except httpx.TransportError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "vLLM stopped before the end of the answer", "try again in a moment"
+            ) from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise GymError(
+                ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {error!r}", "see the log"
+            ) from error
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _get(self, path: str) -> Any:
+        try:
+            answer = await self._http.get(path, timeout=_SHORT_SECONDS)
+        except httpx.TransportError as error:
+            raise GymError(
+                ErrorCode.UNAVAILABLE,
+                f"vLLM at {self._http.base_url} cannot be reached: {error!r}",
+                "start it",
+            ) from error
+        if answer.status_code == 401:
+            raise GymError(
+                ErrorCode.UNAUTHENTICATED,
+                f"vLLM at {self._http.base_url} refuses the key",
+                "name the file of its key with vllm.api_key_file",
+            )
+        try:
+            answer.raise_for_status()
+            return answer.json()
+        except (httpx.HTTPStatusError, ValueError) as error:
+            raise GymError(
+                ErrorCode.PROTOCOL_MISMATCH, f"{self._http.base_url}{path} is not of a vLLM: {error!r}"
+            ) from error
+
+
+def _refusal(status: int, content: bytes) -> GymError:
+    """Return the error for an answer that is not 200."""
+    try:
+        message = str(json.loads(content)["error"]["message"])
+    except (KeyError, TypeError, ValueError):
+        message = content.decode(errors="replace")
+    message = message[:_MAX_SHOWN]
+    if status >= 500:
+        return GymError(ErrorCode.UNAVAILABLE, f"vLLM failed: {message}", "try again in a moment")
+    if "could not be loaded" in message or status == 404:
+        return GymError(
+            ErrorCode.MODEL_INVALID,
+            f"vLLM did not load the variant: {message}",
+            "vLLM's log has the reason; is gym-fed's plug-in installed there, with the same variant store?",
+        )
+    if status == 401:
+        return GymError(ErrorCode.INTERNAL, "vLLM refuses the gateway's key", "restart the gateway")
+    return GymError(ErrorCode.USAGE, f"vLLM refused the request: {message}", "change the request")

@@ -1,0 +1,207 @@
+"""The engine of ``engine.kind: vllm``: gym-fed's queue, limits and text processing in front of a vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.detokenizing import TextDecoder
+from gym_fed.serving.engine.engine import InputProcessor
+from gym_fed.serving.engine.input_queue import InputQueue
+from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
+from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
+from gym_fed.serving.vllm.bodies import CacheSalts, require_supported
+from gym_fed.serving.vllm.client import VllmAddress, VllmClient
+from gym_fed.serving.vllm.loop import VllmLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gym_fed.config.serving import EngineConfig
+    from gym_fed.serving.engine.limits import Limits
+    from gym_fed.serving.forward.variant_weights import VariantSource
+
+log = logging.getLogger("gym_fed")
+
+_LOADING_POLL_SECONDS = 0.005
+"""Seconds between two looks at variants that are being verified."""
+
+
+class VllmServer(Protocol):
+    """A vLLM that is started here, or that runs elsewhere.
+
+    Attributes:
+        address: Where it listens.
+        base: The base's name there.
+        on_change: Called when ``ready`` changes, from any thread.
+    """
+
+    address: VllmAddress
+    base: str
+    on_change: Callable[[], None]
+
+    @property
+    def ready(self) -> bool:
+        """True while it answers."""
+
+    def close(self) -> None:
+        """Stop watching it, and end it if it was started here."""
+
+
+class VllmEngine:
+    """Runs requests in vLLM until it is closed. Satisfies ``ServingEngine``.
+
+    Args:
+        server: The vLLM, which the engine closes.
+        tokenizer: The tokenizer of the base.
+        source: The source of variants, which verifies signatures; None: only the base is served.
+        config: The limits of the queue.
+        limits: The limits of the model.
+        end_ids: Tokens that end an answer.
+    """
+
+    def __init__(
+        self,
+        server: VllmServer,
+        tokenizer: Any,
+        source: VariantSource | None,
+        config: EngineConfig,
+        limits: Limits,
+        end_ids: frozenset[int],
+    ) -> None:
+        self.limits, self.end_ids = limits, end_ids
+        self._config, self._server = config, server
+        self._counters = Counters()
+        decoder = TextDecoder(tokenizer)
+        self._events = asyncio.new_event_loop()
+        self._client = VllmClient(server.address)
+        self._loop = VllmLoop(
+            self._client,
+            server.base,
+            decoder,
+            source,
+            config.max_concurrent,
+            CacheSalts(secrets.token_bytes(32), config.prefix_cache == "shared"),
+            self._counters,
+        )
+        self._changed = asyncio.Event()
+        self._queue = InputQueue(config, self._loop, self._counters, self._wake)
+        self._inputs = InputProcessor(tokenizer, decoder, limits, end_ids, source, self._queue, config)
+        self._loop.on_end = self._changed.set
+        server.on_change = self._wake
+        self._thread = threading.Thread(target=self._run, name="gym-fed-vllm", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue a request.
+
+        Raises:
+            GymError: As ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks; ``UNAVAILABLE`` while vLLM is
+                starting or being restarted.
+        """
+        if request.pictures:
+            raise GymError(ErrorCode.USAGE, "engine: vllm reads no pictures", "use engine: own")
+        require_supported(request.sampling)
+        self._require_ready()
+        sequence = self._inputs.sequence(request)
+        sequence.generation._on_cancel = partial(self._queue.cancel, sequence)
+        self._queue.put([sequence])
+        return sequence.generation
+
+    def require_room(self, prompt_ids: list[int], user: str) -> None:
+        """Refuse a request that ``submit`` would refuse for its length or a full queue; raises as ``submit``."""
+        self._require_ready()
+        self.limits.check_prompt(prompt_ids)
+        self._queue.require_room(user)
+
+    def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:
+        """Refuse: this engine computes no embeddings.
+
+        Raises:
+            GymError: ``USAGE``.
+        """
+        raise GymError(ErrorCode.USAGE, "engine: vllm computes no embeddings", "use engine: own")
+
+    @property
+    def healthy(self) -> bool:
+        """True if the loop is alive and vLLM answers."""
+        queue = self._queue
+        return self._thread.is_alive() and queue.broken is None and not queue.closing and self._server.ready
+
+    def stats(self) -> EngineStats:
+        """Return the counters and gauges of the gateway. Steps and KV blocks are counted by vLLM's own metrics."""
+        counters = self._counters
+        return EngineStats(
+            **{name: getattr(counters, name) for name in SHARED_COUNTS},
+            healthy=self.healthy,
+            running=self._loop.running,
+            queued=self._loop.waiting + len(self._queue),
+            finished=dict(counters.finished),
+            refused=self._queue.refused,
+            forwards={},
+            sign_products={},
+            packed_products={},
+            kv_bytes_limit=self._config.kv_cache_size,
+            first_token=counters.first_token.snapshot(),
+            per_token=counters.per_token.snapshot(),
+        )
+
+    def retry_after_seconds(self) -> int:
+        """Estimate the wait of a new request, in whole seconds."""
+        return self._queue.retry_after_seconds()
+
+    def close(self) -> None:
+        """Cancel all requests, and close vLLM."""
+        self._queue.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._server.close()
+
+    def _require_ready(self) -> None:
+        if not self._server.ready and not self._queue.closing:
+            raise GymError(ErrorCode.UNAVAILABLE, "vLLM is being started again", "try again in a moment")
+
+    def _wake(self) -> None:
+        if not self._events.is_closed():
+            self._events.call_soon_threadsafe(self._changed.set)
+
+    # On the engine's thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._events)
+        try:
+            self._events.run_until_complete(self._serve())
+        finally:
+            self._events.close()
+
+    async def _serve(self) -> None:
+        error: GymError | None = None
+        try:
+            while (cancelled := self._queue.take()) is not None:
+                for request in cancelled:
+                    self._loop.cancel(request)
+                if self._server.ready:
+                    self._loop.admit()
+                await self._wait()
+        except BaseException as broken:
+            log.exception("the engine's loop broke")
+            error = GymError(
+                ErrorCode.INTERNAL, f"the engine broke: {broken!r}", "the log has the trace; start it again"
+            )
+        await self._loop.end_all(self._queue.shut(error), error)
+        await self._client.close()
+
+    async def _wait(self) -> None:
+        """Wait for a change; while requests could start but for their variants, only for some milliseconds."""
+        room = self._loop.running < self._config.max_concurrent
+        polls = room and self._loop.waiting and self._server.ready
+        try:
+            await asyncio.wait_for(self._changed.wait(), _LOADING_POLL_SECONDS if polls else None)
+        except TimeoutError:
+            return
+        self._changed.clear()

@@ -1,0 +1,197 @@
+"""The queue in front of vLLM: fair admission, verified variants, and one stream per running answer.
+
+Everything here runs on one event loop. At most ``max_concurrent`` requests are inside vLLM; the others wait here, so
+that users are served by gym-fed's counters and not in the order of arrival. While vLLM is away nothing is admitted:
+what waits keeps its place, and what ran has failed with ``UNAVAILABLE``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.engine.admission import AdmissionQueue
+from gym_fed.serving.engine.sampling import SampledToken
+from gym_fed.serving.engine.scheduler import ANSWER_WEIGHT, TokenCounters
+from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
+from gym_fed.serving.vllm.bodies import AnswerChunk, CacheSalts, completion_body
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.detokenizing import TextDecoder
+    from gym_fed.serving.engine.request import FinishReason
+    from gym_fed.serving.engine.stats import Counters
+    from gym_fed.serving.forward.variant_weights import VariantSource
+    from gym_fed.serving.vllm.client import VllmClient
+
+log = logging.getLogger("gym_fed")
+
+
+class _RemoteCache:
+    """KV blocks are vLLM's, so every request has room here."""
+
+    def allocate(self, request: ScheduledRequest) -> bool:
+        """Return True."""
+        return True
+
+
+class VllmLoop:
+    """The waiting and the running requests.
+
+    Args:
+        client: The client of vLLM.
+        base: The base's name in vLLM.
+        decoder: The decoder of the tokenizer.
+        source: The source of variants.
+        max_concurrent: Maximum requests inside vLLM.
+        salts: Of the prefix cache.
+        counters: The counters of the engine.
+    """
+
+    def __init__(
+        self,
+        client: VllmClient,
+        base: str,
+        decoder: TextDecoder,
+        source: VariantSource | None,
+        max_concurrent: int,
+        salts: CacheSalts,
+        counters: Counters,
+    ) -> None:
+        self._client, self._base, self._decoder = client, base, decoder
+        self._max_concurrent, self._salts, self._counters = max_concurrent, salts, counters
+        self._tokens = TokenCounters()
+        self._admission = AdmissionQueue(self._tokens, source, _RemoteCache(), self._fail)
+        self._tasks: dict[ScheduledRequest, asyncio.Task[None]] = {}
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when an answer ends, which leaves room for another."""
+
+    # For any thread.
+
+    @property
+    def running(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._admission.waiting)
+
+    def waiting_of(self, user: str) -> int:
+        return self._admission.waiting.count(user)
+
+    # For the event loop.
+
+    def put(self, request: ScheduledRequest) -> None:
+        """Append a new request to its user's queue."""
+        self._admission.put(request)
+
+    def admit(self) -> None:
+        """Start as many waiting requests as there is room for, the least served user's first."""
+        for request in self._admission.admit(self._max_concurrent - self.running):
+            assert isinstance(request, GenerationSequence)
+            self._tasks[request] = asyncio.get_running_loop().create_task(self._answer(request))
+
+    def cancel(self, request: ScheduledRequest) -> None:
+        """End a waiting or running request."""
+        if not request.ended:
+            self._end(request, "cancelled")
+            request.cancel()
+
+    async def end_all(self, arrived: list[ScheduledRequest], error: GymError | None) -> None:
+        """Cancel or fail every request, also those in ``arrived``."""
+        tasks = list(self._tasks.values())
+        for request in [*self._tasks, *self._admission.waiting, *arrived]:
+            if error is None:
+                self.cancel(request)
+            else:
+                self._fail(request, error)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, sequence: GenerationSequence) -> None:
+        try:
+            await self._stream(sequence)
+        except GymError as error:
+            self._fail(sequence, error)
+        except Exception as failure:
+            log.exception("a request to vLLM failed")
+            self._fail(
+                sequence, GymError(ErrorCode.INTERNAL, f"the request failed: {failure!r}", "see the log")
+            )
+        finally:
+            self._tasks.pop(sequence, None)
+            self.on_end()
+
+    async def _stream(self, sequence: GenerationSequence) -> None:
+        request = sequence.generation.request
+        variant = sequence.variant
+        body = completion_body(
+            self._base if variant is None else variant.delta_sha256,
+            sequence.prompt_ids,
+            request.sampling,
+            max_tokens=sequence.max_tokens,
+            end_ids=sequence.end_ids,
+            salt=self._salts.salt(request.user, request.key_digest, request.variant, request.cache_key),
+        )
+        self._counters.prompt_tokens += len(sequence.prompt_ids)
+        last: AnswerChunk | None = None
+        async with aclosing(self._client.generate(body, self._decoder.token)) as chunks:
+            async for chunk in chunks:
+                if chunk.cached_tokens is not None:
+                    sequence.cached_tokens = chunk.cached_tokens
+                    self._counters.cached_tokens += chunk.cached_tokens
+                elif chunk.finish_reason is not None:
+                    last = chunk  # its tokens wait for the usage that follows, which the last event reports
+                elif (reason := self._push(sequence, chunk)) is not None:
+                    self._finish(sequence, reason)  # a stop text: closing the stream ends the answer in vLLM
+                    return
+        if last is None or last.finish_reason not in ("stop", "length"):
+            raise GymError(
+                ErrorCode.UNAVAILABLE, "vLLM ended the answer without a reason", "try again in a moment"
+            )
+        end: FinishReason = "length" if last.finish_reason == "length" else "stop"
+        self._finish(sequence, self._push(sequence, last) or sequence.finish(end))
+
+    def _push(self, sequence: GenerationSequence, chunk: AnswerChunk) -> FinishReason | None:
+        """Add the tokens of a chunk, and return the finish reason at the answer's end."""
+        counters, now = self._counters, time.monotonic()
+        for place, token_id in enumerate(chunk.token_ids):
+            if sequence.token_ids:
+                counters.per_token.add(now - sequence.last_token_at)
+            else:
+                counters.first_token.add(now - sequence.submitted)
+            sequence.last_token_at = now
+            counters.generated_tokens += 1
+            self._tokens.charge(sequence.user, ANSWER_WEIGHT)
+            logprob = chunk.logprobs[place] if chunk.logprobs else None
+            if (reason := sequence.push(SampledToken(token_id, logprob), now)) is not None:
+                return reason
+        return None
+
+    def _finish(self, sequence: GenerationSequence, reason: FinishReason) -> None:
+        self._end(sequence, reason)
+        sequence.deliver()
+
+    def _fail(self, request: ScheduledRequest, error: GymError) -> None:
+        self._end(request, "error")
+        request.fail(error)
+
+    def _end(self, request: ScheduledRequest, reason: str) -> None:
+        """Free a request's place and variant before the caller receives the result."""
+        if request.ended:
+            return
+        request.ended = True
+        self._counters.finished[reason] += 1
+        task = self._tasks.pop(request, None)
+        if task is None:
+            self._admission.waiting.remove(request)
+        else:
+            self._tokens.running[request.user] -= 1
+            self._counters.served(request.started)
+            if task is not asyncio.current_task():
+                task.cancel()
+        self._admission.release(request)
+        self._tokens.leave(request.user)

@@ -1,0 +1,19 @@
+"""A plug-in for vLLM that serves variants by the digest of their file, sign deltas by gym-fed's own kernels.
+
+vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). The package imports no trainer:
+torch, numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files are enough. Modules that import vllm
+are ``patches``, ``lora`` and ``resolver``; they are loaded only inside vLLM.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+ENTRY_POINT = "gym_fed"
+"""Name of the plug-in in vLLM's registry (``VLLM_PLUGINS``)."""
+
+
+def register() -> None:
+    """Patch vLLM's LoRA classes and register the resolver of digests; repeated calls have no effect."""
+    importlib.import_module("gym_fed.serving.vllm_plugin.patches").apply()
+    importlib.import_module("gym_fed.serving.vllm_plugin.resolver").register()
