@@ -125,10 +125,11 @@ def lark_of(grammar: Grammar) -> str:
     """
     from gym_fed.serving.engine.guided import compiled
 
-    made = json.loads(compiled(grammar))["grammars"][0]
-    if "lark_grammar" in made:
-        return str(made["lark_grammar"])
-    return f"start: %json {json.dumps(made['json_schema'])}\n"
+    text = compiled(grammar)
+    if not text.startswith("{"):
+        return text
+    made = json.loads(text)["grammars"][0]
+    return made["lark_grammar"] or f"start: %json {json.dumps(made['json_schema'])}\n"
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,10 @@ class VllmAddress:
     key: str
 
 
+class NotConnectedError(Exception):
+    """The error for a request that never reached vLLM, and may be sent again."""
+
+
 class VllmClient:
     """Requests to one vLLM, on one event loop.
 
@@ -86,7 +90,8 @@ class VllmClient:
             token_text: Function that returns a token's text.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if vLLM cannot be reached or stops; ``USAGE`` or ``MODEL_INVALID`` with its
+            NotConnectedError: If vLLM cannot be reached.
+            GymError: ``UNAVAILABLE`` if it stops; ``USAGE`` or ``MODEL_INVALID`` with its
                 message if it refuses the request or the variant.
         """
         try:
@@ -96,6 +101,8 @@ class VllmClient:
                 async for line in answer.aiter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
                         yield read_chunk(json.loads(line[6:]), token_text)
+        except httpx.ConnectError as error:
+            raise NotConnectedError from error
         except httpx.TransportError as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE, "vLLM stopped before the end of the answer", "try again in a moment"

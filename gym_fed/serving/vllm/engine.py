@@ -49,6 +49,9 @@ class VllmServer(Protocol):
     def ready(self) -> bool:
         """True while it answers."""
 
+    def suspect(self) -> None:
+        """Treat it as away until it answers a health check, since a request could not reach it."""
+
     def close(self) -> None:
         """Stop watching it, and end it if it was started here."""
 
@@ -92,7 +95,7 @@ class VllmEngine:
         self._changed = asyncio.Event()
         self._queue = InputQueue(config, self._loop, self._counters, self._wake)
         self._inputs = InputProcessor(tokenizer, decoder, limits, end_ids, source, self._queue, config)
-        self._loop.on_end = self._changed.set
+        self._loop.on_end, self._loop.on_away = self._changed.set, server.suspect
         server.on_change = self._wake
         self._thread = threading.Thread(target=self._run, name="gym-fed-vllm", daemon=True)
         self._thread.start()

@@ -20,6 +20,7 @@ from gym_fed.serving.engine.sampling import SampledToken
 from gym_fed.serving.engine.scheduler import ANSWER_WEIGHT, TokenCounters
 from gym_fed.serving.engine.sequence import GenerationSequence, ScheduledRequest
 from gym_fed.serving.vllm.bodies import AnswerChunk, CacheSalts, completion_body
+from gym_fed.serving.vllm.client import NotConnectedError
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.detokenizing import TextDecoder
@@ -69,6 +70,8 @@ class VllmLoop:
         self._tasks: dict[ScheduledRequest, asyncio.Task[None]] = {}
         self.on_end: Callable[[], None] = lambda: None
         """Called when an answer ends, which leaves room for another."""
+        self.on_away: Callable[[], None] = lambda: None
+        """Called when vLLM cannot be reached, or stops in an answer."""
 
     # For any thread.
 
@@ -114,7 +117,12 @@ class VllmLoop:
     async def _answer(self, sequence: GenerationSequence) -> None:
         try:
             await self._stream(sequence)
+        except NotConnectedError:
+            self.on_away()
+            self._put_back(sequence)
         except GymError as error:
+            if error.code is ErrorCode.UNAVAILABLE:
+                self.on_away()
             self._fail(sequence, error)
         except Exception as failure:
             log.exception("a request to vLLM failed")
@@ -124,6 +132,12 @@ class VllmLoop:
         finally:
             self._tasks.pop(sequence, None)
             self.on_end()
+
+    def _put_back(self, sequence: GenerationSequence) -> None:
+        """Let a request that never reached vLLM wait again, at the front of its user's queue."""
+        del self._tasks[sequence]
+        self._tokens.running[sequence.user] -= 1
+        self._admission.put_back(sequence)
 
     async def _stream(self, sequence: GenerationSequence) -> None:
         request = sequence.generation.request

@@ -79,6 +79,10 @@ class VllmProcess:
         """The process id of vLLM's first process, which leads the group; None while there is none."""
         return None if self._process is None else self._process.pid
 
+    def suspect(self) -> None:
+        """Treat it as away until it answers a health check."""
+        self._ready.clear()
+
     def close(self) -> None:
         """End all of its processes. May be called again."""
         self._closing.set()
@@ -153,9 +157,13 @@ class VllmProcess:
         while not self._closing.wait(_POLL_SECONDS):
             if process.poll() is not None:
                 return f"ended with status {process.returncode}"
-            if time.monotonic() - checked >= _WATCH_SECONDS:
-                failures = 0 if _healthy(self.address) else failures + 1
+            if not self.ready or time.monotonic() - checked >= _WATCH_SECONDS:
+                healthy = _healthy(self.address)
+                failures = 0 if healthy else failures + 1
                 checked = time.monotonic()
+                if healthy and not self.ready and not self._closing.is_set():
+                    self._ready.set()
+                    self.on_change()
                 if failures >= _UNHEALTHY:
                     return f"failed {failures} health checks in a row"
         return "is closed"
@@ -167,6 +175,8 @@ class VllmProcess:
                 self._start()
             except (GymError, OSError) as error:
                 self._kill()
+                if self._closing.is_set():
+                    return
                 log.error("vLLM could not be started: %s; the next try is in %g s", error, pause)
                 self._closing.wait(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)
@@ -191,10 +201,8 @@ class VllmProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for stream in (process.stdin,):
-            if stream is not None:
-                with suppress(OSError):
-                    stream.close()
+        if process.stdin is not None:
+            process.stdin.close()
 
 
 class RemoteVllm:
@@ -216,6 +224,10 @@ class RemoteVllm:
     @property
     def ready(self) -> bool:
         return self._ready.is_set()
+
+    def suspect(self) -> None:
+        """Treat it as away until it answers a health check."""
+        self._ready.clear()
 
     def close(self) -> None:
         """Stop watching it. May be called again."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gym_quant.resident import IndexArray
 from torch import Tensor
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.lora.lora_model import LoRAModel
@@ -229,14 +230,26 @@ def _get_logits(original: Callable[..., Tensor | None]) -> Callable[..., Tensor 
         if slots is None or logits is None:
             return logits
         step: StepSlots = self.__dict__["gym_step"]
-        rows = hidden_states.shape[0]
-        if isinstance(slots, HostLayer) and (len(step.sampler_index) != rows or not step.used):
-            return logits  # a warm-up step, or one of the base alone
-        size = slots.sizes[0]
-        slots.add(hidden_states, logits[:, :size], step.samplers[:rows], step.sampler_index)
+        if isinstance(slots, HostLayer) and not step.used:
+            return logits
+        of_rows, index = _logit_slots(step, hidden_states)
+        slots.add(hidden_states, logits[:, : slots.sizes[0]], of_rows, index)
         return logits
 
     return get_logits
+
+
+def _logit_slots(step: StepSlots, hidden: Tensor) -> tuple[Tensor, IndexArray]:
+    """Return the slot of every row of hidden states, on the device and on the host.
+
+    vLLM computes logits of the sampled rows, which it copies together, and for prompt log-probabilities of a run of
+    tokens, which is a slice of all hidden states. The slice's place says which tokens they are.
+    """
+    rows = hidden.shape[0]
+    if hidden.untyped_storage().nbytes() == hidden.nbytes and rows == len(step.sampler_index):
+        return step.samplers[:rows], step.sampler_index
+    first = hidden.storage_offset() // hidden.stride(0)
+    return step.tokens[first : first + rows], step.token_index[first : first + rows]
 
 
 def _wire(manager: Any) -> Wiring:

@@ -252,7 +252,7 @@ def sliced(matrix: SignMatrix, rows: slice, cols: slice) -> SignMatrix:
     """
     if (rows, cols) == (slice(0, matrix.rows), slice(0, matrix.cols)):
         return matrix
-    group = matrix.group_size
+    group = matrix.group_size if matrix.group_size is None or matrix.group_size < matrix.cols else None
     last = cols.stop == matrix.cols
     if cols.start % 8 or (group is not None and (cols.start % group or (cols.stop % group and not last))):
         raise CodecError(

@@ -69,6 +69,7 @@ def add_signed_slots(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: 
         BLOCK_ROWS=_BLOCK_ROWS,
         BLOCK_OUT=_BLOCK_OUT,
         BLOCK_BYTES=_BLOCK_BYTES,
+        WIDE=interpreted(),  # the interpreter multiplies the bits of bfloat16 as integers
     )
 
 
@@ -98,6 +99,7 @@ def _add_by_slot(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_OUT: tl.constexpr,
     BLOCK_BYTES: tl.constexpr,
+    WIDE: tl.constexpr,
 ) -> None:
     """One program adds the terms of ``BLOCK_ROWS`` rows to ``BLOCK_OUT`` outputs."""
     o = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
@@ -122,7 +124,9 @@ def _add_by_slot(
                     column = 8 * c + k
                     wanted = mine[:, None] & (column < cols)[None, :]
                     value = tl.load(x_rows + column[None, :], mask=wanted, other=0.0)
-                    sign = (((byte >> k) & 1) * 2 - 1).to(value.dtype)
+                    if WIDE:
+                        value = value.to(tl.float32)
+                    sign = tl.where(((byte >> k) & 1) == 1, 1.0, -1.0).to(value.dtype)
                     term += tl.dot(value, sign, input_precision="ieee")
             scale = tl.load(scales_at + tl.cast(slot, tl.int64) * out + o, mask=in_out, other=0.0)
             total += term * scale[None, :]

@@ -104,3 +104,48 @@ def test_tensors_on_the_processor_are_not_for_compiled_kernels(monkeypatch: pyte
     module = module_with(monkeypatch, triton, SimpleNamespace(constexpr=None))
     with pytest.raises(CodecError, match="not on one CUDA device"):
         module.signed_matmul_cuda(torch.ones(1, 8), [variant(4, 8, None)], [0], torch.zeros(1, 4))
+
+
+SLOTTED = """
+import json, sys, torch
+from gym_quant import kernels
+from gym_quant.kernels.triton_slots import add_signed_reference, add_signed_slots
+
+apart = []
+for out, cols, rows in json.loads(sys.argv[1]):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        encoded = [kernels.encode_signs(torch.randn(out, cols), None, None) for _ in range(4)]
+        bits = torch.stack([bits for bits, _ in encoded])
+        scales = torch.stack([scale.expand(out) for _, scale in encoded]).contiguous()
+        slots = torch.tensor([-1, 0, 3, 3, 1] * 4, dtype=torch.int32)[: rows + 2]
+        x, y = torch.randn(rows, cols).to(dtype), torch.randn(rows, out + 3)[:, 1:-2]
+        expected = y.clone()
+        add_signed_reference(x, bits, scales, slots, expected)
+        found = y.clone()
+        add_signed_slots(x, bits, scales, slots, found)
+        apart.append([float((found - expected).abs().max()), float((found - y)[slots[:rows] < 0].abs().max())])
+print(json.dumps(apart))
+"""
+SLOTTED_SHAPES = [(64, 64, 3), (70, 100, 5), (130, 520, 18)]
+"""Outputs, inputs and rows: whole blocks, odd ones, more rows than a block has."""
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("triton") or APART.is_dir()), reason="Triton is not here: make triton"
+)
+def test_kernel_of_slots_agrees_with_the_reference_in_tritons_interpreter() -> None:
+    path = os.pathsep.join([*sys.path, str(APART)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, "-c", SLOTTED, json.dumps(SLOTTED_SHAPES)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    apart = json.loads(done.stdout.splitlines()[-1])
+    assert len(apart) == 2 * len(SLOTTED_SHAPES)
+    for off, untouched in apart:
+        assert off < 1e-4
+        assert untouched == 0.0  # rows with slot -1
