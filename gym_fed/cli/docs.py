@@ -346,7 +346,7 @@ def docs(
 ) -> None:
     """Open the guides of this version, or print one in the terminal; no network is used.
 
-    The reference pages config, api, aliases, members and metrics are built from the code: without a site they are printed.
+    The reference pages config, api, aliases, members and metrics are built from the code, and printed without a site.
     """
     name = _page_name(page)
     html = re.sub(r"/README$", "/index", name) + ".html"  # MkDocs' name for the first page of a folder

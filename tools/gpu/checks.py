@@ -31,6 +31,33 @@ def sign_kernel(device: str, folder: Path) -> str:
     return f"at most {worst:.1e} of the largest value apart"
 
 
+def slot_kernel(device: str, folder: Path) -> str:
+    """The product of signs in slots, in a CUDA graph as vLLM replays it, against the reference."""
+    import torch
+    from gym_quant.kernels.triton_slots import add_signed_reference, add_signed_slots
+
+    worst = 0.0
+    for out, cols, rows in ((70, 100, 5), (300, 2056, 40), (4096, 4096, 16)):
+        for dtype in (torch.float32, torch.bfloat16):
+            torch.manual_seed(0)
+            bits = torch.randint(0, 256, (8, out, -(-cols // 8)), dtype=torch.uint8, device=device)
+            scales = torch.rand(8, out, device=device)
+            slots = torch.full((rows,), -1, dtype=torch.int32, device=device)
+            x, y = torch.randn(rows, cols, device=device).to(dtype), torch.zeros(rows, out, device=device)
+            add_signed_slots(x, bits, scales, slots, y)  # compiled before the capture
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                add_signed_slots(x, bits, scales, slots, y)
+            slots.copy_(torch.randint(-1, 8, (rows,), dtype=torch.int32))
+            y.zero_()
+            graph.replay()
+            expected = torch.zeros_like(y)
+            add_signed_reference(x, bits, scales, slots, expected)
+            worst = max(worst, float((y - expected).abs().max() / expected.abs().max()))
+    assert worst < 1e-4, f"{worst:.1e} apart"
+    return f"at most {worst:.1e} of the largest value apart, in a CUDA graph whose slots changed"
+
+
 def same_as_on_cpu(device: str, folder: Path) -> str:
     """A float32 run on the device and one on the CPU: the same losses, up to the order of sums."""
     found = trained(device, folder / "device", learning_rate=1e-3).losses
@@ -115,6 +142,13 @@ CHECKS = (
         "Triton's sign kernel",
         "equal to the CPU's to 4e-5",
         sign_kernel,
+        "not on one CUDA device|need Triton",
+        ("triton",),
+    ),
+    Check(
+        "Triton's kernel of slots, for vLLM",
+        "equal to the reference to 1e-4, in a CUDA graph",
+        slot_kernel,
         "not on one CUDA device|need Triton",
         ("triton",),
     ),
