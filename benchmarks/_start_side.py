@@ -53,6 +53,7 @@ def served(model: str, format: str) -> tuple[int, float]:
         seconds = time.perf_counter() - began
         asked = {"model": serving.served_name, "prompt": "The", "max_tokens": 4}
         serving.service.handle("/v1/completions", asked, LOCAL)
+        assert serving.served is not None
         assert serving.served.forwards["decoder"]
         return 2 * serving.base.num_parameters, seconds
 

@@ -156,7 +156,7 @@ class Checks:
             apply_delta(merged, delta)
         with self._serving(self.folder / "variants") as serving:
             _require_equal(_answer(serving, f"{serving.served_name}:{run}"), _generated(merged))
-            return str(serving.served.forward)
+            return serving.description.forward
 
     def check_eval(self) -> None:
         """Compare the held-out loss with the cross-entropy of transformers' own logits."""

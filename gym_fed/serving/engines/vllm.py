@@ -35,14 +35,20 @@ _BASE = "base"
 """The base's name in a vLLM that is started here; digests cannot be it."""
 _OTHER_ENGINE = {"adapter": [], "base_format": "auto", "device": "auto"}
 _OTHER_ENGINE_SETTINGS = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
+_OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "leave it out"}
 _STARTS_ONLY = (
-    "python",
-    "args",
-    "tensor_parallel_size",
-    "max_lora_rank",
-    "variant_slots",
-    "variants_in_memory",
+    "vllm.python",
+    "vllm.args",
+    "vllm.tensor_parallel_size",
+    "vllm.variant_slots",
+    "vllm.variants_in_memory",
+    "engine.kv_cache_size",
+    "engine.max_batch_tokens",
+    "engine.kernel",
+    "dtype",
+    "num_threads",
 )
+"""Settings of the start: of a vLLM that runs they cannot be changed."""
 
 
 class Vllm(EngineKind):
@@ -61,13 +67,18 @@ class Vllm(EngineKind):
         for name, neutral in _OTHER_ENGINE_SETTINGS.items():
             if name in engine.model_fields_set and getattr(engine, name) != neutral:
                 raise _unsupported(f"engine.{name}", getattr(engine, name))
+        for name, hint in _OTHER_ENGINE_MEMORY.items():
+            if name in config.model_fields_set:
+                raise GymError(ErrorCode.CONFIG_INVALID, f"{name} has no effect with engine: vllm", hint)
         vllm = config.vllm
         if vllm.url is not None:
+            given = {f"vllm.{name}" for name in vllm.model_fields_set}
+            given |= {f"engine.{name}" for name in engine.model_fields_set} | config.model_fields_set
             for name in _STARTS_ONLY:
-                if name in vllm.model_fields_set:
+                if name in given:
                     raise GymError(
                         ErrorCode.CONFIG_INVALID,
-                        f"vllm.{name} is for a vLLM that is started here, and vllm.url names one that runs",
+                        f"{name} is for a vLLM that is started here, and vllm.url names one that runs",
                         "leave one of them out",
                     )
         if config.variants is not None and vllm.variants_in_memory < vllm.variant_slots:
@@ -106,7 +117,6 @@ class Vllm(EngineKind):
         settings = PluginSettings(
             None if store is None else store.folder / "objects",
             _kernel(config.engine, config.dtype),
-            plain.tie_word_embeddings,
         )
         if config.vllm.url is not None:
             server = _connect(config, context)
@@ -123,7 +133,9 @@ class Vllm(EngineKind):
             engine,
             store,
             vocab_size=plain.vocab_size,
-            description=EngineDescription("vllm", config.dtype, config.engine.prefix_cache),
+            description=EngineDescription(
+                "vllm", "" if config.vllm.url else config.dtype, config.engine.prefix_cache
+            ),
             embedding_size=None,
             pictures=NoPictures(),
         )

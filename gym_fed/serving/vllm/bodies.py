@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,15 +52,17 @@ class CacheSalts:
 
     Attributes:
         key: A random secret of this server, so that no salt can be guessed.
-        shared: True to share between users (``engine.prefix_cache: shared``).
+        sharing: ``engine.prefix_cache``: per user, between users (``shared``), or False for a new salt per request.
     """
 
     key: bytes
-    shared: bool
+    sharing: bool | str
 
     def salt(self, user: str, key_digest: str, variant: str | None, cache_key: str) -> str:
         """Return the salt of a request."""
-        owner = [] if self.shared else [user, key_digest]
+        if not self.sharing:
+            return secrets.token_hex(32)
+        owner = [] if self.sharing == "shared" else [user, key_digest]
         text = json.dumps([owner, variant, cache_key]).encode()
         return hmac.new(self.key, text, hashlib.sha256).hexdigest()
 

@@ -89,7 +89,7 @@ class VllmEngine:
             decoder,
             source,
             config.max_concurrent,
-            CacheSalts(secrets.token_bytes(32), config.prefix_cache == "shared"),
+            CacheSalts(secrets.token_bytes(32), config.prefix_cache),
             self._counters,
         )
         self._changed = asyncio.Event()

@@ -194,5 +194,5 @@ def vllm_environment(
         "HF_HUB_OFFLINE": "1",
         # vLLM's own binding keeps cores free for processes that it does not start here.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(threads or len(os.sched_getaffinity(0))),
+        "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
     }

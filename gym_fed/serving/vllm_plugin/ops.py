@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gym_quant.kernels.triton_slots import add_signed_slots
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("gym_fed", "DEF")
+_library: Any = torch.library  # without annotations
+_LIBRARY = _library.Library("gym_fed", "DEF")
 _LIBRARY.define("add_signed(Tensor x, Tensor bits, Tensor scales, Tensor slots, Tensor(a!) y) -> ()")
 
 
@@ -16,7 +19,7 @@ def _fake(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: Tensor) -> 
 
 for _device in ("CUDA", "CPU"):
     _LIBRARY.impl("add_signed", add_signed_slots, _device)
-torch.library.register_fake("gym_fed::add_signed", _fake, lib=_LIBRARY)
+_library.register_fake("gym_fed::add_signed", _fake, lib=_LIBRARY)
 
 
 def add_signed(x: Tensor, bits: Tensor, scales: Tensor, slots: Tensor, y: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from gym_quant.resident import IndexArray
 from torch import Tensor
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
+from vllm.lora.layers.logits_processor import LogitsProcessorWithLoRA
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.model_manager import LoRAModelManager
@@ -256,7 +257,8 @@ def _wire(manager: Any) -> Wiring:
     """Find the places of a model, and mark its modules with them."""
     settings = PluginSettings.read()
     step = StepSlots(manager.max_num_batched_tokens, manager.device)
-    wiring = Wiring(step, manager.lora_slots, settings.kernel, settings.tied, manager.device)
+    tied = bool(getattr(manager.model.config, "tie_word_embeddings", False))
+    wiring = Wiring(step, manager.lora_slots, settings.kernel, tied, manager.device)
     manager.gym_lora_slots = []
     for name, layer in manager.modules.items():
         if isinstance(layer, BaseLinearLayerWithLoRA):
@@ -268,7 +270,8 @@ def _wire(manager: Any) -> Wiring:
             )
             # Through __dict__: nn.Module's attributes, and vLLM's forwarding of unknown names, stay out of the way.
             layer.__dict__.update(gym_place=place, gym_manager=manager)
-    for name, module in manager.model.named_modules():
+    for full_name, module in manager.model.named_modules():
+        name = full_name.removesuffix(".base_layer")
         if type(module) is RMSNorm and module.has_weight:
             module.__dict__.update(gym_place=wiring.add_norm(name, module.weight.data), gym_step=step)
         elif name == EMBEDDING and isinstance(module, VocabParallelEmbedding):
@@ -276,7 +279,9 @@ def _wire(manager: Any) -> Wiring:
             module.__dict__.update(gym_table=table, gym_step=step)
     head = getattr(manager.model, HEAD, None)
     logits = getattr(manager.model, "logits_processor", None)
-    if isinstance(head, ParallelLMHead | VocabParallelEmbedding) and isinstance(logits, LogitsProcessor):
+    if isinstance(head, ParallelLMHead | VocabParallelEmbedding) and isinstance(
+        logits, LogitsProcessor | LogitsProcessorWithLoRA
+    ):
         table = wiring.add_table(HEAD, head.org_vocab_size, head.embedding_dim)
         logits.__dict__.update(gym_table=table, gym_step=step)
     return wiring
@@ -313,5 +318,6 @@ _PATCHES: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (RMSNorm, "forward", _norm_forward),
     (VocabParallelEmbedding, "forward", _embedding_forward),
     (LogitsProcessor, "_get_logits", _get_logits),
+    (LogitsProcessorWithLoRA, "_get_logits", _get_logits),
 )
 """Owner, method, and the function that wraps the method."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_OBJECTS, _KERNEL, _TIED = "GYM_VLLM_OBJECTS", "GYM_VLLM_KERNEL", "GYM_VLLM_TIED"
+_OBJECTS, _KERNEL = "GYM_VLLM_OBJECTS", "GYM_VLLM_KERNEL"
 
 
 @dataclass(frozen=True)
@@ -17,24 +17,18 @@ class PluginSettings:
     Attributes:
         objects: The folder ``objects/`` of the variant store; None: there are no variants.
         kernel: How sign deltas are multiplied on the CPU: ``exact``, ``lookup`` or ``lookup16``.
-        tied: True if the head has the weights of the embeddings.
     """
 
     objects: Path | None
     kernel: str = "exact"
-    tied: bool = False
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that ``read`` reads."""
         objects = "" if self.objects is None else str(self.objects)
-        return {_OBJECTS: objects, _KERNEL: self.kernel, _TIED: str(int(self.tied))}
+        return {_OBJECTS: objects, _KERNEL: self.kernel}
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> PluginSettings:
         """Read the settings of this process."""
         objects = environment.get(_OBJECTS, "")
-        return cls(
-            Path(objects) if objects else None,
-            environment.get(_KERNEL, "exact"),
-            environment.get(_TIED, "0") == "1",
-        )
+        return cls(Path(objects) if objects else None, environment.get(_KERNEL, "exact"))

@@ -48,12 +48,13 @@ def test_body_has_greedy_decoding_and_our_end_tokens() -> None:
 
 
 def test_salts_differ_between_users_unless_they_share() -> None:
-    alone, shared = CacheSalts(b"k", False), CacheSalts(b"k", True)
+    alone, shared, off = (CacheSalts(b"k", sharing) for sharing in (True, "shared", False))
     assert alone.salt("ada", "1", None, "") != alone.salt("bob", "1", None, "")
     assert alone.salt("ada", "1", None, "") != alone.salt("ada", "2", None, "")
     assert shared.salt("ada", "1", "v", "") == shared.salt("bob", "2", "v", "")
     assert shared.salt("ada", "1", "v", "a") != shared.salt("ada", "1", "v", "b")
-    assert alone.salt("ada", "1", None, "") != CacheSalts(b"l", False).salt("ada", "1", None, "")
+    assert alone.salt("ada", "1", None, "") != CacheSalts(b"l", True).salt("ada", "1", None, "")
+    assert off.salt("ada", "1", None, "") != off.salt("ada", "1", None, "")
 
 
 def test_error_in_the_stream_is_raised() -> None:

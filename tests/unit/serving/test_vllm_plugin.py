@@ -178,6 +178,6 @@ def test_file_whose_bytes_are_not_of_its_digest_is_refused(tmp_path: Path) -> No
 
 
 def test_settings_survive_the_environment() -> None:
-    settings = PluginSettings(Path("/a/objects"), "lookup", True)
+    settings = PluginSettings(Path("/a/objects"), "lookup")
     assert PluginSettings.read(settings.environment()) == settings
     assert PluginSettings.read({}) == PluginSettings(None)
