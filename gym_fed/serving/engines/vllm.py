@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 _BASE = "base"
 """The base's name in a vLLM that is started here; digests cannot be it."""
-_OTHER_ENGINE = {"adapter": [], "base_format": "auto", "device": "auto"}
-_OTHER_ENGINE_SETTINGS = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
+_OTHER_ENGINE: dict[str, object] = {"adapter": [], "base_format": "auto", "device": "auto"}
+_OTHER_ENGINE_SETTINGS: dict[str, object] = {"speculative": "off", "kv_dtype": "auto", "step_stretch": None}
 _OTHER_ENGINE_MEMORY = {"cache_size": "set vllm.variants_in_memory", "packed_size": "leave it out"}
 _STARTS_ONLY = (
     "vllm.python",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class VllmClient:
 
     async def generate(
         self, body: dict[str, Any], token_text: Callable[[int], str]
-    ) -> AsyncIterator[AnswerChunk]:
+    ) -> AsyncGenerator[AnswerChunk]:
         """Stream an answer; closing the iterator cancels it in vLLM.
 
         Args:
