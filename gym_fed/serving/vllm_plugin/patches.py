@@ -139,21 +139,21 @@ def _set_adapter_mapping(original: Callable[..., None]) -> Callable[..., None]:
 def _apply_lora_to_output(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(original)
     def apply_lora(self: Any, x: Tensor, output: Tensor) -> Tensor:
-        place: LinearPlace | None = self.__dict__.get("gym_place")
+        place: LinearPlace | None = getattr(self, "gym_place", None)
         if place is None:
             return original(self, x, output)
-        manager = self.__dict__["gym_manager"]
+        manager = self.gym_manager
         step: StepSlots = manager.gym_wiring.step
-        on_host = isinstance(place.slots, HostLayer)
-        if on_host:
+        layer, slots = place.slots, step.tokens[: x.shape[0]]
+        if isinstance(layer, HostLayer):
             _add_factors(self, manager.gym_lora_slots, x, output)
             if not step.used:
                 return output
+            layer.add(x, output, step.token_index)
         else:
             output = original(self, x, output)
-        slots = step.tokens[: x.shape[0]]
-        place.slots.add(x, output, slots, step.token_index)
-        if place.bias is not None and (not on_host or place.bias.occupied):
+            layer.add(x, output, slots)
+        if place.bias is not None and (isinstance(layer, DeviceLayer) or place.bias.occupied):
             output += place.bias.rows(slots).to(output.dtype)
         return output
 
@@ -184,10 +184,10 @@ def _norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def forward(self: Any, x: Tensor, residual: Tensor | None = None) -> Any:
         result = original(self, x, residual)
-        place: NormPlace | None = self.__dict__.get("gym_place")
+        place: NormPlace | None = getattr(self, "gym_place", None)
         if place is None:
             return result
-        step: StepSlots = self.__dict__["gym_step"]
+        step: StepSlots = self.gym_step
         if not place.factors.values.is_cuda and not (step.used and place.factors.occupied):
             return result
         out = result[0] if isinstance(result, tuple) else result
@@ -203,10 +203,10 @@ def _embedding_forward(original: Callable[..., Tensor]) -> Callable[..., Tensor]
     @functools.wraps(original)
     def forward(self: Any, input_: Tensor) -> Tensor:
         output = original(self, input_)
-        slots = self.__dict__.get("gym_table")
+        slots = getattr(self, "gym_table", None)
         if slots is None:
             return output
-        step: StepSlots = self.__dict__["gym_step"]
+        step: StepSlots = self.gym_step
         if isinstance(slots, DeviceLayer):
             slots.add_rows(input_, output, step.tokens[: input_.shape[0]])
         elif step.used:
@@ -227,14 +227,15 @@ def _get_logits(original: Callable[..., Tensor | None]) -> Callable[..., Tensor 
         **named: Any,
     ) -> Tensor | None:
         logits = original(self, hidden_states, lm_head, embedding_bias, *rest, **named)
-        slots = self.__dict__.get("gym_table")
+        slots = getattr(self, "gym_table", None)
         if slots is None or logits is None:
             return logits
-        step: StepSlots = self.__dict__["gym_step"]
-        if isinstance(slots, HostLayer) and not step.used:
-            return logits
-        of_rows, index = _logit_slots(step, hidden_states)
-        slots.add(hidden_states, logits[:, : slots.sizes[0]], of_rows, index)
+        step: StepSlots = self.gym_step
+        sized = logits[:, : slots.sizes[0]]
+        if isinstance(slots, DeviceLayer):
+            slots.add(hidden_states, sized, _logit_slots(step, hidden_states)[0])
+        elif step.used:
+            slots.add(hidden_states, sized, _logit_slots(step, hidden_states)[1])
         return logits
 
     return get_logits

@@ -78,17 +78,6 @@ class LayerSlots(ABC):
     def put(self, slot: int, parts: Sequence[object | None]) -> None:
         """Replace the contents of a slot; a part that is None has no delta."""
 
-    @abstractmethod
-    def add(self, x: Tensor, y: Tensor, slots: Tensor, index: IndexArray) -> None:
-        """``y[row] += delta[slot of row] @ x[row]`` for rows with a slot.
-
-        Args:
-            x: ``[rows, in]``.
-            y: ``[rows, out]``, changed in place.
-            slots: The slot of each row, on the device.
-            index: The same on the host.
-        """
-
     def check(self, part: int, matrix: SignMatrix, cols: int) -> None:
         """Refuse a matrix of another shape.
 
@@ -131,7 +120,14 @@ class HostLayer(LayerSlots):
             batch = SignBatch(list(held.values()), self._kernel) if held else None
             self._batches[number] = None if batch is None else (batch, place)
 
-    def add(self, x: Tensor, y: Tensor, slots: Tensor, index: IndexArray) -> None:
+    def add(self, x: Tensor, y: Tensor, index: IndexArray) -> None:
+        """``y[row] += delta[slot of row] @ x[row]`` for rows with a slot.
+
+        Args:
+            x: ``[rows, in]``.
+            y: ``[rows, out]``, changed in place.
+            index: ``[rows] int64``: the slot of each row, or -1.
+        """
         path, column = dispatch.path(), 0
         dense: Tensor | None = None
         total = y
@@ -202,7 +198,8 @@ class DeviceLayer(LayerSlots):
                 self.scales[slot, row : row + size].zero_()
             row += size
 
-    def add(self, x: Tensor, y: Tensor, slots: Tensor, index: IndexArray) -> None:
+    def add(self, x: Tensor, y: Tensor, slots: Tensor) -> None:
+        """Compute ``HostLayer.add`` with slots ``[rows] int32`` on the device, without a host round trip."""
         ops.add_signed(x, self.bits, self.scales, slots, y)
 
     def add_rows(self, ids: Tensor, y: Tensor, slots: Tensor) -> None:

@@ -51,7 +51,7 @@ class LinearPlace:
 
     parts: tuple[str, ...]
     shards: tuple[Shard, ...]
-    slots: LayerSlots
+    slots: HostLayer | DeviceLayer
     bias: VectorSlots | None
     adds_bias: bool = True
 
@@ -85,11 +85,11 @@ class Wiring:
         self.step = step
         self.linears: dict[str, LinearPlace] = {}
         self.norms: dict[str, NormPlace] = {}
-        self.tables: dict[str, LayerSlots] = {}
+        self.tables: dict[str, HostLayer | DeviceLayer] = {}
         """Embedding and head, whole on every rank."""
         self._num_slots, self._kernel, self._tied, self._device = num_slots, kernel, tied, device
 
-    def new_layer(self, sizes: Sequence[int], cols: int) -> LayerSlots:
+    def new_layer(self, sizes: Sequence[int], cols: int) -> HostLayer | DeviceLayer:
         """Create the slots of a layer for the model's device."""
         if self._device.type == "cpu":
             return HostLayer(sizes, cols, self._num_slots, self._kernel)
@@ -113,7 +113,7 @@ class Wiring:
         self.norms[name] = NormPlace(weight, factors)
         return self.norms[name]
 
-    def add_table(self, name: str, rows: int, cols: int) -> LayerSlots:
+    def add_table(self, name: str, rows: int, cols: int) -> HostLayer | DeviceLayer:
         """Register the embedding or the head."""
         self.tables[name] = self.new_layer([rows], cols)
         return self.tables[name]

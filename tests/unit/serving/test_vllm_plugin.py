@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +58,7 @@ def test_rows_get_the_terms_of_their_slots(dtype: torch.dtype) -> None:
     x, y = torch.randn(4, COLS).to(dtype), torch.zeros(4, ROWS, dtype=dtype)
     step = StepSlots(8, torch.device("cpu"))
     step.update([3, -1, 1, 3], [3])
-    layer.add(x, y, step.tokens[:4], step.token_index)
+    layer.add(x, y, step.token_index)
     wanted = torch.zeros(4, ROWS)
     for row in (0, 3):
         wanted[row] = torch.cat([decoded(first) @ x[row].float(), decoded(second) @ x[row].float()])
@@ -67,7 +72,7 @@ def test_emptied_slot_adds_nothing() -> None:
     layer.put(0, [layer.prepare(0, matrix(0))])
     layer.put(0, [None])
     y = torch.zeros(1, ROWS)
-    layer.add(torch.randn(1, COLS), y, torch.zeros(1, dtype=torch.int32), np.zeros(1, dtype=np.int64))
+    layer.add(torch.randn(1, COLS), y, np.zeros(1, dtype=np.int64))
     assert not y.any()
 
 
@@ -175,6 +180,61 @@ def test_file_whose_bytes_are_not_of_its_digest_is_refused(tmp_path: Path) -> No
     with pytest.raises(GymError) as error:
         open_object(path)
     assert error.value.code is ErrorCode.HASH_MISMATCH
+
+
+APART = Path(sys.prefix) / "triton"
+"""Where `make triton` puts it."""
+ON_DEVICE = """
+import json, numpy, torch
+from gym_quant import kernels
+from gym_quant.kernels import SignMatrix
+from gym_fed.serving.vllm_plugin.slots import DeviceLayer, HostLayer, StepSlots, VectorSlots
+
+torch.manual_seed(0)
+cpu, step = torch.device("cpu"), StepSlots(8, torch.device("cpu"))
+layers = HostLayer([24, 16], 64, 4, "exact"), DeviceLayer([24, 16], 64, 4, cpu)
+tables = HostLayer([40], 64, 4, "exact"), DeviceLayer([40], 64, 4, cpu)
+bias = VectorSlots(40, 4, 0.0, cpu)
+bias.put(1, torch.randn(40))
+for slot, group in ((3, None), (1, 64)):
+    parts = [SignMatrix(*kernels.encode_signs(torch.randn(n, 64), None, group), 64, group) for n in (24, 16, 40)]
+    for layer, table in zip(layers, tables):
+        layer.put(slot, [layer.prepare(0, parts[0]), layer.prepare(1, parts[1]) if group else None])
+        table.put(slot, [table.prepare(0, parts[2])])
+
+def device_step(x, ids, y, rows):
+    slots = step.tokens[: x.shape[0]]
+    layers[1].add(x, y, slots)
+    tables[1].add_rows(ids, rows, slots)
+    return y + bias.rows(slots)
+
+compiled = torch.compile(device_step, fullgraph=True, backend="eager")
+apart = []
+for used in ([3, -1, 1, 3], [1, 1, -1, 3]):  # the second runs the same graph with other slots
+    step.update(used, used)
+    x, ids = torch.randn(4, 64), torch.randint(40, (4,), dtype=torch.int32)
+    y, rows, expected, expected_rows = torch.zeros(4, 40), torch.zeros(4, 64), torch.zeros(4, 40), torch.zeros(4, 64)
+    found = compiled(x, ids, y, rows)
+    layers[0].add(x, expected, step.token_index)
+    tables[0].add_rows(ids, expected_rows, step.token_index)
+    expected += bias.rows(step.tokens[:4])
+    apart += [float((found - expected).abs().max()), float((rows - expected_rows).abs().max())]
+    assert expected.abs().max() > 1
+print(json.dumps([apart, torch._dynamo.utils.counters["stats"]["unique_graphs"]]))
+"""
+
+
+@pytest.mark.skipif(
+    not (importlib.util.find_spec("triton") or APART.is_dir()), reason="Triton is not here: make triton"
+)
+def test_static_buffers_in_one_compiled_graph_give_the_terms_of_the_cpu() -> None:
+    path = os.pathsep.join([*sys.path, str(APART)])
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", ON_DEVICE], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    apart, graphs = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    assert max(apart) < 1e-4
+    assert graphs == 1
 
 
 def test_settings_survive_the_environment() -> None:
