@@ -121,7 +121,7 @@ def test_greedy_answers_and_losses_are_those_of_the_own_engine_and_the_merged_mo
 def test_losses_of_prompts_include_the_head(vllm: Serving, folder: Path) -> None:
     """Of prompts, vLLM computes logits by another way than of sampled tokens."""
     assert isinstance(vllm.engine, VllmEngine)
-    address = vllm.engine._server.address
+    address = vllm.engine.server.address
     ids = list(b"shout: hello and good bye")
     assert vllm.store is not None
     body = {"model": vllm.store.get("ada").sha256, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
@@ -147,7 +147,7 @@ def test_grammar_holds(vllm: Serving) -> None:
 
 def test_killed_vllm_is_back_with_its_variants(vllm: Serving) -> None:
     assert isinstance(vllm.engine, VllmEngine)
-    process = vllm.engine._server
+    process = vllm.engine.server
     assert isinstance(process, VllmProcess)
     params = SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)
     running = vllm.engine.submit(GenerationRequest(list(b"copy: abc"), params, "ada"))

@@ -66,6 +66,9 @@ class VllmEngine:
         config: The limits of the queue.
         limits: The limits of the model.
         end_ids: Tokens that end an answer.
+
+    Attributes:
+        server: The vLLM.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class VllmEngine:
         end_ids: frozenset[int],
     ) -> None:
         self.limits, self.end_ids = limits, end_ids
-        self._config, self._server = config, server
+        self._config, self.server = config, server
         self._counters = Counters()
         decoder = TextDecoder(tokenizer)
         self._events = asyncio.new_event_loop()
@@ -134,7 +137,7 @@ class VllmEngine:
     def healthy(self) -> bool:
         """True if the loop is alive and vLLM answers."""
         queue = self._queue
-        return self._thread.is_alive() and queue.broken is None and not queue.closing and self._server.ready
+        return self._thread.is_alive() and queue.broken is None and not queue.closing and self.server.ready
 
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the gateway. Steps and KV blocks are counted by vLLM's own metrics."""
@@ -163,10 +166,10 @@ class VllmEngine:
         self._queue.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._server.close()
+        self.server.close()
 
     def _require_ready(self) -> None:
-        if not self._server.ready and not self._queue.closing:
+        if not self.server.ready and not self._queue.closing:
             raise GymError(ErrorCode.UNAVAILABLE, "vLLM is being started again", "try again in a moment")
 
     def _wake(self) -> None:
@@ -188,7 +191,7 @@ class VllmEngine:
             while (cancelled := self._queue.take()) is not None:
                 for request in cancelled:
                     self._loop.cancel(request)
-                if self._server.ready:
+                if self.server.ready:
                     self._loop.admit()
                 await self._wait()
         except BaseException as broken:
@@ -202,7 +205,7 @@ class VllmEngine:
     async def _wait(self) -> None:
         """Wait for a change; while requests could start but for their variants, only for some milliseconds."""
         room = self._loop.running < self._config.max_concurrent
-        polls = room and self._loop.waiting and self._server.ready
+        polls = room and self._loop.waiting and self.server.ready
         try:
             await asyncio.wait_for(self._changed.wait(), _LOADING_POLL_SECONDS if polls else None)
         except TimeoutError:

@@ -19,7 +19,7 @@ from gym_fed.serving.vllm_plugin.slots import (
     VectorSlots,
     sliced,
 )
-from gym_fed.serving.vllm_plugin.variants import EMBEDDING, HEAD, PluginVariant
+from gym_fed.serving.vllm_plugin.variants import EMBEDDING, PluginVariant
 
 
 @dataclass(frozen=True)
@@ -207,6 +207,3 @@ def _checked(name: str, layer: LayerSlots, part: int, matrix: SignMatrix) -> obj
         return layer.prepare(part, matrix)
     except CodecError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-__all__ = ["HEAD", "LinearPlace", "NormPlace", "Prepared", "Shard", "Wiring"]

@@ -20,6 +20,7 @@ CALLED_BY_OTHERS = {
     "gym_fed/trust/wire/_generated": "protoc's",
 }
 TESTED_ONLY = {
+    "gym_quant.kernels.triton_slots.add_signed_reference": "tests and make test-gpu compare with it",
     "gym_fed.trust.identity.history.key_at": "for readers of a ledger; no command of ours needs it",
 }
 

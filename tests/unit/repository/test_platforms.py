@@ -25,6 +25,8 @@ NAMED_IN = {
     "gym_fed/evaluation/graders/_sandbox_child.py",
     "gym_fed/core/file_lock.py",
     "gym_fed/core/portable.py",
+    "gym_fed/serving/vllm/process.py",  # vLLM does not run on Windows
+    "gym_fed/serving/vllm_plugin/launch.py",
     "gym_fed/webui/jobs.py",  # looks first
 }
 """Files that may name a function, a flag or a signal that Windows lacks."""

@@ -44,7 +44,7 @@ def serving(folder: Path) -> Any:
 
 def process_of(serving: Any) -> VllmProcess:
     assert isinstance(serving.engine, VllmEngine)
-    server = serving.engine._server
+    server = serving.engine.server
     assert isinstance(server, VllmProcess)
     return server
 
