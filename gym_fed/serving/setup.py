@@ -117,7 +117,7 @@ def open_serving(config: ServingConfig) -> Serving:
             embedding_size=opened.embedding_size,
             pictures=pictures,
             sampling_defaults=defaults,
-            vocabularies=engine.vocabularies,
+            vocabularies=opened.vocabularies,
         )
         return Serving(
             config,

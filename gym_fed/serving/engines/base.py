@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.limits import Limits
     from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
     from gym_fed.serving.engine.stats import EngineStats
+    from gym_fed.serving.engine.vocabularies import Vocabularies
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.store.store import VariantStore
 
@@ -84,6 +85,7 @@ class OpenedEngine:
         embedding_size: The size of an embedding; None: unknown, or there are none.
         pictures: The reader of pictures, or what refuses them.
         served: The model, if it is in this process.
+        vocabularies: The tokenizers of variants with added tokens; None: this kind serves none.
     """
 
     base: BaseSpec
@@ -95,6 +97,7 @@ class OpenedEngine:
     embedding_size: int | None
     pictures: PictureReader | NoPictures
     served: MultiVariantModel | None = None
+    vocabularies: Vocabularies | None = None
 
 
 class EngineKind(ABC):

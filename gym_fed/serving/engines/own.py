@@ -79,6 +79,7 @@ class Own(EngineKind):
             embedding_size=_embedding_size(model),
             pictures=pictures,
             served=served,
+            vocabularies=engine.vocabularies,
         )
 
 
