@@ -526,9 +526,7 @@ def loops_of_recipes(tmp_path: Path) -> None:
             num_iterations=1,
             **short,
         )
-        grpo = GRPO(
-            dataset=threads, model=model, lr=1e-5, completions_per_sample=2, max_steps=1, **short
-        )
+        grpo = GRPO(dataset=threads, model=model, lr=1e-5, completions_per_sample=2, max_steps=1, **short)
         assert [loop.run().steps for loop in (sft, dpo, ppo, grpo)] == [1, 1, 2, 1]
         assert grader.ready == 2
         assert (ctx.save_model_safely("model", model) / "config.json").is_file()
