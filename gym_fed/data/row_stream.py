@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.data.files import find_files
 from gym_fed.data.rows import PlacedDict, Row, RowKind, iter_kind
 from gym_fed.data.sources import source_rows
@@ -86,7 +87,7 @@ class RowStream:
                 if sum(1 for _ in islice(source, skipped)) < skipped:
                     raise GymError(
                         ErrorCode.DATA_INVALID,
-                        f"{shards[index].path}: has fewer than the {skipped} rows that the run has read",
+                        f"{shards[index].path}: has fewer rows than the {counted(skipped, 'row')} that were read",
                         "restore the file, or start again in another output_dir",
                     )
                 for number, row in enumerate(source, skipped + 1):

@@ -52,11 +52,6 @@ INFO = Path("data") / "dataset_info.json"
 """LLaMA-Factory's list of datasets, relative to the working directory."""
 
 
-def named_rows(name: str) -> list[dict[str, Any]]:
-    """Load all rows of ``named_source(name)``; raises as ``named_source`` and ``source_rows``."""
-    return [row for _, row in source_rows(named_source(name))]
-
-
 def named_source(name: str) -> DataConfig:
     """Resolve a name: a file, folder or URL, then data/dataset_info.json, the catalogue and the registry.
 

@@ -114,7 +114,7 @@ class StreamedRows:
         for number, position, counts in reversed(self._blocks):
             if number <= learned:
                 return {"position": asdict(position), "number": number, "learned": learned, "counts": counts}
-        reason = f"the position of encoded row {learned} is not known any more"
+        reason = f"the position after {counted(learned, 'encoded row')} is not known any more"
         raise GymError(ErrorCode.INTERNAL, reason, "raise buffer_size")
 
     def start(self, state: dict[str, Any] | None, begun: Callable[[], None] | None = None) -> None:
@@ -205,5 +205,7 @@ def check_streaming(config: TrainingConfig) -> None:
 def _require_embedded(row: dict[str, Any], num_embeddings: int) -> None:
     for key, ids in row.items():
         if key.endswith("ids") and max(ids, default=0) >= num_embeddings:
-            reason = f"a row holds token {max(ids)}, but the embeddings only have {num_embeddings} rows"
+            reason = (
+                f"a row holds token {max(ids)}, but the embeddings only have {counted(num_embeddings, 'row')}"
+            )
             raise GymError(ErrorCode.CONFIG_INVALID, reason, "use the model's own tokenizer")

@@ -73,14 +73,6 @@ def require_image_model(config: TrainingConfig, *, reads_images: bool) -> None:
         refuse_set(config, keys, reason, "remove it, or train a model that reads images by sft")
 
 
-def require_no_media(
-    rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
-) -> None:
-    """Refuse rows with media that the model, or the given ``algorithm``, would ignore; see ``without_media``."""
-    for _ in without_media(rows, reads, algorithm):
-        pass
-
-
 def without_media(
     rows: Iterable[Row], reads: frozenset[str] = frozenset(), algorithm: str | None = None
 ) -> Iterator[Row]:
@@ -143,7 +135,7 @@ def encode_media_rows(
             require_package(
                 "torchvision", f"{place_of(row, number)}: a video, which this model reads,", "vision"
             )
-    require_no_media(rows, reader.media.kinds)
+    rows = list(without_media(rows, reader.media.kinds))
     reads = reader.read(rows, assistant_only)
     reader.require_mixable(reads, [place_of(row, number) for number, row in enumerate(rows, start=1)])
     for number, (row, read) in enumerate(zip(rows, reads, strict=True), start=1):

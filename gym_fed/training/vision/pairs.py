@@ -16,7 +16,7 @@ from gym_fed.training.vision.conversations import (
     TooLong,
     report_media,
     require_conversations,
-    require_no_media,
+    without_media,
 )
 from gym_fed.training.vision.trainer import MediaBatches
 
@@ -32,7 +32,7 @@ def encode_media_pairs(config: TrainingConfig, processor: Any, rows: Sequence[Ro
         GymError: ``DATA_INVALID`` as ``encode_media_rows``, and for a row that is not a conversation.
     """
     reader = RowReader(config, processor)
-    require_no_media(rows, reader.media.kinds)
+    rows = list(without_media(rows, reader.media.kinds))
     counts, encoded, too_long = RowCounts(), [], TooLong(config.max_length)
     reads = read_pairs(reader, rows)
     for number, row in enumerate(rows, start=1):
