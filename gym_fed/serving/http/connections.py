@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -25,6 +26,7 @@ from gym_fed.config.serving import ConnectionsConfig
 from gym_fed.core.addresses import network_of
 from gym_fed.core.files import raise_file_limit
 from gym_fed.serving.http.proxies import BehindProxy, Proxies
+from gym_fed.trust.identity.tls import private_pem, server_context
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,12 @@ class Tls:
     certificate: Path
     key: Path
     passphrase: str | None = None
+
+    def context(self, *_: object) -> ssl.SSLContext:
+        """Return the TLS context of an encrypted key, for uvicorn."""
+        return server_context(
+            self.certificate, private_pem(self.key, lambda _: str(self.passphrase).encode())
+        )
 
 
 class LimitedServer(uvicorn.Server):
@@ -86,7 +94,7 @@ class LimitedServer(uvicorn.Server):
                 timeout_graceful_shutdown=stop_seconds,
                 ssl_certfile=None if tls is None else str(tls.certificate),
                 ssl_keyfile=None if tls is None else str(tls.key),
-                ssl_keyfile_password=None if tls is None else tls.passphrase,
+                ssl_context_factory=None if tls is None or tls.passphrase is None else tls.context,
             )
         )
 

@@ -11,7 +11,9 @@ import datetime
 import hashlib
 import ipaddress
 import re
+import secrets
 import ssl
+import tempfile
 from pathlib import Path
 
 from cryptography import x509
@@ -167,6 +169,22 @@ def private_pem(path: Path, passphrase: Passphrase) -> bytes:
         return plain_pem(serialization.load_pem_private_key(pem, passphrase(str(path))))
     except (ValueError, TypeError) as error:
         raise GymError(ErrorCode.KEY_LOCKED, f"the passphrase does not open {path}", "try again") from error
+
+
+def server_context(certificate: Path, key_pem: bytes) -> ssl.SSLContext:
+    """Create the TLS context of a server whose unencrypted private key is in memory.
+
+    ``ssl`` reads keys from files only. OpenSSL refuses our encrypted ones: their scrypt needs 128 MiB, and its limit is
+    32. The key therefore passes through a file that is encrypted with a random password and deleted at once.
+    """
+    key, password = serialization.load_pem_private_key(key_pem, None), secrets.token_hex(32)
+    hidden = serialization.BestAvailableEncryption(password.encode())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "key.pem")
+        path.write_bytes(key.private_bytes(Encoding.PEM, serialization.PrivateFormat.PKCS8, hidden))
+        context.load_cert_chain(certificate, path, password)
+    return context
 
 
 def fingerprint(certificate_pem: bytes) -> str:
