@@ -220,7 +220,7 @@ class Hub(CallsBesideRounds):
         self._wakeups.notify()
         return pb.SubmitReply(receipt_json=receipt)
 
-    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest, caller: str) -> str:
+    def _submit(self, contributor: str, node_id: int, request: pb.SubmitRequest, caller: str = "") -> str:
         message = self._queue.get(request.message_id)
         if message is None:
             raise GymError(ErrorCode.NOT_FOUND, f"no task {request.message_id}")
