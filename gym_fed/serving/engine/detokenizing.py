@@ -197,9 +197,13 @@ class TextStream:
         self._utf8.decode(tail)
         self._continues_prompt = bool(self._utf8.getstate()[0])
 
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is a control token."""
+        return self._decoder.is_special(token_id)
+
     def hides(self, token_id: int) -> bool:
         """Return whether a token is not part of the text."""
-        return self._decoder.is_special(token_id) and not (self._all_shown or token_id in self._shown)
+        return self.is_special(token_id) and not (self._all_shown or token_id in self._shown)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return the bytes that a token would add now; a hidden one has those of its own text."""

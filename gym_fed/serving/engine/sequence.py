@@ -196,6 +196,9 @@ class GenerationSequence(ScheduledRequest):
         split = AnswerSplit()
         if self._ends_at(token_id):
             reason = "stop"
+            settled = self._thought is None or not self._thought.held
+            if settled and self._text.is_special(token_id) and self._in_answer(len(self.token_ids) - 1):
+                split = AnswerSplit(text=self._compare_hidden(token_id))
         else:
             split = self._split(token_id)
             guide = self._guide if self._thought is None else self._thought
@@ -222,11 +225,14 @@ class GenerationSequence(ScheduledRequest):
         hidden = self._text.hides(token_id)
         index = len(self.token_ids) - 1
         if hidden and self._in_answer(index) and not self._stops.matched:
-            # A stop text may be a control token
-            text += self._stops.push(self._text.bytes_of(token_id).decode(errors="replace"), hidden=True)
+            text += self._compare_hidden(token_id)
         elif not hidden and self._logprobs:
             self._unreported.put(index, self._logprobs[index], self._text.span)
         return AnswerSplit(split.reasoning, text)
+
+    def _compare_hidden(self, token_id: int) -> str:
+        """Compare the stop texts with a token that is not shown, and return text that may be shown before it."""
+        return self._stops.push(self._text.bytes_of(token_id).decode(errors="replace"), hidden=True)
 
     def _described(self, token_id: int, sampled: SampledLogprob) -> TokenLogprob:
         bytes_of = self._text.bytes_of

@@ -15,6 +15,7 @@ _CALLED = {
     **dict.fromkeys(("json_schema", "format"), _FORM),
     "think": ("reasoning_effort", "reasoning"),
     "n_probs": ("top_logprobs", "logprobs"),
+    "reasoning_effort": ("reasoning",),
 }
 """Equivalents of other servers' fields; the first one that the request's schema has is suggested."""
 _ALTERNATIVES = {

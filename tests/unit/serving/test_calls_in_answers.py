@@ -118,7 +118,7 @@ def test_a_response_whose_call_was_cut_short_can_be_continued(tokenizer: Any) ->
     engine.script, engine.finish = (lambda request: "Well."), "stop"
     second = answer_of(served, input="go on", previous_response_id=first["id"], tools=[STRICT])
     assert second["output"][0]["content"][0]["text"] == "Well."
-    said = served.tokenizing._prompts.text(engine.requests[1].prompt_ids, special=True)
+    said = served._prompts.text(engine.requests[1].prompt_ids, special=True)
     assert "Bern" not in said
     assert said.index("hi") < said.index("go on")
 

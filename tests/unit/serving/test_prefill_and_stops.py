@@ -77,6 +77,12 @@ def test_a_control_token_stops_also_though_end_tokens_are_ignored(client: Any, m
     assert answers(client, stop=[end], ignore_eos=True) == [("one", "stop")] * 3
 
 
+def test_a_stop_text_may_end_with_the_end_token(client: Any, model: Wishing) -> None:
+    model.wish = list(b"one\n")
+    assert answers(client) == [("one\n", "stop")] * 3
+    assert answers(client, stop=["\n<|im_end|>"]) == [("one", "stop")] * 3
+
+
 def test_control_tokens_are_in_the_text_on_request(client: Any, model: Wishing, tokenizer: Any) -> None:
     model.wish = tokenizer.encode(f"one{MARK}two", add_special_tokens=False)
     assert answers(client, skip_special_tokens=False) == [(f"one{MARK}two", "stop")] * 3
