@@ -81,8 +81,6 @@ class Tolerance:
             return "other special tokens"
         if not figures.get("same_chat_template", True):
             return "another chat template"
-        if not figures.get("same_weights", True):
-            return "other weights"
         if self.max is not None and not figures["max"] <= self.max * figures["largest"]:
             return f"logits that are up to {figures['max']:.3g} off, of at most {figures['largest']:.3g}"
         drawn = figures.get("vocabulary") or {"max": 0.0, "largest": 0.0}
@@ -98,6 +96,8 @@ class Tolerance:
             )
         if self.greedy and not figures["same_greedy_tokens"]:
             return "another answer to the same prompt"
+        if not figures.get("same_weights", True):
+            return "other weights, though the same logits for all texts"
         return None
 
 

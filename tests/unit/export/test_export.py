@@ -15,9 +15,9 @@ from typer.testing import CliRunner
 from gym_fed.base.models import load_model
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.checking import compared, effect_kept
+from gym_fed.export.checking import ReadBack, compared, effect_kept
 from gym_fed.export.formats.base import Options, Tolerance
-from gym_fed.export.readers.reading import PROMPTS, answers
+from gym_fed.export.readers.reading import GREEDY_TOKENS, answers
 from gym_fed.export.readers.transformers import load, loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
@@ -58,19 +58,21 @@ def test_what_is_read_back_in_a_fresh_process_is_what_was_written(tiny_base: Pat
     assert all(value.dtype is torch.bfloat16 for file in shards for value in load_file(file).values())
 
 
+@pytest.mark.parametrize(
+    ("factor", "says"), [(1.001, "reads back logits that are up to"), (1 + 1e-6, "reads back other weights")]
+)
 def test_an_export_that_computes_something_else_is_not_kept(
-    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    factor: float, says: str, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(parts: dict[str, Any], passage: list[int], *_: object) -> dict[str, Any]:
+    def changed(checking: ReadBack, parts: dict[str, Any], _: Path) -> dict[str, Any]:
         file = Path(parts["model"]) / "model.safetensors"
         tensors = load_file(file)
-        tensors["model.norm.weight"] *= 1.001
+        tensors["model.norm.weight"] *= factor
         save_file(tensors, file, metadata={"format": "pt"})
-        job = {"prompts": PROMPTS, "passage": passage, "vocabulary": passage, "texts": [], "tokens": 4}
-        return answers(load(parts), job)
+        return answers(load(parts), checking._job(GREEDY_TOKENS))
 
-    monkeypatch.setattr("gym_fed.export.checking._in_a_fresh_process", changed)
-    with pytest.raises(GymError, match="reads back logits that are up to") as caught:
+    monkeypatch.setattr(ReadBack, "_in_a_fresh_process", changed)
+    with pytest.raises(GymError, match=says) as caught:
         export(open_source(str(tiny_base)), "huggingface", tmp_path / "out", Options())
     assert caught.value.code is ErrorCode.EXPORT_DIFFERS
     assert list(tmp_path.iterdir()) == []

@@ -75,8 +75,7 @@ def test_formats_that_say_more_than_ours_are_refused_with_the_lines_to_write(nam
 
 
 def test_a_reader_that_is_called_otherwise_than_its_package_is_named_alone() -> None:
-    reading = SimpleNamespace(reader="yaml")  # of PyYAML
-    assert re.fullmatch(r"transformers [\d.]+\S*, yaml", _readers(reading))  # type: ignore[arg-type]
+    assert re.fullmatch(r"transformers [\d.]+\S*, yaml", _readers("yaml")), "the module of PyYAML"
 
 
 @pytest.mark.parametrize(
