@@ -31,7 +31,11 @@ class ExportAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``_new`` and ``find_base`` for errors."""
+        """Return the command line.
+
+        Raises:
+            GymError: ``MODEL_NOT_FOUND``, ``FILE_EXISTS``, ``PERMISSION_DENIED``; ``USAGE`` for an unknown name.
+        """
         find_base(workbench, self.model)
         _require_member(self.format, EXPORT_FORMATS.names(), "format")
         return [
@@ -52,7 +56,7 @@ class EncodeAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``_new`` and ``find_base`` for errors."""
+        """Return the command line; errors as in ``ExportAction.command``."""
         for model in (self.base, self.tuned):
             find_base(workbench, model)
         _require_member(self.codec, ("auto", *CODECS.names()), "codec")
@@ -79,7 +83,7 @@ class MergeAction(StrictModel):
     output: OutputPath
 
     def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``_new`` and ``find_base`` for errors."""
+        """Return the command line; errors as in ``ExportAction.command``."""
         for model in (self.base, *self.updates):
             find_base(workbench, model)
         _require_member(self.rule, merge_rules(), "rule")
@@ -99,7 +103,7 @@ class ShareAction(StrictModel):
     licence: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+-]{0,63}$")] | None = None
 
     def command(self, workbench: Workbench) -> list[str]:
-        """Return the command line; see ``_new`` and ``find_base`` for errors."""
+        """Return the command line; errors as in ``ExportAction.command``."""
         find_base(workbench, self.model)
         licence = [] if self.licence is None else [f"--licence={self.licence}"]
         return ["gym", "models", "push", *licence, "--", self.output, self.model]

@@ -182,7 +182,7 @@ export async function show(root, parameters, query) {
 }
 
 // Whether it fits, by shape and word; null where the memory of the device is not known.
-export function fit({peak_bytes, available_bytes}) {
+function fit({peak_bytes, available_bytes}) {
   if (!available_bytes) return null;
   const share = peak_bytes / available_bytes;
   return share < 0.85 ? state("filled", "It fits") : share < 1 ? state("half", "It fits barely") : state("struck", "It does not fit");
