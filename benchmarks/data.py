@@ -135,7 +135,7 @@ def compare(report: Report, found: dict[str, Starts], megabytes: int) -> None:
 
     def added(side: str, kind: str) -> float:
         few = "two processes, few rows" if kind == "two processes" else "few rows"
-        return max(1.0, middle(side, kind, "pss_mb") - middle(side, few, "pss_mb"))
+        return max(0.0, middle(side, kind, "pss_mb") - middle(side, few, "pss_mb"))
 
     what = f"{megabytes} MB, "
     for kind in ("first start", "second start"):
