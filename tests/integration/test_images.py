@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,10 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
+            # The death of its parent ends no process that has changed its user.
+            for pid in descendants(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.kill()
             process.wait()
 

@@ -146,7 +146,7 @@ class Container:
         variables = [*self.config["Env"], *(f"{name}={value}" for name, value in (environment or {}).items())]
         inside = [*self.config["Entrypoint"], *(words or self.config["Cmd"])]
         return [
-            *("unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", _ENTER, "enter"),
+            *("unshare", "--mount", "--pid", "--fork", "sh", "-c", _ENTER, "enter"),
             *(str(self.root), *places, "--", "env", "-i", "-C", "/data", *variables, *inside),
         ]
 
