@@ -188,7 +188,7 @@ export async function show(root, {path}, query) {
     const wanted = specs();
     charts = wanted.map(make);
     replace(plots, wanted.length ? charts.map(({plot}) => plot.node) : empty(["running", "running?", "starting"].includes(run.status)
-      ? `The first point comes with step 1, after the model and the rows are loaded and the model is measured; then one ${interval() === 1 ? "every step" : `every ${interval()} steps`}.` : "It ended before its first step, so there are no points."));
+      ? `The first point comes with step 1, after the model and the rows are loaded and the model is measured; then one ${interval() === 1 ? "every step" : `every ${count(interval(), "step")}`}.` : "It ended before its first step, so there are no points."));
     drawRest();
     fill();
   }
