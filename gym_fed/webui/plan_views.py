@@ -41,7 +41,8 @@ class PlanViews:
 
     def _memory(self, config: TrainingConfig, models: list[str]) -> dict[str, Any]:
         """Return ``{model: {peak_bytes, available_bytes} | {problem}}`` for the first models, at least one."""
-        until, planned = time.monotonic() + _SECONDS, {}
+        until = time.monotonic() + _SECONDS
+        planned: dict[str, dict[str, Any]] = {}
         for model in models:
             try:
                 plan = _plan(config.model_copy(update={"model": model}), timed=False)

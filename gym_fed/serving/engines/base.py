@@ -34,7 +34,7 @@ class ServingEngine(Protocol):
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue a request; raises as ``Engine.submit``."""
 
-    def require_room(self, prompt_ids: list[int], user: str) -> None:
+    def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
         """Refuse a request that ``submit`` would refuse for its length or a full queue."""
 
     def embed(self, prompt_ids: list[int], variant: str | None = None, user: str = "") -> PendingEmbedding:

@@ -9,8 +9,7 @@ import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption, RootPathOption, TrustedProxyOption
-from gym_fed.core.help import HOST, PORT, App, KeyName
+from gym_fed.core.help import HOST, PORT, App, KeyName, RootPathOption, TrustedProxyOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ def dashboard(
 ) -> None:
     """Show a running or stopped hub in the browser, read-only for all roles."""
     from gym_fed.config.hub.sections import DashboardConfig
-    from gym_fed.serving.http.proxies import Proxies
     from gym_fed.core.logs import log_to_stderr
+    from gym_fed.serving.http.proxies import Proxies
     from gym_server.cli.run import LOG_LEVELS
     from gym_server.federation import Federation, read_config
     from gym_server.web.dashboard import Dashboard
