@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import resolve
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
 from gym_fed.serving.base import end_ids, spec_of_files
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine
@@ -271,7 +272,7 @@ def _connect(config: ServingConfig, context: int) -> VllmServer:
     if context > longest:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            f"vLLM at {url} has a context of {longest} tokens, less than {context}",
+            f"vLLM at {url} has a context of {counted(longest, 'token')}, less than {context:,}",
             f"set engine.max_context to {longest} or less",
         )
     return RemoteVllm(address, name)
