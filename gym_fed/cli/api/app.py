@@ -97,10 +97,7 @@ def serve(
         ),
     ] = None,
     engine: Annotated[
-        str | None,
-        typer.Option(
-            "--engine", metavar="KIND", help="Engine: own or vllm.", show_default="own, or that of the file"
-        ),
+        str | None, typer.Option("--engine", metavar="KIND", help="Engine: own or vllm.")
     ] = None,
     set_: SetOption = None,
     chat_template: ChatTemplateOption = None,
