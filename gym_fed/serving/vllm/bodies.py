@@ -6,12 +6,13 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.engine.request import Grammar, SamplingParams, TokenLogprob
+from gym_fed.serving.engine.request import Grammar, SamplingParams
+from gym_fed.serving.engine.sampling import SampledLogprob
 
 _GREEDY_BELOW = 1e-4
 _LEAST_TEMPERATURE = 0.01
@@ -147,17 +148,16 @@ class AnswerChunk:
     """
 
     token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    logprobs: tuple[SampledLogprob, ...] = ()
     finish_reason: str | None = None
     cached_tokens: int | None = None
 
 
-def read_chunk(value: Mapping[str, Any], token_text: Callable[[int], str]) -> AnswerChunk:
+def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
     """Read one event of the stream.
 
     Args:
         value: The parsed JSON.
-        token_text: Function that returns a token's text.
 
     Raises:
         GymError: ``UNAVAILABLE`` for an error in the stream.
@@ -177,17 +177,18 @@ def read_chunk(value: Mapping[str, Any], token_text: Callable[[int], str]) -> An
     choice = value["choices"][0]
     ids = tuple(int(token) for token in choice.get("token_ids") or ())
     found = choice.get("logprobs")
-    logprobs = () if found is None else _logprobs(found, token_text)
+    logprobs = () if found is None else _logprobs(found)
     return AnswerChunk(ids, logprobs, choice.get("finish_reason"), cached)
 
 
-def _logprobs(found: Mapping[str, Any], token_text: Callable[[int], str]) -> tuple[TokenLogprob, ...]:
-    def number(name: str) -> int:
-        return int(name.removeprefix(_TOKEN))
+def _logprobs(found: Mapping[str, Any]) -> tuple[SampledLogprob, ...]:
+    return tuple(
+        SampledLogprob(float(value), _likeliest(top or {}))
+        for value, top in zip(found["token_logprobs"], found["top_logprobs"], strict=True)
+    )
 
-    made = []
-    for name, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"], strict=True):
-        best = sorted(((number(other), chance) for other, chance in (top or {}).items()), key=lambda e: -e[1])
-        likeliest = tuple((token, token_text(token), float(chance)) for token, chance in best)
-        made.append(TokenLogprob(number(name), token_text(number(name)), float(value), likeliest))
-    return tuple(made)
+
+def _likeliest(top: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Return tokens and log-probabilities, likeliest first."""
+    pairs = [(int(name.removeprefix(_TOKEN)), float(value)) for name, value in top.items()]
+    return tuple(sorted(pairs, key=lambda pair: -pair[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +80,11 @@ class VllmClient:
         found = await self._get("/v1/models")
         return {m["id"]: int(m["max_model_len"]) for m in found["data"] if m.get("parent") is None}
 
-    async def generate(
-        self, body: dict[str, Any], token_text: Callable[[int], str]
-    ) -> AsyncGenerator[AnswerChunk]:
+    async def generate(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk]:
         """Stream an answer; closing the iterator cancels it in vLLM.
 
         Args:
             body: As ``completion_body`` returns it.
-            token_text: Function that returns a token's text.
 
         Raises:
             NotConnectedError: If vLLM cannot be reached.
@@ -100,7 +97,7 @@ class VllmClient:
                     raise _refusal(answer.status_code, await answer.aread())
                 async for line in answer.aiter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
-                        yield read_chunk(json.loads(line[6:]), token_text)
+                        yield read_chunk(json.loads(line[6:]))
         except httpx.ConnectError as error:
             raise NotConnectedError from error
         except httpx.TransportError as error:

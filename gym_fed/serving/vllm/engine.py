@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.serving.engine.detokenizing import TextDecoder
 from gym_fed.serving.engine.engine import InputProcessor
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
+from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
 from gym_fed.serving.vllm.bodies import CacheSalts, require_supported
 from gym_fed.serving.vllm.client import VllmAddress, VllmClient
 from gym_fed.serving.vllm.loop import VllmLoop
@@ -83,21 +83,22 @@ class VllmEngine:
         self.limits, self.end_ids = limits, end_ids
         self._config, self.server = config, server
         self._counters = Counters()
-        decoder = TextDecoder(tokenizer)
+        self._source = source
         self._events = asyncio.new_event_loop()
         self._client = VllmClient(server.address)
         self._loop = VllmLoop(
             self._client,
             server.base,
-            decoder,
             source,
             config.max_concurrent,
             CacheSalts(secrets.token_bytes(32), config.prefix_cache),
             self._counters,
+            limits.vocab_size,
         )
         self._changed = asyncio.Event()
         self._queue = InputQueue(config, self._loop, self._counters, self._wake)
-        self._inputs = InputProcessor(tokenizer, decoder, limits, end_ids, source, self._queue, config)
+        vocabularies = Vocabularies(Vocabulary(tokenizer, limits.vocab_size, end_ids), source)
+        self._inputs = InputProcessor(vocabularies, limits, source, self._queue, config)
         self._loop.on_end, self._loop.on_away = self._changed.set, server.suspect
         server.on_change = self._wake
         self._thread = threading.Thread(target=self._run, name="gym-fed-vllm", daemon=True)
@@ -107,20 +108,22 @@ class VllmEngine:
         """Queue a request.
 
         Raises:
-            GymError: As ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks; ``UNAVAILABLE`` while vLLM is
-                starting or being restarted.
+            GymError: As ``Engine.submit``; ``USAGE`` for a parameter that vLLM lacks, and for a variant with added
+                tokens; ``UNAVAILABLE`` while vLLM is starting or being restarted.
         """
         if request.pictures:
             raise GymError(ErrorCode.USAGE, "engine: vllm reads no pictures", "use engine: own")
         require_supported(request.sampling)
+        self._require_base_tokens(request.variant)
         self._require_ready()
         sequence = self._inputs.sequence(request)
         sequence.generation._on_cancel = partial(self._queue.cancel, sequence)
         self._queue.put([sequence])
         return sequence.generation
 
-    def require_room(self, prompt_ids: list[int], user: str) -> None:
+    def require_room(self, prompt_ids: list[int], user: str, variant: str | None = None) -> None:
         """Refuse a request that ``submit`` would refuse for its length or a full queue; raises as ``submit``."""
+        self._require_base_tokens(variant)
         self._require_ready()
         self.limits.check_prompt(prompt_ids)
         self._queue.require_room(user)
@@ -167,6 +170,18 @@ class VllmEngine:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self.server.close()
+
+    def _require_base_tokens(self, variant: str | None) -> None:
+        if (
+            variant is not None
+            and self._source is not None
+            and self._source.added_tokens(variant) is not None
+        ):
+            raise GymError(
+                ErrorCode.USAGE,
+                f"variant {variant!r} changes the base's tokenizer, which engine: vllm does not support",
+                "use engine: own",
+            )
 
     def _require_ready(self) -> None:
         if not self.server.ready and not self._queue.closing:

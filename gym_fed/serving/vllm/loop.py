@@ -23,7 +23,6 @@ from gym_fed.serving.vllm.bodies import AnswerChunk, CacheSalts, completion_body
 from gym_fed.serving.vllm.client import NotConnectedError
 
 if TYPE_CHECKING:
-    from gym_fed.serving.engine.detokenizing import TextDecoder
     from gym_fed.serving.engine.request import FinishReason
     from gym_fed.serving.engine.stats import Counters
     from gym_fed.serving.forward.variant_weights import VariantSource
@@ -46,27 +45,27 @@ class VllmLoop:
     Args:
         client: The client of vLLM.
         base: The base's name in vLLM.
-        decoder: The decoder of the tokenizer.
         source: The source of variants.
         max_concurrent: Maximum requests inside vLLM.
         salts: Of the prefix cache.
         counters: The counters of the engine.
+        vocab_size: The number of the base's token ids.
     """
 
     def __init__(
         self,
         client: VllmClient,
         base: str,
-        decoder: TextDecoder,
         source: VariantSource | None,
         max_concurrent: int,
         salts: CacheSalts,
         counters: Counters,
+        vocab_size: int,
     ) -> None:
-        self._client, self._base, self._decoder = client, base, decoder
+        self._client, self._base = client, base
         self._max_concurrent, self._salts, self._counters = max_concurrent, salts, counters
         self._tokens = TokenCounters()
-        self._admission = AdmissionQueue(self._tokens, source, _RemoteCache(), self._fail)
+        self._admission = AdmissionQueue(self._tokens, source, _RemoteCache(), self._fail, vocab_size)
         self._tasks: dict[ScheduledRequest, asyncio.Task[None]] = {}
         self.on_end: Callable[[], None] = lambda: None
         """Called when an answer ends, which leaves room for another."""
@@ -152,7 +151,7 @@ class VllmLoop:
         )
         self._counters.prompt_tokens += len(sequence.prompt_ids)
         last: AnswerChunk | None = None
-        async with aclosing(self._client.generate(body, self._decoder.token)) as chunks:
+        async with aclosing(self._client.generate(body)) as chunks:
             async for chunk in chunks:
                 if chunk.cached_tokens is not None:
                     sequence.cached_tokens = chunk.cached_tokens

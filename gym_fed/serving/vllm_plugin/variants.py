@@ -15,6 +15,7 @@ from gym_quant.resident import ResidentFactors
 from torch import Tensor
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.added_tokens import refuse_added
 from gym_fed.delta.file import DeltaFile
 from gym_fed.delta.manifest import TensorRecord
 
@@ -60,8 +61,9 @@ def require_servable(delta: DeltaFile, max_rank: int) -> None:
         max_rank: Maximum rank of low-rank deltas (``vllm.max_lora_rank``).
 
     Raises:
-        GymError: ``MODEL_INVALID`` naming the first tensor that cannot be served.
+        GymError: ``MODEL_INVALID`` naming the first tensor that cannot be served; ``BASE_MISMATCH`` for added tokens.
     """
+    refuse_added(delta.vocabulary, delta.added_rows)
     for record in delta.manifest.tensors:
         if reason := _refusal(delta, record, max_rank):
             raise GymError(

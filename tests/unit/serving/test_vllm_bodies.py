@@ -59,7 +59,7 @@ def test_salts_differ_between_users_unless_they_share() -> None:
 
 def test_error_in_the_stream_is_raised() -> None:
     with pytest.raises(GymError, match="EngineCore") as error:
-        read_chunk({"error": {"message": "EngineCore encountered an issue"}}, str)
+        read_chunk({"error": {"message": "EngineCore encountered an issue"}})
     assert error.value.code is ErrorCode.UNAVAILABLE
 
 

@@ -10,16 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from gym_fed.base.models import folder_here
+from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import ENGINES
+from gym_fed.delta.file import DeltaFile
 from gym_fed.serving.engine.request import GenerationRequest, Grammar, SamplingParams
 from gym_fed.serving.http.keys import KeyFile
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.setup import open_serving
+from gym_fed.serving.store.signing import sign_variant
 from gym_fed.serving.vllm.engine import VllmEngine
 from gym_fed.serving.vllm.process import VllmProcess
+from gym_fed.serving.vllm_plugin.variants import require_servable
+from gym_fed.trust.identity.keys import SigningKey
+from tests.support.added_tokens import save_with_tokens
 from tests.support.api_server import api_server
 from tests.support.fake_vllm.vllm.entrypoints.cli.main import SLOW
 from tests.support.nano_store import nano_store
@@ -58,8 +66,8 @@ def test_answer_has_the_tokens_and_their_text(serving: Any) -> None:
     assert result.token_ids == tuple(PROMPT)
     assert result.text == "Hello"
     assert (result.finish_reason, result.cached_tokens) == ("length", 3)
-    assert [(each.token_id, each.text, each.logprob) for each in result.logprobs[:1]] == [(72, "H", -0.5)]
-    assert result.logprobs[0].top[0] == (72, "H", -0.5)
+    assert [(each.token_id, each.data, each.logprob) for each in result.logprobs[:1]] == [(72, b"H", -0.5)]
+    assert result.logprobs[0].top[0] == (72, b"H", -0.5)
 
 
 def test_end_tokens_and_stop_texts_end_an_answer(serving: Any) -> None:
@@ -94,6 +102,22 @@ def test_unsigned_variant_never_reaches_vllm(folder: Path, serving: Any) -> None
         serving.engine.submit(request(PROMPT, "unsigned")).result(SECONDS)
     assert error.value.code is ErrorCode.SIGNATURE_INVALID
     assert len(asked(folder, "body")) == before
+
+
+def test_variant_with_added_tokens_is_refused_by_name(serving: Any, folder: Path) -> None:
+    base = folder_here("gym-nano")
+    assert base is not None
+    save_with_tokens(base, folder / "tuned", ["<tool>"])
+    delta, key = folder / "tools.gymdelta", SigningKey.generate()
+    words = ["delta", "encode", "gym-nano", str(folder / "tuned"), "-o", str(delta)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    signed = sign_variant(delta, key, name="tools")
+    serving.store.add(delta, signed, name="tools", owner=key.contributor)
+    with pytest.raises(GymError, match=r"variant 'tools' changes the base's tokenizer") as error:
+        serving.engine.submit(request(PROMPT, "tools"))
+    assert error.value.code is ErrorCode.USAGE
+    with DeltaFile.open(delta, added_tokens=True) as opened, pytest.raises(GymError, match="<tool>"):
+        require_servable(opened, 16)
 
 
 def test_users_have_salts_of_their_own(serving: Any, folder: Path) -> None:
