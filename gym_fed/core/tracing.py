@@ -76,7 +76,7 @@ def start_tracing(service: str, endpoint: str, what: str) -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
-    class RoundIds(RandomIdGenerator):  # type: ignore[misc]
+    class RoundIds(RandomIdGenerator):
         """Random ids, but those of ``RoundTrace`` for root spans."""
 
         def generate_trace_id(self) -> int:

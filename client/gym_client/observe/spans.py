@@ -26,7 +26,8 @@ class TracedDisplay(Display):
         self._lock = threading.Lock()
         self._task: Span | None = None
         self._trace = RoundTrace(0, 0)
-        self._phase, self._span = "", None
+        self._phase = ""
+        self._span: Span | None = None
 
     def report(self, event: str, text: str, **fields: Any) -> None:
         if event == "task":
@@ -79,4 +80,5 @@ class TracedDisplay(Display):
     def _end_phase(self) -> None:
         if self._span is not None:
             self._span.end()
-        self._phase, self._span = "", None
+        self._phase = ""
+        self._span = None
