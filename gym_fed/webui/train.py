@@ -135,9 +135,9 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/plan")
     def plan(request: _YamlText, visitor: Changing) -> dict[str, Any]:
-        """Plan a run with `gym train --plan`."""
+        """Plan a run with `gym train --plan`; ``{"waiting": true}`` while a plan of another page is made."""
         if not planning.acquire(blocking=False):
-            raise GymError(ErrorCode.BUSY, "another estimate is being made", "try again in a moment")
+            return {"waiting": True}
         try:
             return plans.ask({"view": "plan", "text": request.text}, PLAN_SECONDS)
         finally:

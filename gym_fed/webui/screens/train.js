@@ -150,10 +150,10 @@ export async function show(root, parameters, query) {
     replace(estimate, el("span", {class: "quiet small"}, "Estimating time and memory…"));
     try {
       const found = await post("train/plan", {text: asked});
+      if (found.waiting) { timer = setTimeout(() => drawEstimate(), 1500); return; }
       planned = asked;
       if (asked === text.value) showPlan(found);
     } catch (error) {
-      if (error.code === "busy") { timer = setTimeout(() => drawEstimate(), 1500); return; }
       planned = asked;
       throw error;
     } finally {
