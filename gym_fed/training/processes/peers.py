@@ -13,7 +13,7 @@ import threading
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # has no entry in its __all__
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from gym_fed.core.errors import ErrorCode
 from gym_fed.core.text import plain

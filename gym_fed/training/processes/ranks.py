@@ -1,7 +1,8 @@
 """This process's rank, from torchrun's environment variables, and ``gym train --nproc N``, which starts N processes.
 
-Several machines meet at an address by torch's own rendezvous (c10d), as under torchrun. Imports no torch until
-processes are started.
+Several machines meet at a key-value store of torch, which one of them serves at a given address. torchrun's default
+rendezvous (c10d) is not used: it unpickles what the store holds, and any program that reaches the port can write there.
+Imports no torch until processes are started.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ import socket
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _SECONDS_FOR_A_CHECKPOINT = 600
 _SECONDS_TO_MEET = 600
@@ -84,7 +89,7 @@ class Machines:
             GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that means this machine alone.
         """
         if self.count == 1:
-            return Here(self.host)
+            return Here(self.host, True)
         remedy = "name an address that every machine reaches, such as 10.0.0.1:29500"
         try:
             family, _, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_DGRAM)[0]
@@ -109,8 +114,7 @@ class Machines:
 class Here:
     """This machine among those of a run: its address, and whether it is the one at which they meet.
 
-    None leaves that to torch, which takes the first process of a machine; it does not know addresses of a second
-    network card.
+    None: several "machines" are on this one, and the first takes the port.
     """
 
     address: str
@@ -137,21 +141,28 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
     Raises:
         GymError: ``UNAVAILABLE`` if the machines do not meet.
     """
+    from torch.distributed import DistError
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     from gym_fed.training.processes.peers import MEETING, announce
 
     machines = machines or Machines()
     here = machines.here()
+    try:
+        store, number = _join(machines, here)
+    except (DistError, OSError) as error:
+        raise _not_met(machines, error) from error
+    if number >= machines.count:
+        reason = f"{counted(machines.count, 'machine')} have already met at {machines.endpoint}"
+        raise GymError(ErrorCode.UNAVAILABLE, reason, "end the run on all machines before starting it again")
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # Otherwise every process would use all cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc)))
     if machines.count > 1:
         os.environ[MEETING] = f"{machines.host} {machines.port}"
-    if machines.count > 1 and (interface := _interface_of(here.address)):
+    if interface := _interface_of(here.address):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # otherwise that of the machine's own name
     with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
         quiet = {rank: Std.ALL for rank in range(1, nproc)}
@@ -160,9 +171,9 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
             max_nodes=machines.count,
             nproc_per_node=nproc,
             run_id="gym-train",
-            rdzv_backend="c10d",
-            rdzv_endpoint=machines.endpoint,
-            rdzv_configs=_meeting_settings(here),
+            rdzv_backend="static",
+            rdzv_endpoint=replace(machines, port=store.port).endpoint,
+            rdzv_configs={"rank": number, "timeout": _SECONDS_TO_MEET},
             local_addr=here.address,
             max_restarts=0,
             shutdown_timeout=_SECONDS_FOR_A_CHECKPOINT,
@@ -180,19 +191,44 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
             if machines.count > 1:
                 announce(f"process {rank} of another machine, {here.address}, has ended")
             return _exit_code(failure.exitcode, rank)
-        except RendezvousError as error:
-            reason = f"{counted(machines.count, 'machine')} did not meet at {machines.endpoint}: {error}"
-            remedy = "start the same command on each of them, and let the port through their firewalls"
-            raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
+        except DistError as error:
+            raise _not_met(machines, error) from error
     return 0
 
 
-def _meeting_settings(here: Here) -> dict[str, Any]:
-    """Return settings of torch's rendezvous: the first machine waits for the last one, and the others for the first."""
-    settings: dict[str, Any] = {"read_timeout": _SECONDS_TO_MEET, "join_timeout": _SECONDS_TO_MEET}
-    if here.is_meeting_point is not None:
-        settings["is_host"] = here.is_meeting_point
-    return settings
+def _join(machines: Machines, here: Here) -> tuple[TCPStore, int]:
+    """Serve or reach the store of the run; return it with this machine's number, 0 for the one that serves it.
+
+    It listens at this machine's address in the run alone, and not on its other networks.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if here.is_meeting_point is not False:
+        try:
+            family = socket.AF_INET6 if ":" in here.address else socket.AF_INET
+            listener = socket.create_server((here.address, machines.port), family=family)
+        except OSError:
+            if here.is_meeting_point:
+                raise
+        else:
+            port = listener.getsockname()[1]
+            return _store(
+                TCPStore, machines.host, port, is_master=True, master_listen_fd=listener.detach()
+            ), 0
+    store = _store(TCPStore, machines.host, machines.port, is_master=False)
+    return store, store.add("gym_fed/machines", 1)
+
+
+def _store(kind: type[TCPStore], host: str, port: int, **how: Any) -> TCPStore:
+    """Create a store that torch's launcher in this process uses too (``multi_tenant``)."""
+    seconds = timedelta(seconds=_SECONDS_TO_MEET)
+    return kind(host, port, wait_for_workers=False, multi_tenant=True, timeout=seconds, **how)
+
+
+def _not_met(machines: Machines, error: Exception) -> GymError:
+    reason = f"{counted(machines.count, 'machine')} did not meet at {machines.endpoint}: {error}"
+    remedy = "start the same command on each of them, and let the port through their firewalls"
+    return GymError(ErrorCode.UNAVAILABLE, reason, remedy)
 
 
 def _interface_of(address: str) -> str:

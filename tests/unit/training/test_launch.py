@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -14,7 +17,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import SCHEDULERS
 from gym_fed.training.launch.base import Job
-from gym_fed.training.processes.ranks import Machines
+from gym_fed.training.processes.ranks import Machines, _join, launch
 
 HOSTILE = 'a b\'; rm -rf "$HOME" #.yaml'
 
@@ -118,6 +121,36 @@ def test_an_address_that_cannot_be_used_is_refused(count: int, endpoint: str | N
 def test_the_machine_of_the_address_knows_itself() -> None:
     assert Machines.parse(2, "127.0.0.1:29500").here().address == "127.0.0.1"
     assert Machines().here().address == "127.0.0.1"
+
+
+def test_the_store_of_a_run_on_one_machine_is_reached_from_this_machine_alone() -> None:
+    store, number = _join(Machines(), Machines().here())
+    (listening,) = [
+        c.laddr.ip
+        for c in psutil.Process().net_connections("tcp")
+        if c.status == psutil.CONN_LISTEN and c.laddr.port == store.port
+    ]
+    assert (listening, number) == ("127.0.0.1", 0)
+
+
+def test_machines_are_numbered_as_they_arrive() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    machines = Machines.parse(3, f"127.0.0.1:{port}")
+    joined = [_join(machines, machines.here()) for _ in range(3)]
+    assert [number for _, number in joined] == [0, 1, 2]
+
+
+def test_no_rendezvous_that_unpickles_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    backends = []
+
+    def launched(config: Any, *_: object) -> Any:
+        backends.append(config.rdzv_backend)
+        return lambda *_: None
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", launched)
+    assert launch(["train"], 2) == 0
+    assert backends == ["static"]
 
 
 def test_a_name_of_this_machine_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
