@@ -94,6 +94,17 @@ def train(
     from gym_fed.data.column_question import with_agreed_columns
     from gym_fed.training.processes.ranks import Machines, is_main, world_size
 
+    refused = (
+        ("--plan", plan),
+        ("--overwrite", overwrite),
+        ("--rdzv-endpoint", rdzv_endpoint),
+        ("--json", as_json),
+    )
+    for option, is_given in refused:
+        if launch and is_given:
+            raise GymError(
+                ErrorCode.USAGE, f"--launch {launch} does not go with {option}", "leave one of them out"
+            )
     machines = Machines() if launch else Machines.parse(nnodes, rdzv_endpoint)
     processes = world_size() if nproc is None and nnodes == 1 else nnodes * (nproc or 1)
     out.quiet = err.quiet = not is_main()  # started by torchrun, one of several processes prints
@@ -114,11 +125,15 @@ def train(
     if plan:
         _print_plan(settings, nnodes * (nproc or 1), as_json)
         return
-    if launch:
-        _print_launch(launch, settings, config, set_ or [], (nnodes, nproc or 1))
-        return
-
     from gym_fed.training.run.folder import RunFolder
+
+    if launch:
+        RunFolder(settings.output_dir).require_unfinished()
+        flags = {"--no-check": not check, "--no-resume": not resume, "--yes": yes}
+        flags["--ignore-unsupported"] = ignore_unsupported
+        words = [*(set_ or ()), *(flag for flag, is_given in flags.items() if is_given)]
+        _print_launch(launch, settings, config, words, (nnodes, nproc or 1))
+        return
 
     if is_main():
         if overwrite:
@@ -262,7 +277,7 @@ def _next(settings: TrainingConfig, folder: Path) -> str:
 
 
 def _print_launch(
-    name: str, settings: TrainingConfig, config: Path | None, overrides: list[str], size: tuple[int, int]
+    name: str, settings: TrainingConfig, config: Path | None, options: list[str], size: tuple[int, int]
 ) -> None:
     """Print what a scheduler runs, after checking that the processes can work."""
     from gym_fed.training.launch.base import Job
@@ -273,7 +288,7 @@ def _print_launch(
         raise GymError(ErrorCode.USAGE, f"--launch {name}: which CONFIG?", "write the flags into a YAML file")
     nodes, nproc = size
     check_config(settings, num_processes=nodes * nproc)
-    typer.echo(scheduler.text(Job(settings, config, overrides, nodes, nproc)), nl=False)
+    typer.echo(scheduler.text(Job(settings, config, options, nodes, nproc)), nl=False)
     err.print(f"save it as a file, read it, and: {scheduler.submit}")
 
 

@@ -31,14 +31,14 @@ class Job:
     Attributes:
         config: The config that the run will have; its device and output folder are read.
         file: The config file as it was named.
-        overrides: ``KEY=VALUE`` settings that follow it.
+        options: ``KEY=VALUE`` settings that follow it, and options such as ``--no-check``.
         nodes: Number of machines.
         nproc: Number of processes on each.
     """
 
     config: TrainingConfig
     file: Path
-    overrides: Sequence[str]
+    options: Sequence[str]
     nodes: int
     nproc: int
 
@@ -59,7 +59,9 @@ class Job:
         Args:
             file: Where the config is on those machines; by default as it was named.
         """
-        settings = [part for word in self.overrides for part in ("--set", word)]
+        settings = [
+            part for word in self.options for part in ((word,) if word.startswith("--") else ("--set", word))
+        ]
         size = ["--nnodes", str(self.nodes), "--nproc", str(self.nproc)]
         return ["gym", "train", file or str(self.file), *settings, *size]
 

@@ -26,7 +26,6 @@ from gym_fed.data.row_counts import RowCounts
 from gym_fed.data.row_stream import RowStream, StreamPosition
 from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.processes.ranks import world_size
 
 FILE = "stream.json"
 _KEPT_BLOCKS = 16
@@ -178,23 +177,28 @@ def follow_stream(trainer: Any, rows: Any) -> None:
         trainer.add_callback(StreamCheckpoints(rows, trainer))
 
 
-def check_streaming(config: TrainingConfig) -> None:
-    """Refuse ``streaming`` with keys that need all rows before the first step."""
+_STRATEGIES = ("save_strategy", "eval_strategy")
+
+
+def check_streaming(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse ``streaming`` with keys that need all rows before the first step, or the end of an epoch."""
     if not config.streaming:
         return
     algorithm = ALGORITHMS.type_of(config.algorithm)
     keys = ("eval_split", "group_by_length", "tokenized_path", "auto_batch_size", "privacy")
     excluded = next((key for key in keys if getattr(config, key)), None)
     fraction = next((source.weight for source in config.data if source.weight % 1), None)
-    those = " and ".join(ALGORITHMS.own_with("streams"))
+    epochs = next((key for key in _STRATEGIES if getattr(config, key, None) == "epoch"), None)
+    those = " or ".join(ALGORITHMS.own_with("streams"))
     refuse_first(
         (excluded, f"{excluded} needs all rows before the first step", f"remove {excluded}"),
+        (epochs, f"{epochs}: epoch, but a stream has none", f"{epochs}: steps, and its number of steps"),
         (config.max_steps is None, "the number of rows is not known", "set max_steps"),
         (fraction is not None, f"weight {fraction} would draw among all rows", "use whole weights"),
         (not algorithm.streams, f"{config.algorithm} needs all rows before the first step", f"use {those}"),
         (
-            world_size() > 1,
-            f"{counted(world_size(), 'process')} would each read all rows",
+            num_processes > 1,
+            f"{counted(num_processes, 'process')} would each read all rows",
             "use one process",
         ),
         prefix="streaming: ",

@@ -76,7 +76,7 @@ def check_config(config: TrainingConfig, num_processes: int | None = None) -> No
         remedy="remove the key",
     )
     check_tokenized(config)
-    check_streaming(config)
+    check_streaming(config, processes)
     for name in config.tracking:
         ready_tracker(name)  # refuses one whose package is missing
     for feature in active_features(config).values():

@@ -18,6 +18,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import SCHEDULERS
 from gym_fed.training.launch.base import Job
 from gym_fed.training.processes.ranks import Machines, _join, launch
+from tests.support.in_process import run_here
 
 HOSTILE = 'a b\'; rm -rf "$HOME" #.yaml'
 
@@ -31,7 +32,7 @@ def job(tmp_path: Path, *, nodes: int = 2, device: str = "auto", file: str = HOS
     )
     path = tmp_path / file
     path.write_text("model: gym-nano\n", encoding="utf-8")
-    return Job(config, path, ["learning_rate=1e-3", "tracker.name=it's"], nodes, 8)
+    return Job(config, path, ["learning_rate=1e-3", "tracker.name=it's", "--no-check"], nodes, 8)
 
 
 def words_after(prefix: str, text: str) -> list[str]:
@@ -46,6 +47,7 @@ def test_slurm_quotes_every_word_and_asks_for_a_gpu_per_process(tmp_path: Path) 
     assert words[2:5] == ["gym", "train", str(tmp_path / HOSTILE)]
     assert words[words.index("--set") + 1] == "learning_rate=1e-3"
     assert "tracker.name=it's" in words
+    assert words[words.index("--no-check") - 1] == "tracker.name=it's"
     assert words[-6:] == ["--nnodes", "2", "--nproc", "8", "--rdzv-endpoint", "$head:29500"]
     assert "#SBATCH --gpus-per-node=8" in text
     assert "--signal=B:TERM@300" in text
@@ -165,3 +167,42 @@ def test_a_name_that_nobody_knows_is_refused() -> None:
         Machines.parse(2, "no-such-host.invalid:29500").here()
     assert raised.value.code is ErrorCode.UNAVAILABLE
     assert "10.0.0.1:29500" in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--plan"], "--launch slurm does not go with --plan"),
+        (["--overwrite"], "--launch slurm does not go with --overwrite"),
+        (["--json"], "--launch slurm does not go with --json"),
+        (["--rdzv-endpoint", "host:1"], "--launch slurm does not go with --rdzv-endpoint"),
+    ],
+)
+def test_options_that_a_scheduler_would_not_run_are_refused(
+    tmp_path: Path, options: list[str], message: str
+) -> None:
+    ended = run_here(["gym", "train", str(config_file(tmp_path)), "--launch", "slurm", *options])
+    assert ended.returncode == ErrorCode.USAGE.exit_code
+    assert message in ended.stderr
+
+
+def test_options_of_the_run_reach_the_scheduler_and_a_finished_run_does_not(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    words = ["gym", "train", str(file), "--launch", "slurm", "--no-check", "--no-resume", "--yes"]
+    ended = run_here(words)
+    assert ended.returncode == 0, ended.stderr
+    assert "--no-check --no-resume --yes --nnodes 1 --nproc 1" in ended.stdout
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/result.json").write_text("{}")
+    again = run_here(words)
+    assert again.returncode == ErrorCode.FILE_EXISTS.exit_code
+    assert "holds a finished run" in again.stderr
+
+
+def config_file(folder: Path) -> Path:
+    file = folder / "run.yaml"
+    file.write_text(
+        f"model: gym-nano\ndata: [{{tasks: [double], num_examples: 8}}]\noutput_dir: {folder / 'run'}\n",
+        encoding="utf-8",
+    )
+    return file
