@@ -136,7 +136,7 @@ def test_a_run_that_was_stopped_ends_with_the_weights_of_one_that_was_not(
         ({"eval_split": 2}, "eval_split needs all rows before the first step"),
         ({"max_steps": None}, "the number of rows is not known"),
         ({"group_by_length": True}, "group_by_length needs all rows"),
-        ({"save_strategy": "epoch"}, "save_strategy: epoch, but a stream has none"),
+        ({"save_strategy": "epoch", "save_steps": 0}, "save_strategy: epoch, but a stream has none"),
         ({"eval_strategy": "epoch"}, "eval_strategy: epoch, but a stream has none"),
         ({"tokenized_path": "tokens"}, "tokenized_path needs all rows"),
         ({"algorithm": "dpo", "neftune_noise_alpha": None}, "dpo needs all rows before the first step"),
