@@ -26,6 +26,7 @@ class RuleWriter:
     ) -> None:
         self.rule, self.context, self.names, self.remembers = rule, context, names, remembers
         self.pause_seconds = pause_seconds
+        self.sampling_defaults: dict[str, Any] = {}
         self.asked: list[dict[str, Any]] = []
         self.closed = 0
 
