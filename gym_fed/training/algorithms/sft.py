@@ -22,7 +22,6 @@ from gym_fed.data.rows import Row
 from gym_fed.training.algorithms.base import Algorithm
 from gym_fed.training.model.reference import copy_at_start, has_named_reference, named_reference
 from gym_fed.training.rows.packing import pack_best_fit
-from gym_fed.training.rows.streamed import follow_stream
 from gym_fed.training.run.job import Job
 from gym_fed.training.vision.conversations import encode_media_rows, without_media
 
@@ -143,6 +142,8 @@ class Sft(Algorithm):
         return trainer
 
     def _create(self, trainer: Any, job: Job, arguments: Any, **more: Any) -> Any:
+        from gym_fed.training.rows.streamed import follow_stream
+
         built = trainer(
             model=job.model,
             args=arguments,
