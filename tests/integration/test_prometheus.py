@@ -63,9 +63,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory, tiny_base: Path) -> Ite
     federation = Federation(folder, tiny_base, **HUB, dashboard={"listen": listen})
     hub = federation.hub
     (hub.folder / "heldout.jsonl").write_text("".join(json.dumps(row(f"x{i}")) + "\n" for i in range(4)))
-    key = gym_server("dashboard-keys", "add", "prometheus", "--role", "metrics", "--dir", str(hub.folder))[
-        "key"
-    ]
+    key = gym_server("dashboard-keys", "add", "prometheus", "--metrics", "--dir", str(hub.folder))["key"]
     try:
         hub.start()
         for name in ("ann", "bob"):

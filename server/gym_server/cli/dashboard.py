@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import datetime
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, AsJsonLines, out, print_event, print_result, print_table
-from gym_fed.core.help import HOST, PORT, App, KeyName, RootPathOption, TrustedProxyOption
+from gym_fed.core.help import HOST, PORT, App, KeyName, RoleOption, RootPathOption, TrustedProxyOption
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gym_fed.web.access import WebKeys
-
-_RoleOption = Annotated[
-    Literal["viewer", "operator", "metrics"],
-    typer.Option(
-        "--role", help="operator may change the hub; metrics reads all of /metrics, and nothing else."
-    ),
-]
 
 keys_app = App(
     help="Add, list and remove the keys that open a hub's dashboard on other machines.", no_args_is_help=True
@@ -72,17 +65,20 @@ def dashboard(
 
 @keys_app.command()
 def add(
-    name: KeyName, role: _RoleOption = "viewer", folder: Folder = DEFAULT_FOLDER, as_json: AsJson = False
+    name: KeyName,
+    role: RoleOption = "viewer",
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Read all of /metrics, and nothing else, instead of --role.")
+    ] = False,
+    folder: Folder = DEFAULT_FOLDER,
+    as_json: AsJson = False,
 ) -> None:
     """Create a key and print it once. The hub may be running."""
     keys = _keys(folder)
-    secret = keys.add(name, role)
-    print_result(
-        as_json,
-        {"name": name, "role": role, "key": secret},
-        secret,
-        note=f"shown once; {name} {'reads /metrics' if role == 'metrics' else 'logs in'} with it as {role}",
-    )
+    given = "metrics" if metrics else role
+    secret = keys.add(name, given)
+    note = f"shown once; {name} {'reads /metrics with it' if metrics else f'logs in with it as {role}'}"
+    print_result(as_json, {"name": name, "role": given, "key": secret}, secret, note=note)
 
 
 @keys_app.command("list")

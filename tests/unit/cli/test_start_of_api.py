@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.config.serving import ServingConfig
+from gym_fed.serving.engines.base import EngineDescription
 from gym_fed.serving.http import server
 from tests.support.wait import SECONDS
 
@@ -37,7 +38,7 @@ def test_a_start_before_the_first_variant_says_that_it_will_not_be_served(
         served_name="gym-nano",
         store=None,
         base=SimpleNamespace(digest="sha256:"),
-        served=SimpleNamespace(forward="own", base_format="bfloat16", pool=SimpleNamespace(paged=True)),
+        description=EngineDescription("own", "bfloat16", prefix_cache=True),
         service=SimpleNamespace(sampling_defaults={}, reasoning_parser="none"),
         config=ServingConfig(),
     )

@@ -327,7 +327,7 @@ def test_a_hub_is_created_once_and_gets_its_config_at_every_start(tmp_path: Path
     assert calls == [
         "init --yes --address 127.0.0.1:9443 --encrypt-keys",
         "dashboard-keys remove prometheus",
-        "dashboard-keys add prometheus --role metrics",
+        "dashboard-keys add prometheus --metrics",
         "run",
     ]
     assert "a secret of many" not in " ".join(calls)
