@@ -3,9 +3,11 @@
 ::
 
     $GYM_HOME/cache/arrow/<digest>.arrow    rows, or encoded rows
-    $GYM_HOME/cache/arrow/<digest>.json     written last: its size and digest, and facts about it
+    $GYM_HOME/cache/arrow/<digest>.json     written last: its size and digest, facts about it, and its own digest
 
-The folder may be deleted while no run is starting; its files are then written again.
+The folder has mode 0700 and its files 0600, because rows may be private. Above ``MAX_CACHE_BYTES``, the least recently
+used files that no process maps are removed. The folder may be deleted while no run is starting; its files are then
+written again.
 """
 
 from __future__ import annotations
@@ -13,24 +15,33 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core import console
+from gym_fed.core.file_lock import LockHeldError, is_still_there, lock
 from gym_fed.core.files import (
     default_home,
     file_sha256,
-    fsync_folder,
     full_disk_named,
     make_folder,
+    remove_left_parts,
+    whole_file_in_place,
     write_atomically,
 )
+from gym_fed.core.portable import O_BINARY, opens_folders, own_user
+from gym_fed.core.text import counted, readable_bytes
 from gym_fed.version import __version__
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Incremented with every change of the format, of how rows are read, or of how they are encoded."""
+MAX_CACHE_BYTES = 100 * 10**9
+"""Bytes of all files of the common folder together."""
+
+_held_files: dict[Path, IO[bytes]] = {}
+"""Files that this process maps. Their shared locks, which last as long as the process, prevent their removal."""
 
 
 def recipe_digest(recipe: Any) -> str:
@@ -44,10 +55,12 @@ class ArrowCache:
 
     Args:
         digest: The result of ``recipe_digest``.
-        folder: Folder of the file instead of the common one.
+        folder: Folder of the file instead of the common one; its modes follow the umask, and nothing is removed from
+            it.
     """
 
     def __init__(self, digest: str, folder: Path | None = None) -> None:
+        self._is_common = folder is None
         folder = default_home() / "cache" / "arrow" if folder is None else folder
         self.path = folder / f"{digest}.arrow"
         self._index = self.path.with_suffix(".json")
@@ -56,22 +69,39 @@ class ArrowCache:
         """Return True if the file was written completely and has the size it was written with."""
         try:
             return bool(self._read()["bytes"] == self.path.stat().st_size)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return False
 
-    def facts(self) -> dict[str, Any]:
-        """Return the facts that ``fill`` stored."""
-        return dict(self._read()["facts"])
+    def is_intact(self) -> bool:
+        """Read the whole file, and prevent its removal while this process runs.
 
-    def require_intact(self) -> None:
-        """Read the whole file.
+        A file whose bytes, or whose index, have changed is named on standard error; ``fill`` writes it again.
+
+        Returns:
+            True if the file may be mapped.
+        """
+        self._close_to_others()
+        if not self._index.is_file() or not self._hold(self.path):
+            return False
+        is_intact = False
+        with suppress(ValueError):
+            index = self._read()
+            same_size = self.path.stat().st_size == index["bytes"]
+            is_intact = same_size and file_sha256(self.path) == str(index["sha256"])
+        if is_intact:
+            with suppress(OSError):  # a read-only disk, from which nothing is removed
+                os.utime(self.path)
+        else:
+            console.err.print(f"{self.path}: its bytes have changed; it is written again")
+        return is_intact
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that ``fill`` stored.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` if its bytes have changed.
+            ValueError: If the index has changed since it was written.
         """
-        if file_sha256(self.path) != self._read()["sha256"]:
-            remedy = f"delete {self.path}; it is written again"
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{self.path}: its bytes have changed", remedy)
+        return dict(self._read()["facts"])
 
     def fill(
         self,
@@ -86,25 +116,118 @@ class ArrowCache:
             facts: Called after the last item; its JSON is stored next to the file.
             digest_now: Called after the last item. If the digest differs, a source has changed while it was read, and
                 nothing is kept.
+
+        Raises:
+            GymError: ``DISK_FULL``.
         """
-        make_folder(self.path.parent)
-        part = self.path.with_name(f".{self.path.stem}.{secrets.token_hex(8)}.part")
-        try:
-            with full_disk_named(self.path.parent):
-                with part.open("wb") as sink:
-                    yield from write(sink)
-                    sink.flush()
-                    os.fsync(sink.fileno())
-                if digest_now is not None and digest_now() != self.path.stem:
-                    return
-                size, sha256 = part.stat().st_size, file_sha256(part)
-                index = {"bytes": size, "sha256": sha256, "facts": facts()}
-                os.replace(part, self.path)
-                fsync_folder(self.path.parent)
-                write_atomically(self._index, json.dumps(index, indent=1, sort_keys=True).encode())
-        finally:
-            part.unlink(missing_ok=True)
+        folder, index = self.path.parent, None
+        self._close_to_others()
+        make_folder(folder, 0o700 if self._is_common else 0o777)
+        remove_left_parts(folder, "*.arrow")
+        with suppress(_SourceChangedError), full_disk_named(folder), whole_file_in_place(self.path) as part:
+            with open(part, "xb", opener=self._created) as sink:
+                yield from write(sink)
+                sink.flush()
+                os.fsync(sink.fileno())
+            if digest_now is not None and digest_now() != self.path.stem:
+                raise _SourceChangedError
+            index = {"bytes": part.stat().st_size, "sha256": file_sha256(part), "facts": facts()}
+            self._index.unlink(missing_ok=True)  # of a damaged file, until the new one has its own
+            self._hold(part)
+        if index is None:
+            return
+        index["index_sha256"] = _index_digest(index)
+        text = json.dumps(index, indent=1, sort_keys=True)
+        write_atomically(self._index, text.encode(), 0o600 if self._is_common else 0o644)
+        if self._is_common:
+            _remove_least_recent(folder)
 
     def _read(self) -> dict[str, Any]:
-        index: dict[str, Any] = json.loads(self._index.read_text(encoding="utf-8"))
+        """Return the index.
+
+        Raises:
+            ValueError: If it has changed since it was written.
+        """
+        index = json.loads(self._index.read_text(encoding="utf-8"))
+        if not isinstance(index, dict) or index.pop("index_sha256", None) != _index_digest(index):
+            raise ValueError(f"{self._index}: its bytes have changed")
         return index
+
+    def _created(self, path: str, flags: int) -> int:
+        return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)
+
+    def _close_to_others(self) -> None:
+        """Close the common folder to other users, if it exists and belongs to this one."""
+        if not self._is_common or not self.path.parent.is_dir():
+            return
+        status = self.path.parent.stat()
+        if status.st_uid == own_user() and status.st_mode & 0o077:
+            self.path.parent.chmod(0o700)
+
+    def _hold(self, file: Path) -> bool:
+        """Lock ``file``, which is or becomes ``path``, against removal; return False if it is not there."""
+        if not opens_folders():  # Windows, where a mapped file cannot be removed
+            return file.is_file()
+        held = _held_files.get(self.path)
+        if held is not None and is_still_there(held.fileno(), file):
+            return True
+        try:
+            opened = file.open("rb")
+        except FileNotFoundError:
+            return False
+        # A file system without locks: no process removes files there.
+        with suppress(OSError):
+            lock(opened, shared=True, wait=True)
+        if not is_still_there(opened.fileno(), file):  # removed while this process waited
+            opened.close()
+            return False
+        if held is not None:
+            held.close()
+        _held_files[self.path] = opened
+        return True
+
+
+class _SourceChangedError(Exception):
+    """A source has changed while it was read."""
+
+
+def _index_digest(index: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(index, sort_keys=True).encode()).hexdigest()
+
+
+def _remove_least_recent(folder: Path) -> None:
+    """Remove the least recently used files above ``MAX_CACHE_BYTES``, except those that a process maps."""
+    used: list[tuple[float, int, Path]] = []
+    for file in folder.glob("*.arrow"):
+        with suppress(FileNotFoundError):  # another process has just removed it
+            status = file.stat()
+            used.append((status.st_mtime, status.st_size, file))
+    room, removed = MAX_CACHE_BYTES, []
+    for _, size, file in sorted(used, reverse=True):
+        room -= size
+        if room < 0 and _is_removed(file):
+            removed.append(size)
+    if removed:
+        console.err.print(
+            f"{folder} was over {readable_bytes(MAX_CACHE_BYTES)}: {counted(len(removed), 'file')} least recently used "
+            f"({readable_bytes(sum(removed))}) removed"
+        )
+
+
+def _is_removed(file: Path) -> bool:
+    """Remove a file and its index; return False if it is in use."""
+    try:
+        with file.open("rb") as opened:
+            if opens_folders():
+                lock(opened)
+                file.with_suffix(".json").unlink(missing_ok=True)
+                file.unlink()
+                return True
+        file.unlink()  # Windows refuses it for a mapped file
+        file.with_suffix(".json").unlink(missing_ok=True)
+    except (LockHeldError, FileNotFoundError):
+        return False
+    except OSError as error:
+        console.err.print(f"{file}: cannot be removed: {error}")
+        return False
+    return True

@@ -245,9 +245,8 @@ class DataPipeline(ExpectedElsewhere):
         if self._cache is None:
             return self._encode()
         cache = self._cached(self._cache)
-        if not cache.is_filled():
+        if not cache.is_intact():
             return self._encode_into(cache)
-        cache.require_intact()
         self.counts = RowCounts(**cache.facts())
         return (row for batch in read_batches(cache.path) for row in batch.to_pylist())
 

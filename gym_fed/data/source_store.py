@@ -57,7 +57,7 @@ def stored_rows(source: DataConfig, kind: RowKind = "any") -> ArrowRows:
     if not is_large(source):
         return collect_rows(convertible((row for _, row in source_rows(source)), kind))
     cache = ArrowCache(source_digest(source, kind))
-    if not cache.is_filled():
+    if not cache.is_intact():
         for _ in fill_source(cache, source, kind):
             pass
     return ArrowRows(cache.path)

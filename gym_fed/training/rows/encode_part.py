@@ -117,7 +117,7 @@ def _store_each(
     recipe = [facts, rows.digest, None if section is None else section.model_dump(mode="json")]
     cache, largest = ArrowCache(recipe_digest({"encoded": recipe})), dict[str, int]()
     with spinner("encoding the rows" if is_main() else "waiting for the encoded rows") as activity:
-        if not on_main(cache.is_filled):
+        if not on_main(cache.is_intact):
             work = cache.fill(
                 lambda sink: write_encoded(encoded, sink, largest),
                 lambda: {"counts": counts.facts(), "largest": largest},

@@ -238,7 +238,7 @@ def _stored(config: TrainingConfig, source: DataConfig) -> ArrowRows:
         return stored_rows(source, kind)
     with spinner(f"reading {source.path}" if is_main() else f"waiting for {source.path}") as activity:
         cache = ArrowCache(on_main(lambda: source_digest(source, kind)))
-        if not on_main(cache.is_filled):
+        if not on_main(cache.is_intact):
             counts = accumulate(fill_source(cache, source, kind))
             in_steps(lambda: shown(activity, ((count, 0) for count in counts)))
         return ArrowRows(cache.path)

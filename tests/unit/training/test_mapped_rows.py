@@ -14,8 +14,9 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS
 from gym_fed.data import generate
-from gym_fed.data.encoded_table import EncodedTable
+from gym_fed.data.encoded_table import EncodedTable, is_encoded
 from gym_fed.data.reading import load_rows
+from gym_fed.data.source_store import stored_rows
 from gym_fed.data.sources import source_rows
 from gym_fed.training.rows import encode_part
 from gym_fed.training.rows.run_rows import encode_run, rows_of_run
@@ -140,6 +141,39 @@ def test_a_second_start_neither_reads_nor_encodes(
     assert again.encoded == first.encoded
     assert again.counts.facts() == first.counts.facts()
     assert "learns the prompts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["rows", "encoded rows"])
+@pytest.mark.usefixtures("every_file_is_large")
+def test_damaged_files_of_the_cache_are_written_again(
+    tmp_path: Path, home: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = config(tmp_path, CHATS)
+    fresh = encoded(settings)
+    files = {is_encoded(file): file for file in home.rglob("*.arrow")}
+    file = files[kind == "encoded rows"]
+    written = file.read_bytes()
+    middle = len(written) // 2
+    file.write_bytes(written[:middle] + bytes(64) + written[middle + 64 :])
+    capsys.readouterr()
+    again = encoded(settings)
+    said = "".join(capsys.readouterr().err.split())  # the console wraps lines
+    assert said.count("itsbyteshavechanged") == 1
+    assert f"{file}:itsbyteshavechanged" in said
+    assert again.encoded == fresh.encoded
+    assert again.digests == fresh.digests
+    assert file.read_bytes() == written
+
+
+@pytest.mark.usefixtures("every_file_is_large")
+def test_damaged_rows_of_a_source_are_read_again(tmp_path: Path, home: Path) -> None:
+    source = config(tmp_path, CHATS).data[0]
+    fresh = list(stored_rows(source))
+    (file,) = home.rglob("*.arrow")
+    written = file.read_bytes()
+    file.write_bytes(written.replace(b"user", b"uter"))
+    assert list(stored_rows(source)) == fresh
+    assert file.read_bytes() == written
 
 
 @pytest.mark.usefixtures("every_file_is_large")
