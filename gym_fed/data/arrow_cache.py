@@ -3,7 +3,7 @@
 ::
 
     $GYM_HOME/cache/arrow/<digest>.arrow    rows, or encoded rows
-    $GYM_HOME/cache/arrow/<digest>.json     written last: its size and digest, facts about it, and its own digest
+    $GYM_HOME/cache/arrow/<digest>.json     its size and digest, facts about it, and the digest of these
 
 The folder has mode 0700 and its files 0600, because rows may be private. Above ``MAX_CACHE_BYTES``, the least recently
 used files that no process maps are removed. The folder may be deleted while no run is starting; its files are then
@@ -12,26 +12,28 @@ written again.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from gym_fed.core import console
+from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import LockHeldError, is_still_there, lock
 from gym_fed.core.files import (
     default_home,
     file_sha256,
-    full_disk_named,
     make_folder,
     remove_left_parts,
     whole_file_in_place,
     write_atomically,
 )
 from gym_fed.core.portable import O_BINARY, opens_folders, own_user
+from gym_fed.core.system_errors import is_disk_full
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.version import __version__
 
@@ -39,6 +41,8 @@ FORMAT_VERSION = 2
 """Incremented with every change of the format, of how rows are read, or of how they are encoded."""
 MAX_CACHE_BYTES = 100 * 10**9
 """Bytes of all files of the common folder together."""
+
+_SPACE = "rows and encoded rows take about seven times the bytes of their files"
 
 _held_files: dict[Path, IO[bytes]] = {}
 """Files that this process maps. Their shared locks, which last as long as the process, prevent their removal."""
@@ -118,13 +122,13 @@ class ArrowCache:
                 nothing is kept.
 
         Raises:
-            GymError: ``DISK_FULL``.
+            GymError: ``DISK_FULL``; ``TOO_LARGE`` above the process's limit of file sizes.
         """
-        folder, index = self.path.parent, None
+        folder = self.path.parent
         self._close_to_others()
         make_folder(folder, 0o700 if self._is_common else 0o777)
         remove_left_parts(folder, "*.arrow")
-        with suppress(_SourceChangedError), full_disk_named(folder), whole_file_in_place(self.path) as part:
+        with suppress(_SourceChangedError), self._full_disk_named(), whole_file_in_place(self.path) as part:
             with open(part, "xb", opener=self._created) as sink:
                 yield from write(sink)
                 sink.flush()
@@ -132,13 +136,10 @@ class ArrowCache:
             if digest_now is not None and digest_now() != self.path.stem:
                 raise _SourceChangedError
             index = {"bytes": part.stat().st_size, "sha256": file_sha256(part), "facts": facts()}
-            self._index.unlink(missing_ok=True)  # of a damaged file, until the new one has its own
+            index["index_sha256"] = _index_digest(index)
+            text = json.dumps(index, indent=1, sort_keys=True)
+            write_atomically(self._index, text.encode(), 0o600 if self._is_common else 0o644)
             self._hold(part)
-        if index is None:
-            return
-        index["index_sha256"] = _index_digest(index)
-        text = json.dumps(index, indent=1, sort_keys=True)
-        write_atomically(self._index, text.encode(), 0o600 if self._is_common else 0o644)
         if self._is_common:
             _remove_least_recent(folder)
 
@@ -152,6 +153,26 @@ class ArrowCache:
         if not isinstance(index, dict) or index.pop("index_sha256", None) != _index_digest(index):
             raise ValueError(f"{self._index}: its bytes have changed")
         return index
+
+    @contextmanager
+    def _full_disk_named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            is_limit = isinstance(error, OSError) and error.errno == errno.EFBIG
+            is_full = is_disk_full(error) or (
+                isinstance(error, GymError) and error.code is ErrorCode.DISK_FULL
+            )
+            if not is_limit and not is_full:
+                raise
+            code = ErrorCode.TOO_LARGE if is_limit else ErrorCode.DISK_FULL
+            what = "the file would be too large" if is_limit else "no space is left"
+            way = "raise the limit (ulimit -f)" if is_limit else f"free some space ({_SPACE})"
+            if self._is_common:
+                way += f", delete {self.path.parent}, set GYM_HOME to a folder of another disk, or set streaming: true"
+            else:
+                way += ", or choose another folder"
+            raise GymError(code, f"{self.path}: {what}; complete files of the folder stay", way) from error
 
     def _created(self, path: str, flags: int) -> int:
         return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -13,6 +14,8 @@ from typing import IO
 
 import pytest
 
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import disk_full
 from gym_fed.core.portable import SIGKILL, opens_folders
 from gym_fed.data import arrow_cache
 from gym_fed.data.arrow_cache import ArrowCache, recipe_digest
@@ -218,6 +221,47 @@ def test_a_named_folder_has_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in "ab":
         list(ArrowCache(name, tmp_path).fill(written, dict))
     assert len(list(tmp_path.glob("*.arrow"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "way"),
+    [
+        (errno.ENOSPC, ErrorCode.DISK_FULL, "free some space (rows and encoded rows take about seven times"),
+        (errno.EFBIG, ErrorCode.TOO_LARGE, "raise the limit (ulimit -f)"),
+    ],
+)
+def test_a_full_disk_and_a_limit_name_the_file_and_the_ways_out(
+    cache: ArrowCache, tmp_path: Path, number: int, code: ErrorCode, way: str
+) -> None:
+    def failing(sink: IO[bytes]) -> Iterator[int]:
+        yield sink.write(b"a")
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(GymError) as caught:
+        list(cache.fill(failing, dict))
+    assert caught.value.code is code
+    assert str(cache.path) in caught.value.message
+    assert caught.value.hint.startswith(way)
+    for name in (str(cache.path.parent), "GYM_HOME", "streaming: true"):
+        assert name in caught.value.hint
+    named = ArrowCache("a", tmp_path / "named")
+    with pytest.raises(GymError) as caught:
+        list(named.fill(failing, dict))
+    assert caught.value.code is code
+    assert caught.value.hint.endswith(", or choose another folder")
+    assert list(cache.path.parent.iterdir()) == list(named.path.parent.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_written_leaves_no_file(
+    cache: ArrowCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise disk_full(path)
+
+    monkeypatch.setattr(arrow_cache, "write_atomically", full)
+    with pytest.raises(GymError, match="no space is left"):
+        list(cache.fill(written, dict))
+    assert list(cache.path.parent.iterdir()) == []
 
 
 def test_other_recipes_have_other_names() -> None:
