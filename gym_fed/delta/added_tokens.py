@@ -18,6 +18,8 @@ from gym_fed.core.text import counted, plain
 
 MAX_ADDED_TOKENS = 65_536
 MAX_TOKEN_CHARS = 256
+MAX_SERVED_TEXT_BYTES = 128 * 2**10
+"""Maximum UTF-8 bytes of the texts in a served variant. Other requests wait while they are compiled, 2 us per byte."""
 MAX_ROW_TENSORS = 4
 """Embeddings, head, and its bias; one to spare."""
 MAX_VOCABULARY = 1 << 24
@@ -186,6 +188,23 @@ def refuse_added(tokens: AddedTokens, rows: AddedRows | None) -> None:
         f"{' and '.join(what)}{named}, and only the base's own vocabulary can be used here",
         "apply it and use the model: gym delta apply BASE FILE -o FOLDER",
     )
+
+
+def require_servable_tokens(tokens: AddedTokens, name: str) -> None:
+    """Check that a server can build a tokenizer with these tokens without delaying its other requests.
+
+    Raises:
+        GymError: ``MODEL_INVALID``.
+    """
+    every = tokens.tokens + tokens.changed
+    size = sum(len(token.text.encode("utf-8", "surrogatepass")) for token in every)
+    if size > MAX_SERVED_TEXT_BYTES:
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: the texts of its {counted(len(every), 'added token')} have {counted(size, 'byte')}, and a "
+            f"variant may have {counted(MAX_SERVED_TEXT_BYTES, 'byte')}",
+            "add fewer or shorter tokens, or apply it and serve the model: gym delta apply BASE FILE -o FOLDER",
+        )
 
 
 def _token(row: Any) -> AddedToken:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from gym_fed.delta.added_tokens import require_servable_tokens
 from gym_fed.serving.engine.detokenizing import TextDecoder
 
 if TYPE_CHECKING:
     from gym_fed.serving.engine.guided import GuideFactory
     from gym_fed.serving.forward.variant_weights import VariantSource, VariantTokens
 
-_MAX_KEPT = 32
-"""Maximum vocabularies of variants in memory; each has a copy of the tokenizer."""
+_MAX_KEPT = 16
+"""Maximum vocabularies of variants in memory; each has two copies of the tokenizer, and its grammars' tables."""
 
 
 class Vocabulary:
@@ -46,6 +48,12 @@ class Vocabulary:
             return self._guides
 
 
+@dataclass
+class _Extension:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    vocabulary: Vocabulary | None = None
+
+
 class Vocabularies:
     """The vocabularies of one server. Thread-safe.
 
@@ -56,15 +64,15 @@ class Vocabularies:
 
     def __init__(self, base: Vocabulary, source: VariantSource | None) -> None:
         self.base, self._source = base, source
-        self._of_files: OrderedDict[str, Vocabulary] = OrderedDict()
+        self._of_files: OrderedDict[str, _Extension] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, variant: str | None) -> Vocabulary:
         """Return the vocabulary of a variant; the base's if it has no added tokens.
 
         Raises:
-            GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer; as
-                ``VariantSource.added_tokens``.
+            GymError: ``BASE_MISMATCH`` for tokens that cannot be added to the base's tokenizer; ``MODEL_INVALID`` for
+                too much text in them; as ``VariantSource.added_tokens``.
         """
         if variant is None or self._source is None:
             return self.base
@@ -72,17 +80,19 @@ class Vocabularies:
         if added is None:
             return self.base
         with self._lock:
-            vocabulary = self._of_files.get(added.delta_sha256)
-            if vocabulary is None:
-                vocabulary = self._of_files[added.delta_sha256] = self._extended(variant, added)
+            extension = self._of_files.setdefault(added.delta_sha256, _Extension())
             self._of_files.move_to_end(added.delta_sha256)
             if len(self._of_files) > _MAX_KEPT:
                 self._of_files.popitem(last=False)
-            return vocabulary
+        with extension.lock:  # other variants do not wait for it
+            if extension.vocabulary is None:
+                extension.vocabulary = self._extended(variant, added)
+            return extension.vocabulary
 
     def _extended(self, name: str, added: VariantTokens) -> Vocabulary:
         from gym_fed.delta.vocabulary import extended_by
 
+        require_servable_tokens(added.tokens, f"variant {name!r}")
         tokenizer = extended_by(self.base.tokenizer, added.tokens, f"variant {name!r}")
         ends = self.base.end_ids
         if "eos_token" in added.tokens.roles:  # as in the configs of the merged model

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from gym_fed.base.media_parts import PROJECTOR, TOWER, part_of
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
+from gym_fed.delta.added_tokens import require_servable_tokens
 from gym_fed.serving.store.objects import DeltaObjects, Staged
 from gym_fed.serving.store.records import VariantRecord, is_account
 from gym_fed.serving.store.registry import Transaction, VariantRegistry
@@ -68,13 +69,14 @@ def checked_base(
     """Check a delta including its values, and return the name and digest of its base.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model, or that the served model cannot
-            add; as ``DeltaFile.open``. All name ``source``.
+        GymError: ``MODEL_INVALID`` for a delta of other parts than the language model, with too much text in its
+            added tokens, or that the served model cannot add; as ``DeltaFile.open``. All name ``source``.
     """
     from gym_fed.delta.file import DeltaFile
 
     try:
         with DeltaFile.open(staged.path, base, added_tokens=True) as opened:
+            require_servable_tokens(opened.vocabulary, str(staged.path))
             _require_language_model(staged.path, [record.name for record in opened.manifest.tensors])
             if layout is not None:
                 from gym_fed.serving.forward.variant_weights import require_servable_delta
