@@ -139,7 +139,8 @@ def create_app(face: Face, access: Access) -> FastAPI:
     async def events(request: Request, visitor: Looking, after: str = "") -> Response:
         """Stream events. ``after`` is the last id of a page that opened a new stream without the standard header."""
         address = request.client.host if request.client else ""
-        return face.feed.response(request.headers.get("last-event-id") or after, address)
+        last = request.headers.get("last-event-id") or after
+        return face.feed.response(last, address, operator=visitor.role >= Role.OPERATOR)
 
     app.include_router(face.routes, prefix="/api/v1")
     app.include_router(face.root_router)

@@ -35,11 +35,13 @@ class PageEvent:
         kind: Name of the event that pages listen for.
         data: JSON value of the event.
         id: Position in the stored sequence; None for an event that is not stored.
+        for_operators: True for an event that viewers must not see.
     """
 
     kind: str
     data: Any
     id: int | None = None
+    for_operators: bool = False
 
     def encoded(self) -> bytes:
         """Encode the event as ``event``, ``id`` and ``data`` lines; JSON contains no newlines."""
@@ -53,7 +55,8 @@ RELOAD = PageEvent("reload", {"why": "this page fell behind"})
 class _Reader:
     """The stream of one page."""
 
-    def __init__(self) -> None:
+    def __init__(self, operator: bool) -> None:
+        self.operator = operator
         self.queue: deque[tuple[int | None, bytes]] = deque()
         self.is_behind = False
         self.woken = asyncio.Event()
@@ -82,7 +85,7 @@ class Feed:
         """Send an event to every open page."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._put, event.id, event.encoded())
+            loop.call_soon_threadsafe(self._put, event, event.encoded())
 
     def close(self) -> None:
         """End all streams so that the server can stop. Call this in the loop's thread."""
@@ -90,12 +93,15 @@ class Feed:
             reader.is_behind = True
             reader.woken.set()
 
-    def response(self, last_event_id: str | None, address: str) -> StreamingResponse:
+    def response(
+        self, last_event_id: str | None, address: str, *, operator: bool = False
+    ) -> StreamingResponse:
         """Create the stream of one page.
 
         Args:
             last_event_id: Value of the header ``Last-Event-ID``; ignored if it is not a number.
             address: Client address, for the limit on streams per address.
+            operator: True if the page is an operator's.
 
         Raises:
             GymError: ``QUOTA_EXCEEDED`` if too many pages are open.
@@ -108,14 +114,14 @@ class Feed:
             )
         last = whole_number(last_event_id or "", 18)
         return StreamingResponse(
-            self._stream(last, address),
+            self._stream(last, address, operator),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
-    async def _stream(self, last: int | None, address: str) -> AsyncIterator[bytes]:
+    async def _stream(self, last: int | None, address: str, operator: bool) -> AsyncIterator[bytes]:
         self._loop = asyncio.get_running_loop()
-        reader = _Reader()
+        reader = _Reader(operator)
         self._readers.add(reader)
         self._addresses[address] = self._addresses.get(address, 0) + 1
         self.has_readers.set()
@@ -123,7 +129,8 @@ class Feed:
             sent = -1
             for event in await asyncio.to_thread(lambda: list(self._since(last))):
                 sent = sent if event.id is None else event.id
-                yield event.encoded()
+                if operator or not event.for_operators:
+                    yield event.encoded()
             while True:
                 while reader.queue:
                     number, data = reader.queue.popleft()
@@ -147,11 +154,13 @@ class Feed:
             if not self._readers:
                 self.has_readers.clear()
 
-    def _put(self, number: int | None, data: bytes) -> None:
+    def _put(self, event: PageEvent, data: bytes) -> None:
         for reader in self._readers:
+            if event.for_operators and not reader.operator:
+                continue
             if len(reader.queue) >= QUEUE_LENGTH:
                 reader.is_behind = True
                 reader.queue.clear()
             elif not reader.is_behind:
-                reader.queue.append((number, data))
+                reader.queue.append((event.id, data))
             reader.woken.set()

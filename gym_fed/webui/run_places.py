@@ -1,12 +1,14 @@
 """Find runs outside the workbench's folder of runs, and name every run's folder in URLs.
 
 A run below the folder of runs is named by its relative path, others by ``@`` and their absolute path. Other runs are
-those of ``saves/``, where LLaMA-Factory writes, and the folders that `gym train` or a page has recorded.
+those of ``saves/``, where LLaMA-Factory writes, those that an operator has added, and the recent ones of `gym train`
+on this account. Only operators see the latter, since they belong to no workbench.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from gym_fed.webui.workbench import Workbench, resolved, text
 
 OUTSIDE = "@"
 SAVES = "saves"
+ADDED_NAME = "added_runs.json"
+"""The list of the runs that an operator has added, below the folder of runs."""
 MAX_PATH = 1000
 _PRUNED = ("checkpoints", "best", "tensorboard")
 _MAX_FOLDERS = 20_000
@@ -30,6 +34,7 @@ class RunPlaces:
 
     def __init__(self, workbench: Workbench) -> None:
         self._workbench = workbench
+        self._lock = threading.Lock()
 
     def folders(self) -> Iterator[Path]:
         """Yield the folders of all runs, each once; those below the folder of runs come first."""
@@ -38,7 +43,7 @@ class RunPlaces:
             for folder in _runs_below(root):
                 seen.add(folder)
                 yield folder
-        yield from (folder for folder in self._recorded() if folder not in seen)
+        yield from (folder for folder in dict.fromkeys(self._added() + self._recent()) if folder not in seen)
 
     def path_of(self, folder: Path) -> str:
         """Return the name of a run's folder in URLs."""
@@ -47,8 +52,20 @@ class RunPlaces:
             folder.relative_to(runs).as_posix() if runs in folder.parents else f"{OUTSIDE}{folder.as_posix()}"
         )
 
-    def folder_of(self, path: str) -> Path:
+    def is_shared(self, path: str) -> bool:
+        """Return True if viewers see the run of this name, too."""
+        outside = path.removeprefix(OUTSIDE)
+        if outside == path or not Path(outside).is_absolute():
+            return True
+        folder = Path(outside)
+        return (self._workbench.folder / SAVES).resolve() in folder.parents or folder in self._added()
+
+    def folder_of(self, path: str, *, operator: bool = True) -> Path:
         """Return the folder of a run.
+
+        Args:
+            path: Name of the run.
+            operator: Also accept the recent runs of this account.
 
         Raises:
             GymError: ``NOT_FOUND``; ``PERMISSION_DENIED`` for a path outside the known folders.
@@ -59,8 +76,9 @@ class RunPlaces:
         if outside == path or not Path(outside).is_absolute():
             return self._workbench.inside(path, root=self._workbench.runs)
         folder = resolved(Path(outside), ".")
-        saves = (self._workbench.folder / SAVES).resolve()
-        if folder is None or (saves not in folder.parents and folder not in self._recorded()):
+        if folder is None or not (
+            self.is_shared(f"{OUTSIDE}{folder}") or (operator and folder in self._recent())
+        ):
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
                 f"{text(outside)} is not among the known runs",
@@ -69,7 +87,7 @@ class RunPlaces:
         return folder
 
     def add(self, path: str) -> Path:
-        """Record the folder of a run that a user names, and return it.
+        """Record the folder of a run that an operator names, which viewers then see, and return it.
 
         Raises:
             GymError: ``NOT_FOUND`` if it holds no run.
@@ -81,12 +99,19 @@ class RunPlaces:
                 f"{text(path)}: holds no run of gym train",
                 "give the output_dir of a run, the folder with run.json",
             )
-        remember_run(folder)
+        with self._lock:
+            remember_run(folder, self._workbench.runs / ADDED_NAME)
         return folder
 
-    def _recorded(self) -> list[Path]:
+    def _added(self) -> list[Path]:
+        return self._outside(recent_runs(self._workbench.runs / ADDED_NAME))
+
+    def _recent(self) -> list[Path]:
+        return self._outside(recent_runs())
+
+    def _outside(self, folders: list[Path]) -> list[Path]:
         runs = self._workbench.runs
-        return [folder for folder in recent_runs() if folder != runs and runs not in folder.parents]
+        return [folder for folder in folders if folder != runs and runs not in folder.parents]
 
 
 def _runs_below(root: Path) -> Iterator[Path]:

@@ -25,6 +25,7 @@ from gym_fed.config.yaml.strict import read_run_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import LOCK_FILE, is_held
 from gym_fed.training.run.result import read_json
+from gym_fed.web.access import Role
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.webui.curves import CurvesOfRuns, last_values
@@ -137,10 +138,16 @@ class RunWatch:
         self._seen[_LIST] = lines
         if before is None:
             return
-        changed = [line for path, line in lines.items() if before.get(path) != line]
+        changed = {path: line for path, line in lines.items() if before.get(path) != line}
         gone = [path for path in before if path not in lines]
-        if changed or gone:
-            self._feed.publish(PageEvent("runs", {"changed": changed[:100], "gone": gone[:100]}))
+        shared = {path for path in (*changed, *gone) if self._places.is_shared(path)}
+        for private in (False, True):
+            news = {
+                "changed": [line for path, line in changed.items() if (path in shared) != private][:100],
+                "gone": [path for path in gone if (path in shared) != private][:100],
+            }
+            if any(news.values()):
+                self._feed.publish(PageEvent("runs", news, for_operators=private))
 
     def _publish_run(self, path: str, jobs: list[WebJob]) -> None:
         folder = self._places.folder_of(path)
@@ -165,7 +172,7 @@ class RunWatch:
             "marks": marks_of(folder),
             "series": series_of(curves, since=since),
         }
-        self._feed.publish(PageEvent("run", news))
+        self._feed.publish(PageEvent("run", news, for_operators=not self._places.is_shared(path)))
 
 
 class _AddedRun(StrictModel):
@@ -192,7 +199,8 @@ def routes(workbench: Workbench) -> APIRouter:
         lines = [
             line
             for line in every.lines()
-            if all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
+            if (visitor.role is Role.OPERATOR or places.is_shared(line["path"]))
+            and all(word in f"{line['path']} {line['algorithm']} {line['model']}".lower() for word in words)
         ]
         waiting: dict[str, dict[str, Any]] = {}  # newest job of each run that has not started
         for job in jobs.list():
@@ -221,7 +229,8 @@ def routes(workbench: Workbench) -> APIRouter:
         xmax: Range = None,
     ) -> dict[str, Any]:
         """Return a run with its curves and those of compared runs, since a step or within a range of steps."""
-        folder = places.folder_of(path)
+        operator = visitor.role is Role.OPERATOR
+        folder = places.folder_of(path, operator=operator)
         watch.look_at(places.path_of(folder))
         job = job_of(folder, jobs.list())
         if not _is_run(folder) and job is not None:
@@ -241,7 +250,7 @@ def routes(workbench: Workbench) -> APIRouter:
             about = {"path": text(path), "since": since}
         others = []
         for name in dict.fromkeys(compared or []):
-            other = places.folder_of(name)
+            other = places.folder_of(name, operator=operator)
             _require_run(other, name)
             shown = detail(other, name, every.line(other), curves)
             watch.look_at(places.path_of(other))

@@ -1,4 +1,4 @@
-"""The folders of recent runs of this account, so that pages find runs wherever they are written."""
+"""Lists of folders of runs, such as the recent ones of this account, so that pages find runs wherever they are."""
 
 from __future__ import annotations
 
@@ -12,28 +12,33 @@ _FILE = "recent-runs.json"
 _MAX_BYTES = 2**20
 
 
-def remember_run(folder: Path) -> None:
-    """Put a folder first in the list of recent runs, which keeps ``MAX_FOLDERS``.
+def remember_run(folder: Path, file: Path | None = None) -> None:
+    """Put a folder first in a list of runs, which keeps ``MAX_FOLDERS``.
+
+    Args:
+        folder: The folder of a run.
+        file: The list; None: the recent runs of this account.
 
     Raises:
         OSError: If the list cannot be written.
         RuntimeError: If this account has no home folder.
     """
     place = folder.resolve()
-    folders = [place, *(other for other in _listed() if other != place)][:MAX_FOLDERS]
-    make_folder(default_home())
-    write_atomically(default_home() / _FILE, json.dumps([str(one) for one in folders], indent=1).encode())
+    file = default_home() / _FILE if file is None else file
+    folders = [place, *(other for other in _listed(file) if other != place)][:MAX_FOLDERS]
+    make_folder(file.parent)
+    write_atomically(file, json.dumps([str(one) for one in folders], indent=1).encode())
 
 
-def recent_runs() -> list[Path]:
-    """Return the folders of recent runs that still hold a run, newest first."""
-    return [folder for folder in _listed() if (folder / "run.json").is_file()]
+def recent_runs(file: Path | None = None) -> list[Path]:
+    """Return the folders of a list that still hold a run, newest first; None: the recent runs of this account."""
+    return [folder for folder in _listed(file) if (folder / "run.json").is_file()]
 
 
-def _listed() -> list[Path]:
+def _listed(file: Path | None) -> list[Path]:
     """Return the list; empty if there is none, or if its content is not a list."""
     try:
-        file = default_home() / _FILE
+        file = default_home() / _FILE if file is None else file
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
             return []
         folders = json.loads(file.read_text(encoding="utf-8"))

@@ -28,8 +28,8 @@ NASTY = '</p><script>alert("x")</script>'
 class Page:
     """An open page, and what it was sent."""
 
-    def __init__(self, feed: Feed, last: str | None = None) -> None:
-        self._stream: Any = feed.response(last, "127.0.0.1").body_iterator
+    def __init__(self, feed: Feed, last: str | None = None, *, operator: bool = False) -> None:
+        self._stream: Any = feed.response(last, "127.0.0.1", operator=operator).body_iterator
 
     async def next(self) -> tuple[str, int | None, Any]:
         """The next event: its kind, its id, its data."""
@@ -204,6 +204,20 @@ async def test_a_slow_page_is_sent_reload_and_the_others_are_not() -> None:
     assert len(feed) == 1
     await quick.close()
     assert not feed.has_readers.is_set()
+
+
+async def test_a_viewer_gets_no_event_for_operators() -> None:
+    private = PageEvent("secret", {}, for_operators=True)
+    feed = Feed(lambda last: [private, PageEvent("begin", {})])
+    viewer, operator = Page(feed), Page(feed, operator=True)
+    assert (await viewer.next())[0] == "begin"
+    assert [(await operator.next())[0] for _ in range(2)] == ["secret", "begin"]
+    feed.publish(private)
+    feed.publish(PageEvent("open", {}))
+    assert (await viewer.next())[0] == "open"
+    assert [(await operator.next())[0] for _ in range(2)] == ["secret", "open"]
+    await viewer.close()
+    await operator.close()
 
 
 async def test_streams_are_bounded_for_an_address_and_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

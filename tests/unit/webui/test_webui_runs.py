@@ -306,6 +306,53 @@ def test_runs_of_saves_and_recorded_ones_are_listed_and_others_are_added_by_path
     assert stranger.post("/api/v1/runs", json={"folder": str(unknown)}).status_code == 401
 
 
+def test_a_viewer_sees_a_run_of_the_account_only_after_an_operator_added_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    bench = tmp_path / "bench"
+    own, saved = make_run(bench / "runs" / "own"), make_run(bench / "saves" / "lora")
+    private = make_run(tmp_path / "else" / "private")
+    remember_run(private)
+    operator, viewer = webui_client(bench), webui_client(bench, login=False, public=True)
+    assert {line["path"] for line in get(operator, "runs")["runs"]} == {"own", f"@{saved}", f"@{private}"}
+    seen = get(viewer, "runs")
+    assert ({line["path"] for line in seen["runs"]}, seen["total"]) == ({"own", f"@{saved}"}, 2)
+    unknown = get(viewer, f"runs/@{tmp_path}/else/none", 403)["error"]["code"]
+    assert get(viewer, f"runs/@{private}", 403)["error"]["code"] == unknown
+    assert get(viewer, "runs/own", 403, **{"with": [f"@{private}"]})["error"]["code"] == unknown
+    assert get(viewer, f"runs/@{saved}/../../../else/private", 403)["error"]["code"] == unknown
+    assert viewer.post("/api/v1/runs", json={"folder": str(private)}).status_code == 403
+    assert operator.post("/api/v1/runs", json={"folder": str(private)}).status_code == 200
+    again = webui_client(bench, login=False, public=True)  # after a restart of the workbench
+    assert get(again, "runs")["total"] == 3
+    assert get(again, f"runs/@{private}", **{"with": [str(own.name)]})["series"]["loss"]
+    assert len(get(operator, "runs")["runs"]) == 3  # added and recent: listed once
+
+
+def test_changes_of_a_run_of_the_account_are_published_to_operators_only(
+    tmp_path: Path, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYM_HOME", str(tmp_path / "home"))
+    private = make_run(tmp_path / "else" / "private")
+    remember_run(private)
+    feed, curves, jobs = Published(), CurvesOfRuns(), Jobs(runs / ".jobs")
+    places = RunPlaces(open_workbench(runs.parent, runs))
+    watch = RunWatch(places, feed, curves, RunList(places, curves), jobs)
+    asked = ["a", f"@{private}", ""]
+    watch.publish(asked)
+    for folder in (runs / "a", private):
+        with (folder / "metrics.jsonl").open("a") as stream:
+            stream.write('{"step": 6, "loss": 0.5}\n')
+    watch.publish(asked)
+    for_viewers = json.dumps([event.data for event in feed.events if not event.for_operators])
+    assert '"a"' in for_viewers
+    assert str(private) not in for_viewers
+    hidden = {event.kind: event.data for event in feed.events if event.for_operators}
+    assert hidden["run"]["path"] == f"@{private}"
+    assert [line["path"] for line in hidden["runs"]["changed"]] == [f"@{private}"]
+
+
 @pytest.mark.parametrize("content", ["{}", "[", '["relative", 3, "/a\\u0000b"]', "[" * 5000])
 def test_a_damaged_list_of_recent_runs_hides_no_others(
     client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
