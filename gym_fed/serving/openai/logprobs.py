@@ -37,11 +37,18 @@ def logprobs_of_completion(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def _by_text(token: TokenLogprob) -> dict[str, float]:
-    """Return the likeliest tokens by text; one whose text another has is ``token_id:ID``, as vLLM writes ids."""
-    by_text: dict[str, float] = {}
-    for token_id, data, logprob in token.top:
+    """Return the likeliest tokens and the sampled one by text, as OpenAI and vLLM do.
+
+    One whose text is the sampled token's, or that of a likelier one, is ``token_id:ID``, as vLLM writes ids.
+    """
+    entries = list(token.top)
+    if all(token_id != token.token_id for token_id, *_ in entries):
+        entries.append((token.token_id, token.data, token.logprob))
+    own, by_text = _text(token.data, "bytes:"), dict[str, float]()
+    for token_id, data, logprob in entries:
         text = _text(data, "bytes:")
-        by_text[f"token_id:{token_id}" if text in by_text else text] = _finite(logprob)
+        is_taken = text in by_text or (text == own and token_id != token.token_id)
+        by_text[f"token_id:{token_id}" if is_taken else text] = _finite(logprob)
     return by_text
 
 

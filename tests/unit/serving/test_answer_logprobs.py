@@ -100,6 +100,22 @@ def test_tokens_of_the_same_bytes_have_keys_of_their_own() -> None:
 
     token = TokenLogprob(1, b"a", -0.5, ((1, b"a", -0.5), (7, b"a", -1.0), (8, b"b", -2.0)))
     assert logprobs_of_completion([token])["top_logprobs"] == [{"a": -0.5, "token_id:7": -1.0, "b": -2.0}]
+    sampled = TokenLogprob(9, b"a", -3.0, token.top)
+    expected = {"token_id:1": -0.5, "token_id:7": -1.0, "b": -2.0, "a": -3.0}
+    assert logprobs_of_completion([sampled])["top_logprobs"] == [expected]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_sampled_token_is_among_the_likeliest_of_a_completion(
+    client: Any, model: Wishing, count: int
+) -> None:
+    model.wish = list(b"abcdef")
+    choice = completion(client, logprobs=count, logit_bias={"122": 100}, max_tokens=5)
+    tokens, values = choice.logprobs.tokens, choice.logprobs.token_logprobs
+    assert tokens == ["z"] * 5
+    for token, value, top in zip(tokens, values, choice.logprobs.top_logprobs, strict=True):
+        assert top[token] == value
+        assert count <= len(top) <= count + 1
 
 
 @pytest.mark.parametrize("stop", ["END", "🙂", "w🙂", "\n"])
@@ -210,4 +226,4 @@ def test_joined_bytes_are_the_text_sent(service: OpenAIService, model: Wishing, 
     for place, offset in enumerate(offsets):
         assert offset == len(b"".join([*pieces[:place], pieces[place][:1]]).decode(errors="replace")) - 1
         assert offset < len(text)
-    assert all(len(top) == 5 for top in logprobs["top_logprobs"])
+    assert all(len(top) in (5, 6) for top in logprobs["top_logprobs"])
