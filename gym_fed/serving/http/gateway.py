@@ -96,9 +96,8 @@ class Gateway:
         if self.draining:
             raise GymError(ErrorCode.UNAVAILABLE, "the server is shutting down", "try again in a moment")
         if self.serving is None:
-            raise GymError(
-                ErrorCode.UNAVAILABLE, "the model is being loaded", "GET /ready answers 200 when it is loaded"
-            )
+            # No URL in the hint: ``PublicErrors`` would remove it like a path, and log each such answer to a probe.
+            raise GymError(ErrorCode.UNAVAILABLE, "the model is being loaded", "try again in a moment")
         return self.serving
 
     def require_ready(self) -> None:

@@ -156,6 +156,17 @@ async def test_a_full_queue_is_429_and_says_when_to_come_back() -> None:
     assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
+async def test_probes_while_the_model_is_loaded_log_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = gateway_over(ScriptedEngine())
+    gateway.serving = None
+    async with client_of(gateway) as client:
+        answer = await client.get("/ready")
+    assert answer.status_code == 503
+    assert "the model is being loaded" in answer.text
+    assert "a file of the server" not in answer.text
+    assert not [record for record in caplog.records if record.name.startswith("gym_fed")]
+
+
 async def test_health_is_of_the_process_and_ready_of_the_model() -> None:
     gateway = gateway_over(ScriptedEngine())
     serving, gateway.serving = gateway.serving, None
