@@ -13,7 +13,6 @@ import typer
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.help import HOST, PORT
 from gym_fed.core.text import plain
 
 _MAX_ANSWER_BYTES = 2000
@@ -23,8 +22,14 @@ def health(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file of the server; the defaults of gym api without one.")
     ] = None,
-    host: Annotated[str | None, HOST] = None,
-    port: Annotated[int | None, PORT] = None,
+    host: Annotated[
+        str | None,
+        typer.Option("--host", metavar="ADDRESS", help="Address to ask; the config's by default."),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option("--port", min=1, max=65535, help="Port to ask; the config's by default."),
+    ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
     ] = False,
@@ -36,11 +41,10 @@ def health(
     """Check that the running server answers: exit code 0 if it does, and its model is loaded."""
     from gym_fed.cli.api.settings import serving_config
 
-    settings = serving_config(
-        config, [f"{key}={value}" for key, value in (("host", host), ("port", port)) if value is not None]
-    )
+    settings = serving_config(config, [])
+    address = settings.host if host is None else host
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    place = host_port(everywhere.get(settings.host, settings.host), settings.port)
+    place = host_port(everywhere.get(address, address), settings.port if port is None else port)
     scheme = "http" if settings.tls is None else "https"
     url = f"{scheme}://{place}/{'health' if live else 'ready'}"
     _get(url, None if settings.tls is None else settings.tls.certificate, timeout)

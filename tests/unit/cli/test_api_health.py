@@ -105,6 +105,22 @@ def test_the_address_of_all_interfaces_is_asked_on_this_machine(
     assert urls == [f"http://{asked}:8000/ready"]
 
 
+@pytest.mark.parametrize(("host", "asked"), [("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("box", "box")])
+def test_flags_name_the_server_to_ask_and_do_not_change_its_config(
+    host: str, asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls: list[str] = []
+    monkeypatch.setattr("gym_fed.cli.api.health._get", lambda url, *_: urls.append(url))
+    path = tmp_path / "serving.yaml"
+    path.write_text("host: 127.0.0.1\nport: 8000\n")
+    done = ask(str(path), "--host", host, "--port", "9000")
+    assert done.exit_code == 0, done.exception
+    assert urls == [f"http://{asked}:9000/ready"]
+    assert ask("--host", host).exit_code == 0  # without a config, so without keys
+    assert urls[1] == f"http://{asked}:8000/ready"
+    assert ask("--port", "0").exit_code == 2
+
+
 def test_a_probe_loads_no_torch() -> None:
     program = (
         "import sys\nfrom gym_fed.cli.main import app\n"
