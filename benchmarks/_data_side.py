@@ -76,6 +76,7 @@ def ours(work: dict[str, Any]) -> tuple[list[float], int]:
         save_final=False,
     )
     result = Trainer(config).train()
+    assert result.rows is not None
     return result.losses, result.rows.rows
 
 

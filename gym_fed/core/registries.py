@@ -167,7 +167,10 @@ REASONING_PARSERS: Kind[Any] = Kind(
     "gym_fed.reasoning_parsers",
 )
 SCHEDULERS: Kind[Any] = Kind(
-    "scheduler", "gym_fed.training.launch", "gym_fed.training.launch.base:Scheduler", "gym_fed.schedulers"
+    "scheduler",
+    "gym_fed.training.launch",
+    "gym_fed.training.launch.base:ClusterScheduler",
+    "gym_fed.schedulers",
 )
 ENGINES: Kind[Any] = Kind(
     "engine", "gym_fed.serving.engines", "gym_fed.serving.engines.base:EngineKind", "gym_fed.engines"

@@ -99,7 +99,7 @@ class Search:
         """
         import optuna
 
-        # Optuna calls constant_liar experimental.
+        # Optuna calls its sampler for several workers (constant_liar) experimental.
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._claim_folder()

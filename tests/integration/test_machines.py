@@ -17,7 +17,7 @@ import pytest
 
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import SCHEDULERS
-from gym_fed.training.launch.base import Job
+from gym_fed.training.launch.base import ClusterJob
 from tests.integration.test_processes import CONFIG, TOLERANCE, command, far
 from tests.support.quick import quick
 from tests.support.wait import SECONDS, until
@@ -172,7 +172,7 @@ def test_the_script_for_slurm_writes_a_checkpoint_before_the_time_limit_and_queu
         device="cpu",
     )
     script = tmp_path / "job.sh"
-    script.write_text(SCHEDULERS.new("slurm").text(Job(config, file, (), 2, 1)), encoding="utf-8")
+    script.write_text(SCHEDULERS.new("slurm").text(ClusterJob(config, file, (), 2, 1)), encoding="utf-8")
     programs = {
         "scontrol": f'[ "$2" = hostnames ] && echo 127.0.0.1 || echo "$@" >> {tmp_path}/asked',
         "srun": 'shift\ntrap \'kill -TERM $a $b\' TERM\n"$@" & a=$!\n"$@" & b=$!\nwait; wait $a; wait $b',

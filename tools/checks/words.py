@@ -55,7 +55,7 @@ DELTAS = (
 )
 
 RETIRED = (
-    Word("liar", "malicious client, Byzantine client", part("liars?")),
+    Word("liar", "malicious client, Byzantine client", part("liars?"), unless="constant_liar"),
     Word("roster", "ActiveVariants (serving), participants", part("rosters?")),
     Word("rowmap", "segments", part("row_?map") + "|RowMap"),
     Word("row_map", "segments"),

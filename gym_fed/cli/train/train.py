@@ -280,7 +280,7 @@ def _print_launch(
     name: str, settings: TrainingConfig, config: Path | None, options: list[str], size: tuple[int, int]
 ) -> None:
     """Print what a scheduler runs, after checking that the processes can work."""
-    from gym_fed.training.launch.base import Job
+    from gym_fed.training.launch.base import ClusterJob
     from gym_fed.training.run.checks import check_config
 
     scheduler = SCHEDULERS.new(name)
@@ -288,7 +288,7 @@ def _print_launch(
         raise GymError(ErrorCode.USAGE, f"--launch {name}: which CONFIG?", "write the flags into a YAML file")
     nodes, nproc = size
     check_config(settings, num_processes=nodes * nproc)
-    typer.echo(scheduler.text(Job(settings, config, options, nodes, nproc)), nl=False)
+    typer.echo(scheduler.text(ClusterJob(settings, config, options, nodes, nproc)), nl=False)
     err.print(f"save it as a file, read it, and: {scheduler.submit}")
 
 

@@ -25,7 +25,7 @@ _LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """A run to be started by a scheduler.
 
     Attributes:
@@ -76,7 +76,7 @@ class Job:
         return words if self.nodes == 1 else f'{words} --rdzv-endpoint "{endpoint}"'
 
 
-class Scheduler(ABC):
+class ClusterScheduler(ABC):
     """Writes what an existing scheduler needs to start a run. Nothing is submitted."""
 
     name: ClassVar[str]
@@ -85,7 +85,7 @@ class Scheduler(ABC):
     """The command that takes the text from a file."""
 
     @abstractmethod
-    def text(self, job: Job) -> str:
+    def text(self, job: ClusterJob) -> str:
         """Return the text of the scheduler's file."""
 
 

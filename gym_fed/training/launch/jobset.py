@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from gym_fed.training.launch.base import PORT, SECONDS_FOR_A_CHECKPOINT, Job, Scheduler, yaml_text
+from gym_fed.training.launch.base import (
+    PORT,
+    SECONDS_FOR_A_CHECKPOINT,
+    ClusterJob,
+    ClusterScheduler,
+    yaml_text,
+)
 from gym_fed.version import __version__
 
 _CONFIG = "/config/train.yaml"
 _WORK = "/work"
 
 
-class JobSet(Scheduler):
+class JobSet(ClusterScheduler):
     """One pod per machine; pods find the first one by the name that JobSet's headless service gives it.
 
     A failed pod ends the others, and the set starts again up to three times, where the run resumes. The working folder
@@ -21,10 +27,10 @@ class JobSet(Scheduler):
     name = "jobset"
     submit = "kubectl apply -f FILE"
 
-    def text(self, job: Job) -> str:
+    def text(self, job: ClusterJob) -> str:
         return _HEADER + yaml_text(self._config_map(job), self._job_set(job))
 
-    def _config_map(self, job: Job) -> dict[str, Any]:
+    def _config_map(self, job: ClusterJob) -> dict[str, Any]:
         return {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -32,7 +38,7 @@ class JobSet(Scheduler):
             "data": {"train.yaml": job.file.read_text(encoding="utf-8")},
         }
 
-    def _job_set(self, job: Job) -> dict[str, Any]:
+    def _job_set(self, job: ClusterJob) -> dict[str, Any]:
         pods = {"parallelism": job.nodes, "completions": job.nodes, "backoffLimit": 0}
         template = {"spec": {**pods, "completionMode": "Indexed", "template": {"spec": self._pod(job)}}}
         return {
@@ -46,7 +52,7 @@ class JobSet(Scheduler):
             },
         }
 
-    def _pod(self, job: Job) -> dict[str, Any]:
+    def _pod(self, job: ClusterJob) -> dict[str, Any]:
         words = job.words(_CONFIG)
         if job.nodes > 1:
             words += ["--rdzv-endpoint", f"{job.name}-node-0-0.{job.name}:{PORT}"]

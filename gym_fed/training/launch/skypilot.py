@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from gym_fed.training.launch.base import PORT, Job, Scheduler, yaml_text
+from gym_fed.training.launch.base import PORT, ClusterJob, ClusterScheduler, yaml_text
 from gym_fed.version import __version__
 
 
-class SkyPilot(Scheduler):
+class SkyPilot(ClusterScheduler):
     """The working folder is copied to every machine; the output folder should be a mounted bucket, which resumes."""
 
     name = "skypilot"
     submit = "sky jobs launch FILE"
 
-    def text(self, job: Job) -> str:
+    def text(self, job: ClusterJob) -> str:
         command = job.command(f"$head:{PORT}")
         run = f'head=$(echo "$SKYPILOT_NODE_IPS" | head -n 1)\n{command}\n'
         task = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gym_fed.training.launch.base import PORT, SECONDS_FOR_A_CHECKPOINT, Job, Scheduler
+from gym_fed.training.launch.base import PORT, SECONDS_FOR_A_CHECKPOINT, ClusterJob, ClusterScheduler
 
 
-class Slurm(Scheduler):
+class Slurm(ClusterScheduler):
     """One task per machine, which starts that machine's processes.
 
     Before the time limit, Slurm signals the batch script; every task then writes a checkpoint and the job is queued
@@ -15,7 +15,7 @@ class Slurm(Scheduler):
     name = "slurm"
     submit = "sbatch FILE"
 
-    def text(self, job: Job) -> str:
+    def text(self, job: ClusterJob) -> str:
         directives = [
             f"--job-name={job.name}",
             f"--nodes={job.nodes}",

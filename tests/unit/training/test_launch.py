@@ -16,14 +16,14 @@ import yaml
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.registries import SCHEDULERS
-from gym_fed.training.launch.base import Job
+from gym_fed.training.launch.base import ClusterJob
 from gym_fed.training.processes.ranks import Machines, _join, launch
 from tests.support.in_process import run_here
 
 HOSTILE = 'a b\'; rm -rf "$HOME" #.yaml'
 
 
-def job(tmp_path: Path, *, nodes: int = 2, device: str = "auto", file: str = HOSTILE) -> Job:
+def job(tmp_path: Path, *, nodes: int = 2, device: str = "auto", file: str = HOSTILE) -> ClusterJob:
     config = TrainingConfig(
         model="gym-nano",
         data=[{"tasks": ["double"], "num_examples": 8}],
@@ -32,7 +32,7 @@ def job(tmp_path: Path, *, nodes: int = 2, device: str = "auto", file: str = HOS
     )
     path = tmp_path / file
     path.write_text("model: gym-nano\n", encoding="utf-8")
-    return Job(config, path, ["learning_rate=1e-3", "tracker.name=it's", "--no-check"], nodes, 8)
+    return ClusterJob(config, path, ["learning_rate=1e-3", "tracker.name=it's", "--no-check"], nodes, 8)
 
 
 def words_after(prefix: str, text: str) -> list[str]:
