@@ -1,6 +1,6 @@
 """Search for the best settings with Optuna: each trial has a run folder, can resume, and may be pruned.
 
-Akiba et al. 2019, "Optuna". The study is Optuna's journal in the search's folder, which several workers may share,
+Akiba et al. 2019, "Optuna". Optuna's journal in the search's folder holds the study, which several workers may share,
 also over a network's file system. An interrupted trial runs again with the same settings in the same folder, where it
 resumes from its last checkpoint.
 """

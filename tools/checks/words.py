@@ -76,7 +76,11 @@ RETIRED = (
     Word("likeness", "similarity"),
     Word("purse", "balance", part("purses?")),
     Word("standing", "reputation", unless=r"(?i)long.standing"),
-    Word("journal", "RoundStore", unless=r"(?i)sqlite|journal_?(mode|ctl|d\b)|-journal|\bWAL\b"),
+    Word(
+        "journal",
+        "RoundStore",
+        unless=r"(?i)sqlite|journal_?(mode|ctl|d\b)|-journal|\bWAL\b|optuna|study\.journal|storages\.journal|JournalStorage",
+    ),
     Word("sides", "factors", where=DELTAS),
     Word("untranslated", "--ignore-unsupported", r"(?i)allow[-_]untranslated"),
 )
