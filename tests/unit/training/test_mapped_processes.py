@@ -45,7 +45,7 @@ try:
     print(json.dumps([len(rows[0]), list(encoded.encoded)[-1], encoded.digests, encoded.counts.facts()]))
 except GymError as error:
     print(json.dumps(error.message))
-group.stop()
+torch.distributed.destroy_process_group()
 """
 
 
