@@ -41,8 +41,8 @@ function block(kind, lines) {
   return el(kind, {class: "md-list", start: first}, items.map((item) => el("li", {}, spans(item))));
 }
 
-// Code first, since nothing in it is marked; then links, strong and emphasised text. Each pattern is linear.
-const SPAN = /(`+)([^`]+)\1|\[([^\][\n]{1,300})\]\(([^\s()]{1,2000})\)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
+// Code first, since nothing in it is marked; then links, strong and emphasised text. Each pattern is linear: a run of backticks is tried once, as a whole.
+const SPAN = /(?<!`)(`{1,20})(?!`)([^`]+)\1(?!`)|\[([^\][\n]{1,300})\]\(([^\s()]{1,2000})\)|\*\*([^*\n]+)\*\*|\*([^*\s][^*\n]*)\*/g;
 function spans(text) {
   const nodes = [];
   let from = 0;

@@ -1,0 +1,79 @@
+"""The Markdown of answers on the screen ``play``, as elements; run by Node.js without a browser."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gym_fed import webui
+from tests.support.wait import SECONDS
+
+SCREEN = Path(webui.__file__).parent / "screens" / "play_markdown.js"
+ELEMENTS = """
+export const el = (tag, attributes, content = []) => [tag, content];
+export const copyable = (text) => text;
+"""
+PROGRAM = """
+import {markdown} from "./screens/play_markdown.js";
+import {readFileSync} from "node:fs";
+console.log(JSON.stringify(JSON.parse(readFileSync(0, "utf8")).map((text) => markdown(text))));
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+
+
+def rendered(folder: Path, *texts: str) -> list[Any]:
+    """The elements of each text: ``[tag, content]``."""
+    for name, content in {
+        "package.json": '{"type": "module"}',
+        "static/app.js": ELEMENTS,
+        "screens/play_markdown.js": SCREEN.read_text(),
+        "main.js": PROGRAM,
+    }.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    done = subprocess.run(
+        ["node", str(folder / "main.js")],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=True,
+    )
+    found: list[Any] = json.loads(done.stdout)
+    return found
+
+
+def codes(answer: Any) -> list[str]:
+    """The texts of inline code."""
+    return [
+        part[1] for _, content in answer for part in content if isinstance(part, list) and part[0] == "code"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a `b` c", ["b"]),
+        ("``b c`` and `d`", ["b c", "d"]),
+        ("`**b**`", ["**b**"]),
+        ("`open", []),
+        ("a``b`c``d", []),  # a run of backticks is tried as a whole, or many runs take quadratic time
+        ("``a`", []),
+    ],
+)
+def test_inline_code_is_between_runs_of_as_many_backticks(
+    tmp_path: Path, text: str, expected: list[str]
+) -> None:
+    (answer,) = rendered(tmp_path, text)
+    assert codes(answer) == expected
+
+
+def test_an_answer_of_the_maximum_length_in_backticks_stays_text(tmp_path: Path) -> None:
+    text = f"x{'`' * 199_999}"
+    assert rendered(tmp_path, text) == [[["p", [text]]]]
