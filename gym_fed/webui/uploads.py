@@ -80,7 +80,8 @@ class Uploads:
                     ErrorCode.BUSY, f"{counted(MAX_OPEN, 'file')} are being uploaded", "wait for one of them"
                 )
             make_folder(folder)
-            free = shutil.disk_usage(folder).free - _SPARE_BYTES
+            promised = sum(upload.size_bytes - upload.received_bytes for upload in self._uploads.values())
+            free = shutil.disk_usage(folder).free - promised - _SPARE_BYTES
             if size_bytes > free:
                 raise GymError(
                     ErrorCode.DISK_FULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -94,6 +95,25 @@ def test_an_abandoned_upload_makes_room_for_others(
     monkeypatch.setattr(uploads, "_IDLE_SECONDS", -1.0)
     begin(client, "a.jsonl", 10)
     assert len(list((tmp_path / "data").iterdir())) == 1
+
+
+def test_uploads_are_not_promised_the_same_free_space(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = SimpleNamespace(free=uploads._SPARE_BYTES + 100)
+    monkeypatch.setattr(uploads.shutil, "disk_usage", lambda folder: free)
+    first = begin(client, "a.jsonl", 70)["id"]
+    refused = begin(client, "b.jsonl", 31, 507)["error"]
+    assert (refused["code"], "room for 30 B" in refused["message"]) == ("disk-full", True)
+    second = begin(client, "b.jsonl", 30)["id"]
+    begin(client, "c.jsonl", 1, 507)
+    part(client, first, 0, b"x" * 60)
+    free.free -= 60  # the bytes are on the disk now
+    begin(client, "c.jsonl", 1, 507)
+    part(client, second, 0, b"x" * 30)
+    part(client, first, 60, b"x" * 10)
+    free.free = uploads._SPARE_BYTES + 9
+    begin(client, "c.jsonl", 9)
 
 
 def test_a_viewer_uploads_nothing(tmp_path: Path) -> None:
