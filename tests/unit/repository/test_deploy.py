@@ -232,6 +232,28 @@ def test_our_services_in_compose_are_read_only_and_bounded() -> None:
         assert "mem_limit" in service, name
 
 
+def test_no_writable_volume_is_shared_and_prometheus_reads_the_keys_where_they_are_written() -> None:
+    writers: dict[str, list[str]] = {}
+    mounts: dict[str, dict[str, str]] = {}
+    for name, service in COMPOSE["services"].items():
+        for source, place, *mode in (volume.split(":") for volume in service.get("volumes", [])):
+            mounts.setdefault(name, {})[place] = source
+            if (
+                mode != ["ro"] and service.get("network_mode") != "none"
+            ):  # one that ends before the others start
+                writers.setdefault(source, []).append(name)
+    assert {source: names for source, names in writers.items() if len(names) > 1} == {}
+    jobs = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    read = {
+        job["job_name"].removeprefix("gym-"): Path(job["authorization"]["credentials_file"]) for job in jobs
+    }
+    assert {*read} == {"hub", "api"}
+    for name, file in read.items():
+        written = Path(COMPOSE["services"][name]["environment"]["GYM_METRICS_KEY_FILE"])
+        assert file.name == written.name
+        assert mounts["prometheus"][str(file.parent)] == mounts[name][str(written.parent)]
+
+
 def test_images_of_others_have_a_version() -> None:
     images = {one["image"] for one in COMPOSE["services"].values() if not one["image"].startswith("gym-fed-")}
     assert [name for name in images if not re.search(r":v?\d", name)] == []
@@ -345,3 +367,37 @@ def test_without_a_config_the_address_makes_one(tmp_path: Path) -> None:
     code, calls, _ = start_hub(tmp_path, script, GYM_ADDRESS="hub.example.org:9443")
     assert (code, calls[0]) == (0, "init --yes --address hub.example.org:9443")
     assert (tmp_path / "hub" / "gym-server.yaml").read_text() == "old\n"
+
+
+@pytest.mark.parametrize("content", ["", "of another"])
+def test_a_link_in_place_of_the_metrics_key_is_replaced_and_not_followed(
+    tmp_path: Path, content: str
+) -> None:
+    script = (DEPLOY / "docker" / "start-hub").read_text().replace("/etc/gym/", f"{tmp_path}/none/")
+    other, key = tmp_path / "other", tmp_path / "metrics" / "key"
+    other.write_text(content)
+    key.parent.mkdir()
+    key.symlink_to(other)
+    more = {"GYM_ADDRESS": "hub.example.org:9443", "GYM_METRICS_KEY_FILE": str(key)}
+    code, _, problem = start_hub(tmp_path, script, **more)
+    assert code == 0, problem
+    assert other.read_text() == content
+    assert not key.is_symlink()
+    assert (key.read_text(), key.stat().st_mode & 0o777) == ("gymweb-key\n", 0o644)
+    assert [file.name for file in key.parent.iterdir()] == ["key"]
+
+
+def test_the_api_writes_its_metrics_key_without_following_a_link(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    fake = tmp_path / "bin" / "gym"
+    fake.write_text('#!/bin/sh\ncase "$*" in "api keys add"*) echo gym-key;; esac\n')
+    fake.chmod(0o755)
+    (tmp_path / "serving.yaml").write_text("")
+    other, key = tmp_path / "other", tmp_path / "key"
+    other.write_text("")
+    key.symlink_to(other)
+    script = (DEPLOY / "docker" / "start-api").read_text().replace("/etc/gym/", f"{tmp_path}/")
+    for more in ({}, {"GYM_METRICS_KEY_FILE": str(key)}):
+        variables = {"PATH": f"{fake.parent}:{os.environ['PATH']}", **more}
+        subprocess.run(["sh", "-c", script, "start-api"], env=variables, check=True)
+    assert (other.read_text(), key.is_symlink(), key.read_text()) == ("", False, "gym-key\n")
