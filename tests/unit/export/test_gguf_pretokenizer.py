@@ -86,7 +86,7 @@ def test_what_the_converter_knows_by_the_hash_of_one_text_is_compared_where_it_c
     said: str, splits: str, written: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Converter:
-        _set_vocab_gpt2 = _set_vocab_sentencepiece = None
+        _set_vocab_gpt2 = _set_vocab_sentencepiece = get_vocab_base = set_vocab = None
 
         def get_vocab_base_pre(self, tokenizer: object) -> str:
             return said
