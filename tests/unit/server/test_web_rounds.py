@@ -44,7 +44,7 @@ def fed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
 def browser(fed: Federation, role: Role = Role.OPERATOR, is_running: bool = True) -> TestClient:
     """A page of somebody with this role."""
     with Dashboard(fed, "127.0.0.1:0", public=False, is_running=is_running) as pages:
-        app: Any = pages.server._server.config.app
+        app: Any = pages.server._server.config.app._app  # behind the middleware of proxies
     access: Access = app.state.access
     access.visitor = lambda request: Visitor("somebody", role, "csrf", time.time() + 60)  # type: ignore[method-assign]
     return TestClient(app, "http://127.0.0.1:7000", follow_redirects=False)

@@ -25,7 +25,11 @@ def asked(dependant: Dependant) -> Iterator[Any]:
 def test_every_route_checks_its_visitor_and_every_change_for_an_operators_page(tmp_path: Path) -> None:
     workbench, hub, view = open_workbench(tmp_path, tmp_path / "runs"), MagicMock(), MagicMock()
     routers = webui.routers(workbench) + dashboard.routers(hub, view)
-    found = [route for router in (*routers, health.beside(view, hub.traffic)) for route in router.routes]
+    found = [
+        route
+        for router in (*routers, health.beside(view, hub.traffic, hub.contributor_clocks))
+        for route in router.routes
+    ]
     assert len(found) > 60
     for route in found:
         assert isinstance(route, APIRoute)
