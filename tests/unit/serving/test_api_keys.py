@@ -142,11 +142,11 @@ def test_without_keys_only_this_machine_and_its_pages_are_served(
 ) -> None:
     headers = {"host": host} if origin is None else {"host": host, "origin": origin}
     if fine:
-        require_local(headers)
+        require_local(headers, frozenset())
         assert Authenticator(None).caller(headers) is LOCAL
         return
     with pytest.raises(GymError) as caught:
-        require_local(headers)
+        require_local(headers, frozenset())
     assert caught.value.code is ErrorCode.PERMISSION_DENIED
 
 
