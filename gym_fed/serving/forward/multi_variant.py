@@ -24,10 +24,10 @@ from gym_fed.serving.forward.chunk import Chunk, PackedTokens, packed_tokens, po
 from gym_fed.serving.forward.decoder import Decoder
 from gym_fed.serving.forward.hooked import HookedForward
 from gym_fed.serving.forward.kv_cache import KVCache, KVPool
-from gym_fed.serving.forward.model_states import keep_weights
 from gym_fed.serving.forward.packed_base import PackedBase
 from gym_fed.serving.forward.padded import BatchAttention
 from gym_fed.serving.forward.plain_model import PlainModel, plain_layout
+from gym_fed.serving.forward.rescaling import keep_weights
 from gym_fed.serving.forward.segments import StepVariants
 from gym_fed.serving.forward.target_modules import ModelLayout
 from gym_fed.serving.forward.trial import base_format_for, kernel_for, prepare

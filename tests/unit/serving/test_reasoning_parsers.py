@@ -207,8 +207,8 @@ class Spelled:
     def push(self, token_id: int) -> str:
         return self.texts[token_id]
 
-    def skip(self, token_id: int) -> str:
-        return ""
+    def skip(self) -> None:
+        pass
 
 
 MARK_IDS = {100 + place: mark for place, mark in enumerate(OpenAIGptOss.marks)}
@@ -244,7 +244,7 @@ def answer_tokens(splitter: Any, texts: list[str], ids: list[int]) -> list[int]:
     stream: Any = Spelled(*texts)
     for token_id in ids:
         thought.push(token_id, stream)
-    thought.end("")
+    thought.end()
     return [place for place in range(len(ids)) if thought.in_answer(place)]
 
 

@@ -17,12 +17,12 @@ def record(name: str) -> VariantRecord:
 
 def use(files: ResidentFiles, name: str) -> bool:
     """One request of a variant of one byte; returns whether it had to be loaded."""
-    found, missed = files.claim(record(name)), False
+    found, missed = files.claim(record(name), "ann"), False
     if found is None:
         missed = True
-        assert files.make_room(1, urgent=True)
-        files.put(record(name), LoadedVariant(name, name * 8, {}, 1), awaited=True)
-        found = files.claim(record(name))
+        assert files.make_room(1, "ann", urgent=True)
+        files.put(record(name), LoadedVariant(name, name * 8, {}, 1), "ann", awaited=True)
+        found = files.claim(record(name), "ann")
     assert found is not None
     files.unpin(found)
     return missed
