@@ -201,6 +201,12 @@ def attack_by_schema(
     return statuses
 
 
+_REFUSED_HERE = (
+    *("thinking_token_budget", "thinking_budget", "add_generation_prompt", "continue_final_message"),
+    *("guided_decoding_backend", "guided_whitespace_pattern"),
+)
+
+
 def api_document() -> dict[str, Any]:
     """Describe the calls of `gym api` that have a body, as OpenAPI."""
     bodies: dict[str, type[BaseModel]] = {
@@ -218,7 +224,7 @@ def api_document() -> dict[str, Any]:
         schemas |= schema.pop("$defs", {})
         if "model" in schema["properties"]:
             schema["properties"]["model"] = {"const": "nano"}
-        for key in ("thinking_token_budget", "thinking_budget", "add_generation_prompt"):  # refused here
+        for key in _REFUSED_HERE:
             schema["properties"].pop(key, None)
         paths[url] = {
             "post": {
@@ -252,8 +258,9 @@ def test_no_request_makes_gym_api_fail() -> None:
 
 
 def test_no_request_of_its_schema_makes_gym_api_fail() -> None:
-    statuses = attack_by_schema(api_client(), api_document())
-    assert statuses[200] > EXAMPLES_BY_SCHEMA / 20, f"too few requests were answered: {statuses}"
+    examples = 2 * EXAMPLES_BY_SCHEMA  # of few requests, the share of answered ones would be chance
+    statuses = attack_by_schema(api_client(), api_document(), examples)
+    assert statuses[200] > examples / 20, f"too few requests were answered: {statuses}"
 
 
 @pytest.fixture

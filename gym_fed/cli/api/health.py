@@ -22,13 +22,11 @@ def health(
     config: Annotated[
         Path | None, typer.Argument(help="YAML file of the server; the defaults of gym api without one.")
     ] = None,
-    host: Annotated[
+    address: Annotated[
         str | None,
-        typer.Option("--host", metavar="ADDRESS", help="Address to ask; the config's by default."),
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", min=1, max=65535, help="Port to ask; the config's by default."),
+        typer.Option(
+            metavar="HOST:PORT", help="Where the server listens.", show_default="that of the config"
+        ),
     ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
@@ -42,9 +40,14 @@ def health(
     from gym_fed.cli.api.settings import serving_config
 
     settings = serving_config(config, [])
-    address = settings.host if host is None else host
+    host, port = settings.host, settings.port
+    if address is not None:
+        host, _, number = address.rpartition(":")
+        if not host or not number.isdecimal() or not 0 < int(number) < 65536:
+            raise GymError(ErrorCode.USAGE, f"--address {address}: not HOST:PORT", "such as 127.0.0.1:8000")
+        host, port = host.strip("[]"), int(number)
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-    place = host_port(everywhere.get(address, address), settings.port if port is None else port)
+    place = host_port(everywhere.get(host, host), port)
     scheme = "http" if settings.tls is None else "https"
     url = f"{scheme}://{place}/{'health' if live else 'ready'}"
     _get(url, None if settings.tls is None else settings.tls.certificate, timeout)

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gym_fed.cli.main import app
+from gym_fed.core.addresses import host_port
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.tls_files import write_tls_files
 
@@ -88,7 +89,7 @@ def test_another_certificate_than_the_configs_is_refused(tmp_path: Path) -> None
 def test_no_server_is_not_healthy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    refused = ask("--port", str(port), "--live")
+    refused = ask("--address", f"127.0.0.1:{port}", "--live")
     assert isinstance(refused.exception, GymError)
     assert refused.exception.code is ErrorCode.UNAVAILABLE
 
@@ -113,18 +114,20 @@ def test_flags_name_the_server_to_ask_and_do_not_change_its_config(
     monkeypatch.setattr("gym_fed.cli.api.health._get", lambda url, *_: urls.append(url))
     path = tmp_path / "serving.yaml"
     path.write_text("host: 127.0.0.1\nport: 8000\n")
-    done = ask(str(path), "--host", host, "--port", "9000")
+    done = ask(str(path), "--address", host_port(host, 9000))
     assert done.exit_code == 0, done.exception
     assert urls == [f"http://{asked}:9000/ready"]
-    assert ask("--host", host).exit_code == 0  # without a config, so without keys
+    assert ask("--address", host_port(host, 8000)).exit_code == 0  # without a config, so without keys
     assert urls[1] == f"http://{asked}:8000/ready"
-    assert ask("--port", "0").exit_code == 2
+    refused = ask("--address", "box:0").exception
+    assert isinstance(refused, GymError)
+    assert refused.code is ErrorCode.USAGE
 
 
 def test_a_probe_loads_no_torch() -> None:
     program = (
         "import sys\nfrom gym_fed.cli.main import app\n"
-        "try:\n    app(['api', 'health', '--port', '1', '--live'], standalone_mode=False)\n"
+        "try:\n    app(['api', 'health', '--address', '127.0.0.1:1', '--live'], standalone_mode=False)\n"
         "except Exception as error:\n    print(type(error).__name__)\n"
         "print({'torch', 'transformers', 'httpx'} & set(sys.modules))"
     )
