@@ -111,6 +111,9 @@ RoleOption = Annotated[
     Literal["viewer", "operator"],
     typer.Option("--role", help="viewer: read-only; operator: may make changes."),
 ]
+ProbeSeconds = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=300.0, metavar="SECONDS", help="Time limit of the check.")
+]
 ExportedLedger = Annotated[
     Path | None,
     typer.Option(

@@ -62,7 +62,7 @@ def log_to_stderr(levels: Mapping[str, int], log_format: LogFormat = "text") -> 
 
     Args:
         levels: The least level of each logger that is written.
-        log_format: ``json`` is the same on a terminal and elsewhere.
+        log_format: ``json`` does not depend on whether standard error is a terminal.
     """
     from rich.logging import RichHandler
 

@@ -77,9 +77,8 @@ class ArrowRows(Sequence[Row]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        batch = int(np.searchsorted(self._ends, index, side="right"))
-        start = int(self._ends[batch - 1]) if batch else 0
-        return _decoded(self._batches[batch].slice(index - start, 1))[0]
+        batch, at = _located(self._ends, index)
+        return _decoded(self._batches[batch].slice(at, 1))[0]
 
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows in order. A file is read, not mapped, so that its pages do not count as memory in use."""
@@ -168,9 +167,9 @@ class SelectedRows(Sequence[Row]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]
-        part = int(np.searchsorted(self._ends, index, side="right"))
+        part, at = _located(self._ends, index)
         store, indices, forgotten = self._parts[part]
-        row = store[int(indices[index - (int(self._ends[part - 1]) if part else 0)])]
+        row = store[int(indices[at])]
         return _forgotten(row) if forgotten else row
 
     def __iter__(self) -> Iterator[Row]:
@@ -275,7 +274,7 @@ def _encoded(row: Row, number: int) -> tuple[Any, ...]:
             return {_TAG: ["timedelta", [value.days, value.seconds, value.microseconds]]}
         if isinstance(value, Decimal):
             return {_TAG: ["Decimal", str(value)]}
-        raise TypeError(f"{type(value).__name__} is no value of a data file")
+        raise TypeError(f"a row has a value of type {type(value).__name__}, which data files cannot hold")
 
     try:
         text = json.dumps(row, ensure_ascii=False, default=substitute).encode()
@@ -301,6 +300,12 @@ def _content(row: Row, text: bytes, blobs: list[bytes]) -> bytes:
 def _origin(row: Row) -> str | None:
     unread, columns = getattr(row, "unread", ()), getattr(row, "columns", None)
     return json.dumps([unread, dict(columns or {})]) if unread or columns else None
+
+
+def _located(ends: NDArray[np.int64], index: int) -> tuple[int, int]:
+    """Return the part that holds a row, and the row's index in it, by the cumulative sizes of the parts."""
+    part = int(np.searchsorted(ends, index, side="right"))
+    return part, index - (int(ends[part - 1]) if part else 0)
 
 
 def _decoded(batch: pa.RecordBatch) -> list[Row]:

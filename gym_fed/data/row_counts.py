@@ -65,7 +65,7 @@ class RowCounts:
     """The length rows were cut to, if it differs from the run's own."""
 
     notes: list[str] = field(default_factory=list, compare=False)
-    """What the user is told about the rows, a line each."""
+    """Messages to the user about the rows, one line each."""
 
     usual_length: int = field(default=0, compare=False)
     """The result of ``length_of_most`` for rows that were encoded before, whose lengths are not stored."""

@@ -216,7 +216,7 @@ def routes(workbench: Workbench) -> APIRouter:
 
     @router.post("/runs")
     def add(given: _AddedRun, visitor: Changing) -> dict[str, Any]:
-        """Add the folder of a run elsewhere on this machine; return its path."""
+        """Add a run from another folder of this machine; return its path."""
         return {"path": places.path_of(places.add(given.folder))}
 
     @router.get("/runs/{path:path}")

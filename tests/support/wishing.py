@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import openai
 import torch
 
 from gym_fed.serving.engine.engine import Engine
 from gym_fed.serving.openai.catalogue import Catalogue
 from gym_fed.serving.openai.service import OpenAIService
+from gym_fed.serving.setup import Serving
+from tests.support.api_server import api_server
 from tests.support.toy_engine import END, ToyModel
+from tests.support.wait import SECONDS
 
 ASSISTANT = "<|im_start|>assistant\n"
 """gym-nano's token after which an answer begins."""
@@ -64,3 +69,13 @@ def served(model: ToyModel, tokenizer: Any, **more: Any) -> Iterator[OpenAIServi
             max_at_once=20,
             **more,
         )
+
+
+@contextmanager
+def openai_client(service: OpenAIService) -> Iterator[openai.OpenAI]:
+    """OpenAI's client of a server with this service."""
+    serving = SimpleNamespace(
+        service=service, engine=service._engine, store=None, usage_log=None, content_filter=None
+    )
+    with api_server(cast("Serving", serving), None) as server:
+        yield openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=SECONDS)

@@ -13,6 +13,7 @@ import typer
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import ProbeSeconds
 from gym_fed.core.text import plain
 
 _MAX_ANSWER_BYTES = 2000
@@ -31,9 +32,7 @@ def health(
     live: Annotated[
         bool, typer.Option("--live", help="Check only that the process answers, not that a model is loaded.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=300.0, metavar="SECONDS", help="Time limit of the check.")
-    ] = 5.0,
+    timeout: ProbeSeconds = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check that the running server answers: exit code 0 if it does, and its model is loaded."""

@@ -30,7 +30,7 @@ from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engine.loop import EngineLoop
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
 from gym_fed.serving.engine.sequence import EmbeddingSequence, GenerationSequence
-from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
+from gym_fed.serving.engine.stats import Counters, EngineStats
 from gym_fed.serving.engine.thoughts import Thought
 from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
 
@@ -154,20 +154,15 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the engine."""
-        counters = self._counters
-        return EngineStats(
-            **{name: getattr(counters, name) for name in SHARED_COUNTS},
+        return self._counters.snapshot(
             healthy=self.healthy,
             running=self._loop.running,
             queued=self._loop.waiting + len(self._queue),
-            finished=dict(counters.finished),
             refused=self._queue.refused,
             forwards=dict(self._model.forwards),
             sign_products=dict(self._model.sign_products),
             packed_products=dict(self._model.packed_products),
             kv_bytes_limit=self.config.kv_cache_size,
-            first_token=counters.first_token.snapshot(),
-            per_token=counters.per_token.snapshot(),
         )
 
     def retry_after_seconds(self) -> int:

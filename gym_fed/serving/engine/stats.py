@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _RECENT = 32
@@ -135,13 +136,23 @@ class Counters:
         """Count the end of a request that began to run at ``started`` (``time.monotonic``)."""
         self._services.append(time.monotonic() - started)
 
+    def snapshot(self, **gauges: Any) -> EngineStats:
+        """Return the counters with the other fields of ``EngineStats``, which an engine knows."""
+        return EngineStats(
+            **{name: getattr(self, name) for name in _SHARED_COUNTS},
+            finished=dict(self.finished),
+            first_token=self.first_token.snapshot(),
+            per_token=self.per_token.snapshot(),
+            **gauges,
+        )
+
     def seconds_a_request(self) -> float | None:
         """Mean time from a request's first step to its end, over the last 32; None before the first."""
         services = tuple(self._services)
         return sum(services) / len(services) if services else None
 
 
-SHARED_COUNTS = tuple(
+_SHARED_COUNTS = tuple(
     each.name
     for each in fields(EngineStats)
     if each.type in ("int", "float") and hasattr(Counters, each.name)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gym_fed.serving.engine.stats import EngineStats
     from gym_fed.serving.engine.vocabularies import Vocabularies
     from gym_fed.serving.forward.multi_variant import MultiVariantModel
+    from gym_fed.serving.forward.target_modules import ModelLayout
     from gym_fed.serving.store.store import VariantStore
 
 
@@ -122,3 +123,35 @@ class EngineKind(ABC):
         Raises:
             GymError: As the kind states.
         """
+
+
+def open_store(
+    config: ServingConfig, base: BaseSpec, layout: ModelLayout | None, stack: ExitStack, **how: Any
+) -> VariantStore | None:
+    """Open the variants of a config; None without any.
+
+    Args:
+        config: The settings.
+        base: The identity of the base.
+        layout: The layers of the base, for which weights are laid out; None if another process holds them.
+        stack: The store is pushed onto it.
+        how: Further arguments of ``VariantStore.open``.
+
+    Raises:
+        GymError: As ``VariantStore.open``.
+    """
+    if config.variants is None:
+        return None
+    from gym_fed.serving.store.store import VariantStore
+
+    return stack.enter_context(
+        VariantStore.open(
+            config.variants,
+            base=base,
+            layout=layout,
+            cache_bytes=config.cache_size,
+            require_signature=config.require_signature,
+            create=False,
+            **how,
+        )
+    )

@@ -10,14 +10,12 @@ from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.serving.base import load_base
-from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine
+from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine, open_store
 from gym_fed.serving.pictures.reader import PictureReader
 
 if TYPE_CHECKING:
     from gym_fed.delta.base import BaseSpec
-    from gym_fed.serving.forward.multi_variant import MultiVariantModel
     from gym_fed.serving.forward.packed_base import PackedBase
-    from gym_fed.serving.store.store import VariantStore
 
 
 class Own(EngineKind):
@@ -62,7 +60,7 @@ class Own(EngineKind):
         if isinstance(pictures, PictureReader):
             pictures = pictures.attach(served)
         _require_kv_cache(config.engine, served.bytes_per_token)
-        store = _open_store(config, base, served, stack)
+        store = open_store(config, base, served.layout, stack)
         engine = stack.enter_context(Engine(served, tokenizer, store, config.engine))
         return OpenedEngine(
             base,
@@ -107,22 +105,3 @@ def _packed_base(config: ServingConfig, base: BaseSpec) -> PackedBase | None:
     if config.base_format not in KEPT_FORMATS or not config.packed_size:
         return None
     return PackedBase(packed_home(), base.digest, config.dtype, config.base_format, config.packed_size)
-
-
-def _open_store(
-    config: ServingConfig, base: BaseSpec, served: MultiVariantModel, stack: ExitStack
-) -> VariantStore | None:
-    if config.variants is None:
-        return None
-    from gym_fed.serving.store.store import VariantStore
-
-    return stack.enter_context(
-        VariantStore.open(
-            config.variants,
-            base=base,
-            layout=served.layout,
-            cache_bytes=config.cache_size,
-            require_signature=config.require_signature,
-            create=False,
-        )
-    )

@@ -16,18 +16,16 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.serving.base import end_ids, spec_of_files
 from gym_fed.serving.engine.limits import Limits, context_length
-from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine
+from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine, open_store
 from gym_fed.serving.forward.plain_config import plain_config
 from gym_fed.serving.pictures.reader import NoPictures
 from gym_fed.serving.plain_tokenizer import plain_tokenizer
 
 if TYPE_CHECKING:
-    from gym_fed.delta.base import BaseSpec
     from gym_fed.delta.file import DeltaFile
     from gym_fed.serving.forward.plain_config import PlainConfig
     from gym_fed.serving.forward.target_modules import ModelLayout
     from gym_fed.serving.forward.variant_weights import LoadedVariant
-    from gym_fed.serving.store.store import VariantStore
     from gym_fed.serving.vllm.client import VllmAddress
     from gym_fed.serving.vllm.engine import VllmServer
     from gym_fed.serving.vllm_plugin.settings import PluginSettings
@@ -114,7 +112,9 @@ class Vllm(EngineKind):
         tokenizer = use_chat_template(own_tokenizer, config.chat_template)
         context = context_length(plain, config.engine.max_context)
         ends = end_ids(_named_model(plain, folder), tokenizer)
-        store = _open_store(config, base, plain, stack)
+        store = open_store(
+            config, base, None, stack, loader=partial(_checked_variant, config.vllm.max_lora_rank, plain)
+        )
         settings = PluginSettings(
             None if store is None else store.folder / "objects",
             _kernel(config.engine, config.dtype),
@@ -164,26 +164,6 @@ def _named_model(plain: PlainConfig, folder: Path) -> Any:
     generation = read_object(file).get("eos_token_id") if file.is_file() else None
     return SimpleNamespace(
         name_or_path=str(folder), config=plain, generation_config=SimpleNamespace(eos_token_id=generation)
-    )
-
-
-def _open_store(
-    config: ServingConfig, base: BaseSpec, plain: PlainConfig, stack: ExitStack
-) -> VariantStore | None:
-    if config.variants is None:
-        return None
-    from gym_fed.serving.store.store import VariantStore
-
-    return stack.enter_context(
-        VariantStore.open(
-            config.variants,
-            base=base,
-            layout=None,
-            cache_bytes=config.cache_size,
-            require_signature=config.require_signature,
-            create=False,
-            loader=partial(_checked_variant, config.vllm.max_lora_rank, plain),
-        )
     )
 
 

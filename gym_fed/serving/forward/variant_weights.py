@@ -268,7 +268,7 @@ def _vocabulary_modules(delta: DeltaFile, layout: ModelLayout) -> tuple[TargetMo
     """Return the embedding and the head whose rows a delta extends; None if it does not.
 
     Raises:
-        GymError: ``MODEL_INVALID`` for a base whose vocabulary lies elsewhere too.
+        GymError: ``MODEL_INVALID`` if other modules of the base also depend on the vocabulary's size.
     """
     rows = delta.added_rows
     if rows is None:

@@ -13,7 +13,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.engine.engine import InputProcessor
 from gym_fed.serving.engine.input_queue import InputQueue
 from gym_fed.serving.engine.request import Generation, GenerationRequest, PendingEmbedding
-from gym_fed.serving.engine.stats import SHARED_COUNTS, Counters, EngineStats
+from gym_fed.serving.engine.stats import Counters, EngineStats
 from gym_fed.serving.engine.vocabularies import Vocabularies, Vocabulary
 from gym_fed.serving.vllm.bodies import CacheSalts, require_supported
 from gym_fed.serving.vllm.client import VllmAddress, VllmClient
@@ -33,7 +33,7 @@ _LOADING_POLL_SECONDS = 0.005
 
 
 class VllmServer(Protocol):
-    """A vLLM that is started here, or that runs elsewhere.
+    """A vLLM server, started by gym-fed or reached by its URL.
 
     Attributes:
         address: Where it listens.
@@ -144,20 +144,15 @@ class VllmEngine:
 
     def stats(self) -> EngineStats:
         """Return the counters and gauges of the gateway. Steps and KV blocks are counted by vLLM's own metrics."""
-        counters = self._counters
-        return EngineStats(
-            **{name: getattr(counters, name) for name in SHARED_COUNTS},
+        return self._counters.snapshot(
             healthy=self.healthy,
             running=self._loop.running,
             queued=self._loop.waiting + len(self._queue),
-            finished=dict(counters.finished),
             refused=self._queue.refused,
             forwards={},
             sign_products={},
             packed_products={},
             kv_bytes_limit=self._config.kv_cache_size,
-            first_token=counters.first_token.snapshot(),
-            per_token=counters.per_token.snapshot(),
         )
 
     def retry_after_seconds(self) -> int:

@@ -85,7 +85,7 @@ def refuse_lost_process() -> Iterator[None]:
         if world_size() == 1 or not lost:
             raise
         reason = "another process of this run has ended, or its machine cannot be reached"
-        remedy = "its own output says why; the same command on all machines goes on from the last checkpoint"
+        remedy = "see that process's output; to resume, run the same command again on every machine"
         raise GymError(ErrorCode.UNAVAILABLE, reason, remedy) from error
 
 

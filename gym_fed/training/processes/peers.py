@@ -82,7 +82,8 @@ def _wait_for_news() -> None:
         if not _stopped.wait(_SECONDS_FOR_OWN_REPORT):
             code = ErrorCode.UNAVAILABLE
             sys.stderr.write(
-                f"error ({code.value}): {reason}\n  its own output says why; resume all machines\n"
+                f"error ({code.value}): {reason}\n"
+                "  see its output; to resume, run the same command again on every machine\n"
             )
             sys.stderr.flush()
             os._exit(code.exit_code)

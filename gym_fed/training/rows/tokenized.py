@@ -181,7 +181,7 @@ class TokenizedRows:
             table = EncodedTable(file, counts, largest_ids(file))
             beyond = next((key for key, largest in table.largest.items() if largest >= size), None)
             if beyond is not None:
-                raise ValueError(f"{beyond} holds what is no token of the model")
+                raise ValueError(f"{beyond} has ids outside the model's vocabulary")
             return table
         except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
             raise self._unusable(name, error) from error

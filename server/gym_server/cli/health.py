@@ -9,6 +9,7 @@ import typer
 
 from gym_fed.core.console import AsJson, print_result
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.help import ProbeSeconds
 from gym_server.cli.options import DEFAULT_FOLDER, Folder
 
 _CERTIFICATE = Path("keys", "tls.crt")
@@ -23,9 +24,7 @@ def health(
     live: Annotated[
         bool, typer.Option("--live", help="Check only that the process answers, not that its database does.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(min=0.1, max=300.0, metavar="SECONDS", help="Time limit of the check.")
-    ] = 5.0,
+    timeout: ProbeSeconds = 5.0,
     as_json: AsJson = False,
 ) -> None:
     """Check that the running hub answers: exit code 0 if it does. Reads the config and the certificate only."""

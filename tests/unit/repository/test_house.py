@@ -37,7 +37,13 @@ GENERATED = ROOT / "gym_fed" / "trust" / "wire" / "_generated"
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 MOST_LINES = 400
 # Only calls with such a word, or whose last name is such a one, are written out to be judged.
-RISKY_WORDS, RISKY_NAMES = {"weights_only", "allow_pickle", "trust_remote_code"}, {"load"}
+RISKY_WORDS = {"weights_only", "allow_pickle", "trust_remote_code", "rdzv_backend"}
+RISKY_NAMES = {"load"}
+UNPICKLING_COLLECTIVES = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list"),
+}
+"""Calls of torch.distributed that unpickle what another process sent."""
 
 
 def modules(*folders: Path) -> list[Path]:
@@ -74,6 +80,10 @@ def offences(file: Path) -> list[str]:
         called = ast.unparse(node.func) if words or name in RISKY_NAMES else ""
         if called == "torch.load" and words.get("weights_only") != "True":
             found.append(f"line {node.lineno}: torch.load without weights_only=True")
+        if words.get("rdzv_backend", "'static'") != "'static'":
+            found.append(f"line {node.lineno}: this rendezvous unpickles what anyone writes to its store")
+        if name in UNPICKLING_COLLECTIVES:
+            found.append(f"line {node.lineno}: {name} unpickles")
         if words.get("allow_pickle") == "True" or words.get("trust_remote_code") == "True":
             found.append(f"line {node.lineno}: {called} may run what it reads")
     return found
@@ -92,6 +102,8 @@ def test_nothing_unpickles_or_runs_code_from_data() -> None:
         "torch.load(f, weights_only=False)",
         "np.load(f, allow_pickle=True)",
         "AutoModel.from_pretrained(x, trust_remote_code=True)",
+        'LaunchConfig(rdzv_backend="c10d")',
+        "dist.broadcast_object_list(values)",
     ],
 )
 def test_the_rule_against_unpickling_sees_what_it_must(text: str, tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import openai
 import pytest
@@ -14,11 +13,8 @@ from openai.types import CompletionChoice
 
 from gym_fed.serving.openai.catalogue import LOCAL
 from gym_fed.serving.openai.service import COMPLETIONS, OpenAIService
-from gym_fed.serving.setup import Serving
-from tests.support.api_server import api_server
 from tests.support.tool_templates import source_of
-from tests.support.wait import SECONDS
-from tests.support.wishing import Wishing, served, tokenizer_with
+from tests.support.wishing import Wishing, openai_client, served, tokenizer_with
 
 ASK: Any = [{"role": "user", "content": "Book."}]
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -45,11 +41,8 @@ def service(model: Wishing, tokenizer: Any) -> Iterator[OpenAIService]:
 
 @pytest.fixture(scope="module")
 def client(service: OpenAIService) -> Iterator[openai.OpenAI]:
-    serving = SimpleNamespace(
-        service=service, engine=service._engine, store=None, usage_log=None, content_filter=None
-    )
-    with api_server(cast("Serving", serving), None) as server:
-        yield openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=SECONDS)
+    with openai_client(service) as client:
+        yield client
 
 
 def completion(client: openai.OpenAI, **more: Any) -> CompletionChoice:

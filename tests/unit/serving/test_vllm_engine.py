@@ -192,7 +192,7 @@ def test_missing_vllm_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_failed_start_is_reported_with_the_last_lines(tmp_path: Path) -> None:
-    with pytest.raises(GymError, match="the fake vLLM was told to fail") as error:
+    with pytest.raises(GymError, match="the fake vLLM fails on request") as error:
         vllm_serving(tmp_path, vllm={"args": ["--fail"]}).__enter__()
     assert error.value.code is ErrorCode.UNAVAILABLE
 

@@ -133,7 +133,7 @@ def test_sources_that_have_changed_since_are_refused(tmp_path: Path, rows: Path)
 def test_changed_bytes_and_ids_that_no_token_has_are_refused(tmp_path: Path, rows: Path) -> None:
     preprocess(config(tmp_path, rows))
     rewrite(tmp_path, lambda row: {**row, "input_ids": [999999, *row["input_ids"][1:]]}, typed)
-    with pytest.raises(GymError, match="input_ids holds what is no token of the model"):
+    with pytest.raises(GymError, match="input_ids has ids outside the model's vocabulary"):
         Trainer(config(tmp_path, None)).train()
     file = tmp_path / "tokens/train.arrow"
     file.write_bytes(file.read_bytes().replace(b"\x3f\x42\x0f", b"\x3e\x42\x0f"))  # of 999999

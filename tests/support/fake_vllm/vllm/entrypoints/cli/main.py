@@ -26,7 +26,7 @@ def main() -> None:
     words = sys.argv[1:]
     _log({"start": words})
     if "--fail" in words:
-        sys.exit("ValueError: the fake vLLM was told to fail")
+        sys.exit("ValueError: the fake vLLM fails on request")
     uvicorn.run(_app(), uds=words[words.index("--uds") + 1], log_level="warning")
 
 
