@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import gc
+import logging
 import signal
 import sys
 from collections.abc import Iterator
@@ -70,6 +71,21 @@ def _libraries_are_no_garbage() -> None:
 def _working_folder_on_the_path() -> None:
     """A command that ran in this process shut the working folder out of all later child processes."""
     os.environ.pop("PYTHONSAFEPATH", None)
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_found() -> Iterator[None]:
+    """A command that runs in this process writes its loggers to standard error, where ``caplog`` sees nothing."""
+    names = ("", "asyncio", "grpc", "gym_client", "gym_fed", "gym_server", "opentelemetry", "uvicorn")
+    loggers = [logging.getLogger(name) for name in names]
+    found = [(logger, logger.level, logger.propagate, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, propagate, handlers in found:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        # pytest adds handlers of its own to the root and removes them itself
+        for handler in [h for h in logger.handlers if h not in handlers and logger.name != "root"]:
+            logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -547,6 +547,14 @@ def test_a_port_that_is_in_use_is_reported_and_the_download_goes_on(scene: Seedi
 def test_a_seeding_server_that_does_not_start_in_time_is_reported_and_the_download_goes_on(
     scene: SeedingScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    serve = SeederServer._serve
+
+    async def serve_late(self: SeederServer) -> int:
+        port = await serve(self)
+        await asyncio.sleep(3600)
+        return port
+
+    monkeypatch.setattr(SeederServer, "_serve", serve_late)
     monkeypatch.setattr(SeederServer._wait, "__defaults__", (0.0,))  # of its parameter seconds
     ann = scene.contributor("ann", **SERVES)
     (text,) = scene.displays["ann"].texts("seeding")
