@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from gym_fed.core.console import AsJson, err, print_json, print_result, print_ta
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App, FolderOption
 from gym_fed.core.text import counted
+
+if TYPE_CHECKING:
+    from gym_fed.evaluation.leaderboard.board import Leaderboard
 
 app = App(
     help="Show a board of signed results, add to it, and re-run what others added.", no_args_is_help=True
@@ -26,17 +29,29 @@ HeadOption = Annotated[
         "--head", metavar="HASH", help="Refuse a board that does not contain this earlier head (hash)."
     ),
 ]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        metavar="URL",
+        help="Registry that holds the board, a folder or an fsspec URL; --board is its copy here.",
+    ),
+]
 DEFAULT = Path("leaderboard.jsonl")
 
 
 @app.command()
-def show(board: BoardOption = DEFAULT, head: HeadOption = None, as_json: AsJson = False) -> None:
+def show(
+    board: BoardOption = DEFAULT,
+    registry: RegistryOption = None,
+    head: HeadOption = None,
+    as_json: AsJson = False,
+) -> None:
     """Check every line of a board and list its submissions, with who reproduced them."""
     from gym_fed.core.console import MAX_CELL, TextTable
-    from gym_fed.evaluation.leaderboard.board import Leaderboard
     from gym_fed.evaluation.results import BriefFigure, brief_figures, listed
 
-    opened = Leaderboard(_existing_board(board), head=head)
+    opened = _opened(board, registry, head)
     if as_json:
         submissions = [row.facts() for row in opened.board_rows.values()]
         print_json({"board": str(board), "head": opened.head, "submissions": submissions})
@@ -72,6 +87,7 @@ def add(
         str, typer.Option("--organization", metavar="NAME", help="Organization that submits it.")
     ],
     board: BoardOption = DEFAULT,
+    registry: RegistryOption = None,
     folder: FolderOption = Path("evals"),
     key: KeyOption = None,
     as_json: AsJson = False,
@@ -82,17 +98,23 @@ def add(
 
     results = read_record(named_record(record, folder))
     line = submit(
-        results, model_name=model_name, organization=organization, board=board, key=signing_key(key)
+        results,
+        model_name=model_name,
+        organization=organization,
+        board=board,
+        registry=registry,
+        key=signing_key(key),
     )
     print_result(
         as_json,
         {
             "board": str(board),
+            "registry": registry,
             "line": line.entry.sequence,
             "hash": line.entry.hash,
             "status": "self-reported",
         },
-        f"line {line.entry.sequence} of {board}: self-reported until another key reproduces it",
+        f"line {line.entry.sequence} of {registry or board}: self-reported until another key reproduces it",
         note=f"hash {line.entry.hash}",
     )
 
@@ -104,6 +126,7 @@ def verify(
         str, typer.Option("--model", metavar="MODEL", help="Your copy of the model that was submitted.")
     ],
     board: BoardOption = DEFAULT,
+    registry: RegistryOption = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Number of samples to re-run.")] = 32,
     data: Annotated[
         Path | None, typer.Option("--data", metavar="FOLDER", help="Folder of evaluation sets.")
@@ -113,11 +136,10 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Re-run random samples of a submission on your own model and rows, and sign what came out."""
-    from gym_fed.evaluation.leaderboard.board import Leaderboard
     from gym_fed.evaluation.leaderboard.submissions import verify as run
     from gym_fed.evaluation.records.rerun import rerun_on
 
-    opened = Leaderboard(_existing_board(board), head=head)
+    opened = _opened(board, registry, head)
     row = opened.named(line)
     rerun = run(opened, row, rerun_on(model, data), signing_key(key), samples)
     count = sum(map(len, rerun.drawn.values()))
@@ -148,6 +170,7 @@ def verify(
 def write_html(
     file: Annotated[Path, typer.Argument(metavar="FILE.html", help="File to write.")],
     board: BoardOption = DEFAULT,
+    registry: RegistryOption = None,
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "Leaderboard",
     head: HeadOption = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file if it exists.")] = False,
@@ -155,22 +178,24 @@ def write_html(
 ) -> None:
     """Write a board as one static page."""
     from gym_fed.core.files import write_atomically
-    from gym_fed.evaluation.leaderboard.board import Leaderboard, board_page
+    from gym_fed.evaluation.leaderboard.board import board_page
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")
-    opened = Leaderboard(_existing_board(board), head=head)
+    opened = _opened(board, registry, head)
     write_atomically(file, board_page(opened, title).encode("utf-8"))
     print_result(
         as_json, {"file": str(file), "submissions": len(opened.board_rows)}, note=f"the page is {file}"
     )
 
 
-def _existing_board(board: Path) -> Path:
-    if not board.is_file():
+def _opened(board: Path, registry: str | None, head: str | None) -> Leaderboard:
+    from gym_fed.evaluation.leaderboard.submissions import open_board
+
+    if registry is None and not board.is_file():
         raise GymError(
             ErrorCode.FILE_NOT_FOUND,
             f"no leaderboard at {board}",
-            "name it with --board, or add a first line",
+            "name it with --board or --registry, or add a first line",
         )
-    return board
+    return open_board(board, registry, head)

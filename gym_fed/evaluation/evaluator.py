@@ -53,12 +53,20 @@ class SubmittableResults(EvalResults):
     """Results of an ``Evaluator``, which can be submitted to a leaderboard."""
 
     def submit_to_leaderboard(
-        self, *, model_name: str, organization: str, board: str | Path = "leaderboard.jsonl"
+        self,
+        *,
+        model_name: str,
+        organization: str,
+        board: str | Path = "leaderboard.jsonl",
+        registry: str | Path | None = None,
     ) -> Line:
-        """Sign the results with the home's key and append them to a board; raises as ``leaderboard.submit``."""
+        """Sign the results with the home's key and append them to a board, here or in a registry.
+
+        Arguments and errors are those of ``leaderboard.submissions.submit``.
+        """
         from gym_fed.evaluation.leaderboard.submissions import submit
 
-        return submit(self, model_name=model_name, organization=organization, board=board)
+        return submit(self, model_name=model_name, organization=organization, board=board, registry=registry)
 
 
 @dataclass(frozen=True)
@@ -198,9 +206,9 @@ class Evaluator:
         request = {name: value for name, value in vars(self.model.request).items() if name != "api_key"}
         return {**request, "benchmarks": self.benchmarks, "options": vars(self.options), "data": self._data}
 
-    def submit_to_leaderboard(self, *, model_name: str, organization: str) -> Line:
-        """Run the evaluation and submit its results to a board."""
-        return self.run().submit_to_leaderboard(model_name=model_name, organization=organization)
+    def submit_to_leaderboard(self, **board: Any) -> Line:
+        """Run the evaluation and submit its results to a board: ``SubmittableResults.submit_to_leaderboard``."""
+        return self.run().submit_to_leaderboard(**board)
 
     def _suite_tasks(self, data: Path | None) -> list[EvalTask]:
         names = [name for name in self.benchmarks if name not in self._own]

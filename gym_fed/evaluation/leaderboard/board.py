@@ -6,7 +6,7 @@ import html
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,9 +114,10 @@ class Leaderboard:
         self.path = Path(path)
         self.board_rows: dict[str, BoardRow] = {}
         self.last: Entry | None = None
+        self._chain = Chain()
         seen = head is None
-        for line in self._read():
-            self._take(line)
+        for raw in self._raw_lines():
+            line = self._take_raw(raw)
             seen = seen or line.entry.hash.startswith(head or "")
         if not seen:
             raise corrupt(f"{self.path}: no line has the hash {plain(head, 70)}: lines were cut off")
@@ -150,13 +151,13 @@ class Leaderboard:
             )
         return matches[0]
 
-    @classmethod
-    def opened_to_add(cls, path: str | Path) -> Leaderboard:
+    @staticmethod
+    def opened_to_add(path: str | Path) -> Leaderboard:
         """Open a board for adding lines, removing one truncated by a crash."""
         with _locked(Path(path)):
             _require_size(Path(path))
             drop_torn_line(Path(path))
-            return cls(path)
+            return Leaderboard(path)
 
     def add(self, content: Submission | Reproduction, key: SigningKey) -> Line:
         """Sign a line and append it durably.
@@ -167,34 +168,61 @@ class Leaderboard:
                 lines that others added meanwhile.
         """
         with _locked(self.path):
-            _require_size(self.path)
-            drop_torn_line(self.path)
-            now = Leaderboard(self.path)
-            line = sign_line(content, key, now.last)
-            now._take(line)
+            now = self._reopened()
+            line = now.signed(content, key)
             append_lines(self.path, [canonical_text(line.entry.to_dict())])
-        self.board_rows, self.last = now.board_rows, now.last
+        self._become(now)
         return line
 
-    def _read(self) -> Iterator[Line]:
-        """Yield the lines of the file after checking their form, chain and signature."""
+    def signed(self, content: Submission | Reproduction, key: SigningKey) -> Line:
+        """Return the signed line that would follow, which is not written; raises as ``add``."""
+        line = sign_line(content, key, self.last)
+        self._take(line)
+        return line
+
+    def extend(self, lines: Sequence[bytes]) -> None:
+        """Append lines that were signed elsewhere, after they were verified; raises as the constructor."""
+        with _locked(self.path):
+            now = self._reopened()
+            for raw in lines:
+                now._take_raw(raw)
+            append_lines(self.path, [raw[:-1].decode("utf-8") for raw in lines])
+        self._become(now)
+
+    def fetch_record(self, row: BoardRow) -> None:
+        """Make sure that the record of a submission is next to the board; a file's records are published with it."""
+
+    def _reopened(self) -> Leaderboard:
+        _require_size(self.path)
+        drop_torn_line(self.path)
+        return Leaderboard(self.path)
+
+    def _become(self, now: Leaderboard) -> None:
+        self.board_rows, self.last, self._chain = now.board_rows, now.last, now._chain
+
+    def _raw_lines(self) -> Iterator[bytes]:
+        """Yield the lines of the file."""
         if not self.path.is_file():
             return
         _require_size(self.path)
-        chain = Chain()
         with self.path.open("rb") as file:
-            number = 0
             while raw := file.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                where = f"{self.path}, line {number}"
-                if len(raw) > MAX_LINE_BYTES or number > MAX_LINES:
-                    most = f"{MAX_LINE_BYTES} bytes a line, {MAX_LINES} lines"
-                    raise GymError(ErrorCode.TOO_LARGE, f"{where}: larger than a leaderboard is: {most}")
-                try:
-                    entry = _entry(raw)
-                    yield checked_line(entry, chain.add(entry))
-                except GymError as error:
-                    raise GymError(error.code, f"{where}: {error.message}", error.hint) from error
+                yield raw
+
+    def _take_raw(self, raw: bytes) -> Line:
+        """Add a line after checking its form, chain and signature."""
+        number = self.last.sequence + 1 if self.last else 1
+        where = f"{self.path}, line {number}"
+        if len(raw) > MAX_LINE_BYTES or number > MAX_LINES:
+            most = f"{MAX_LINE_BYTES} bytes a line, {MAX_LINES} lines"
+            raise GymError(ErrorCode.TOO_LARGE, f"{where}: larger than a leaderboard is: {most}")
+        try:
+            entry = _entry(raw)
+            line = checked_line(entry, self._chain.add(entry))
+        except GymError as error:
+            raise GymError(error.code, f"{where}: {error.message}", error.hint) from error
+        self._take(line)
+        return line
 
     def _take(self, line: Line) -> None:
         """Add a verified line, checking it against those before it."""
@@ -232,6 +260,11 @@ class Leaderboard:
         ):
             raise corrupt(f"{where}: re-ran {reproduction.num_samples} of {total} samples")
         (row.reproduced if reproduction.outcome == "reproduced" else row.differs).append(line)
+
+
+def records_folder(board: Path) -> Path:
+    """Return the folder of a board's records, next to the board."""
+    return board.with_name(f"{board.stem}.records")
 
 
 def _require_size(path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import default_home, file_sha256
 from gym_fed.core.text import is_name, plain
-from gym_fed.evaluation.leaderboard.board import MIN_SAMPLES, BoardRow, Leaderboard
+from gym_fed.evaluation.leaderboard.board import MIN_SAMPLES, BoardRow, Leaderboard, records_folder
 from gym_fed.evaluation.leaderboard.lines import (
     MAX_NAME,
     BoardFigure,
@@ -42,17 +42,13 @@ _OF_THE_SET = {("ifeval", "inst_level_strict_acc"), ("ifeval", "inst_level_loose
 """Tasks and metrics whose value is not a mean over the samples; all others, including chrF and mc2, are means."""
 
 
-def records_folder(board: Path) -> Path:
-    """Return the folder of a board's records, next to the board."""
-    return board.with_name(f"{board.stem}.records")
-
-
 def submit(
     results: EvalResults,
     *,
     model_name: str,
     organization: str,
     board: str | Path = "leaderboard.jsonl",
+    registry: str | Path | None = None,
     key: SigningKey | None = None,
 ) -> Line:
     """Append a line with these results, self-reported until another key reproduces them.
@@ -62,6 +58,8 @@ def submit(
         model_name: The model's name on the board.
         organization: The submitting organization.
         board: The file, created if needed. The record is written next to it, for verifiers.
+        registry: A registry's folder or URL that holds the board, and gets the line and the record; ``board`` is its
+            copy here.
         key: The signing key; None uses the key of ``$GYM_HOME`` or ``~/.gym-fed``.
 
     Raises:
@@ -75,7 +73,8 @@ def submit(
             )
     _require_own_figures(results)
     path = Path(board)
-    opened = Leaderboard.opened_to_add(path)  # refuse a damaged board before anything is written
+    # refuse a damaged board before anything is written
+    opened = open_board(path, registry) if registry else Leaderboard.opened_to_add(path)
     named = replace(results, model=model_name, facts=_public(results))
     written = write_record(named, records_folder(path), organization=organization)
     content = Submission(
@@ -88,6 +87,15 @@ def submit(
         at=int(time.time()),
     )
     return opened.add(content, _home_key() if key is None else key)
+
+
+def open_board(path: Path, registry: str | Path | None, head: str | None = None) -> Leaderboard:
+    """Open a board: a file, or that of a registry with the file as its copy; raises as these classes."""
+    if registry is None:
+        return Leaderboard(path, head=head)
+    from gym_fed.evaluation.leaderboard.published import PublishedLeaderboard
+
+    return PublishedLeaderboard(path, registry, head=head)
 
 
 def _home_key() -> SigningKey:
@@ -196,6 +204,7 @@ def verify(
     if num_samples < least:
         raise GymError(ErrorCode.USAGE, f"{num_samples} samples are too few", f"give at least {least}")
     row.require_another(key.public_key)  # fail early, before the samples are re-run
+    board.fetch_record(row)
     recorded = record_of(board.path, row)
     challenge = key.sign(challenge_claim(row.line.entry.hash))
     drawn = _numbers(recorded, drawn_samples(challenge, submission.tasks, min(num_samples, total)))

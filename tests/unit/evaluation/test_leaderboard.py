@@ -13,12 +13,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.evaluation.leaderboard.board import Leaderboard
+from gym_fed.evaluation.leaderboard.board import Leaderboard, records_folder
 from gym_fed.evaluation.leaderboard.lines import Line, Reproduction, Submission, challenge_claim, sign_line
 from gym_fed.evaluation.leaderboard.submissions import (
     Reproduced,
     drawn_samples,
-    records_folder,
     submit,
     verify,
 )
