@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -237,6 +238,9 @@ class RunHooks(TrainerCallback):
         cuda = peak_cuda_bytes()
         if cuda is not None:
             figures["performance/peak_cuda_bytes"] = cuda
+        busy = gpu_utilization()
+        if busy is not None:
+            figures["performance/gpu_utilization_percent"] = busy
         self._wrote, self._tokens_wrote = now, self.num_tokens
         assert self.experiment is not None
         self.experiment.log_metrics(figures, state.global_step)
@@ -258,6 +262,21 @@ def peak_ram_bytes() -> int:
 def peak_cuda_bytes() -> int | None:
     """Return the peak memory of tensors on the current GPU; None without one."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+
+
+def gpu_utilization() -> float | None:
+    """Return the percentage of the last second in which the current GPU ran a kernel.
+
+    None without a GPU, without the extra ``gpu`` (``nvidia-ml-py``), and for a part of a GPU (MIG), which has none.
+    """
+    if not torch.cuda.is_available() or find_spec("pynvml") is None:
+        return None
+    from pynvml import NVMLError
+
+    try:
+        return float(torch.cuda.utilization())
+    except NVMLError:
+        return None
 
 
 def peak_memory_bytes() -> int:

@@ -14,6 +14,7 @@ const CHARTS = [
   {title: "Learning rate", keys: ["learning_rate"]},
   {title: "Tokens per second", keys: ["performance/tokens_per_second"]},
   {title: "Peak memory, GB", keys: ["performance/peak_ram_bytes", "performance/peak_cuda_bytes"], scale: 1e-9},
+  {title: "GPU use, %", keys: ["performance/gpu_utilization_percent"]},
 ];
 const ELAPSED = "performance/elapsed_seconds";
 const SHOWN = new Set([...CHARTS.flatMap((one) => one.keys), ELAPSED]);

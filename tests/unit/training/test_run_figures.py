@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.library_env import settle
 from gym_fed.data import generate
-from gym_fed.training.run.hooks import RunHooks, StepReport
+from gym_fed.training.run.hooks import RunHooks, StepReport, gpu_utilization
 from gym_fed.training.run.reproducibility import RunWarning
 from gym_fed.training.trainer import Trainer
 
@@ -254,3 +257,26 @@ def test_metrics_come_at_a_hundredth_of_the_run_unless_the_config_says_otherwise
     given: int | None, total: int, interval: int
 ) -> None:
     assert TrainingConfig(model="m", logging_steps=given).logging_interval(total) == interval
+
+
+class NVMLError(Exception):
+    """That of ``pynvml``."""
+
+
+def test_use_of_the_gpu_is_a_figure_where_the_library_can_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu_utilization() is None  # no GPU here
+    library = ModuleType("pynvml")
+    library.__spec__ = ModuleSpec("pynvml", None)
+    library.NVMLError = NVMLError  # type: ignore[attr-defined]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_utilization() is None  # not installed
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setattr("torch.cuda.utilization", lambda: 87)
+    assert gpu_utilization() == 87.0
+
+    def of_a_part() -> int:
+        raise NVMLError("not supported")
+
+    monkeypatch.setattr("torch.cuda.utilization", of_a_part)
+    assert gpu_utilization() is None
