@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from gym_fed.config.schema.base import LocalPath, ReadsOtherWords, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.proxy import ProxyNetwork, RootPath, WebOrigin
+from gym_fed.config.schema.vllm import VllmConnection
 from gym_fed.config.train.compute import Dtype
 from gym_fed.config.train.tuning import Folders
 from gym_fed.core.logs import LogFormat
@@ -191,17 +192,8 @@ class FilterConfig(StrictModel):
         return bool(self.input or self.output)
 
 
-class VllmConfig(StrictModel):
+class VllmConfig(VllmConnection):
     """Settings of ``engine: vllm``."""
-
-    python: Path | None = None
-    """Interpreter of an environment with vLLM; by default that of `make vllm`."""
-
-    url: str | None = Field(default=None, pattern=r"^https?://")
-    """URL of a running vLLM with gym-fed's plug-in; by default gym-fed starts one, watches it and restarts it."""
-
-    api_key_file: LocalPath | None = None
-    """File with the API key of the vLLM at ``url``."""
 
     variant_slots: int = Field(default=8, ge=1, le=256)
     """Maximum number of variants in one step (``--max-loras``)."""
@@ -211,15 +203,6 @@ class VllmConfig(StrictModel):
 
     max_lora_rank: Literal[8, 16, 32, 64, 128, 256] = 16
     """Maximum rank of low-rank variants; each slot takes memory for it."""
-
-    tensor_parallel_size: int = Field(default=1, ge=1)
-    """Number of GPUs that share every layer."""
-
-    start_seconds: float = Field(default=600.0, gt=0)
-    """Time limit for a start."""
-
-    args: list[str] = Field(default_factory=list, max_length=64)
-    """Further arguments of ``vllm serve``."""
 
 
 def _engine_of_kind(value: Any) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import resolve
 from gym_fed.config.serving import EngineConfig, ServingConfig
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
 from gym_fed.serving.base import end_ids, spec_of_files
 from gym_fed.serving.engine.limits import Limits, context_length
 from gym_fed.serving.engines.base import EngineDescription, EngineKind, OpenedEngine, open_store
@@ -26,7 +23,6 @@ if TYPE_CHECKING:
     from gym_fed.serving.forward.plain_config import PlainConfig
     from gym_fed.serving.forward.target_modules import ModelLayout
     from gym_fed.serving.forward.variant_weights import LoadedVariant
-    from gym_fed.serving.vllm.client import VllmAddress
     from gym_fed.serving.vllm.engine import VllmServer
     from gym_fed.serving.vllm_plugin.settings import PluginSettings
 
@@ -96,6 +92,7 @@ class Vllm(EngineKind):
         """
         from gym_fed.base.models import load_tokenizer
         from gym_fed.data.chat_templates.choice import use_chat_template
+        from gym_fed.serving.vllm.connection import connect_vllm
         from gym_fed.serving.vllm.engine import VllmEngine
         from gym_fed.serving.vllm_plugin.settings import PluginSettings
 
@@ -120,7 +117,7 @@ class Vllm(EngineKind):
             _kernel(config.engine, config.dtype),
         )
         if config.vllm.url is not None:
-            server = _connect(config, context)
+            server = connect_vllm(config.vllm, "vllm", context, "set engine.max_context to {} or less")
         else:
             server = _started(config, folder, context, settings, stack)
         stack.callback(server.close)
@@ -181,13 +178,8 @@ def _checked_variant(
 def _started(
     config: ServingConfig, folder: Path, context: int, settings: PluginSettings, stack: ExitStack
 ) -> VllmServer:
-    from gym_fed.serving.vllm.installation import (
-        VllmInstallation,
-        VllmOptions,
-        vllm_environment,
-        write_import_path,
-    )
-    from gym_fed.serving.vllm.process import VllmProcess, private_folder
+    from gym_fed.serving.vllm.connection import start_vllm
+    from gym_fed.serving.vllm.installation import VllmInstallation, VllmOptions
 
     vllm, engine = config.vllm, config.engine
     installation = VllmInstallation.find(vllm.python)
@@ -207,62 +199,6 @@ def _started(
         prefix_cache=bool(engine.prefix_cache),
         arguments=tuple(vllm.args),
     )
-    home = Path(stack.enter_context(private_folder()))
-    imports = home / "imports"
-    imports.mkdir()
-    write_import_path(imports)
-    key = secrets.token_urlsafe(32)
-    return VllmProcess(
-        partial(options.command, installation),
-        vllm_environment(imports, key, config.num_threads, settings.environment()),
-        home,
-        _BASE,
-        key,
-        vllm.start_seconds,
+    return start_vllm(
+        installation, options, settings.environment(), config.num_threads, vllm.start_seconds, stack
     )
-
-
-def _connect(config: ServingConfig, context: int) -> VllmServer:
-    """Connect to a running vLLM, after checking its release and its context.
-
-    Raises:
-        GymError: ``UNAVAILABLE``, ``UNAUTHENTICATED``, ``MISSING_DEPENDENCY``; ``CONFIG_INVALID`` for a
-            shorter context.
-    """
-    from gym_fed.serving.vllm.client import VllmAddress
-    from gym_fed.serving.vllm.installation import require_tested
-    from gym_fed.serving.vllm.process import RemoteVllm
-
-    url, file = config.vllm.url, config.vllm.api_key_file
-    assert url is not None
-    key = ""
-    if file is not None:
-        try:
-            key = file.read_text(encoding="utf-8").strip()
-        except OSError as error:
-            raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"vllm.api_key_file: {file}: {error.strerror}"
-            ) from error
-    address = VllmAddress(url.rstrip("/").removesuffix("/v1"), None, key)
-    version, models = asyncio.run(_ask(address))
-    require_tested(version, url)
-    if not models:
-        raise GymError(ErrorCode.PROTOCOL_MISMATCH, f"vLLM at {url} serves no model")
-    name, longest = next(iter(models.items()))
-    if context > longest:
-        raise GymError(
-            ErrorCode.CONFIG_INVALID,
-            f"vLLM at {url} has a context of {counted(longest, 'token')}, less than {context:,}",
-            f"set engine.max_context to {longest} or less",
-        )
-    return RemoteVllm(address, name)
-
-
-async def _ask(address: VllmAddress) -> tuple[str, dict[str, int]]:
-    from gym_fed.serving.vllm.client import VllmClient
-
-    client = VllmClient(address)
-    try:
-        return await client.version(), await client.models()
-    finally:
-        await client.close()

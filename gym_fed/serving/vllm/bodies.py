@@ -76,6 +76,7 @@ def completion_body(
     max_tokens: int,
     end_ids: frozenset[int],
     salt: str,
+    stream: bool = True,
 ) -> dict[str, Any]:
     """Return the body of a request.
 
@@ -89,12 +90,12 @@ def completion_body(
         max_tokens: Maximum tokens of the answer.
         end_ids: Tokens that end it.
         salt: Of the prefix cache.
+        stream: True for events as tokens arrive, False for one object at the end.
     """
     body: dict[str, Any] = {
         "model": model,
         "prompt": prompt_ids,
-        "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream": stream,
         "return_token_ids": True,
         "max_tokens": max_tokens,
         "min_tokens": params.min_tokens,
@@ -110,6 +111,8 @@ def completion_body(
         "skip_special_tokens": False,
         "cache_salt": salt,
     }
+    if stream:
+        body["stream_options"] = {"include_usage": True}
     if params.seed is not None:
         body["seed"] = params.seed % 2**63
     if params.logit_bias:
@@ -154,7 +157,7 @@ class AnswerChunk:
 
 
 def read_chunk(value: Mapping[str, Any]) -> AnswerChunk:
-    """Read one event of the stream.
+    """Read one event of the stream, or the one object of an answer that is not streamed.
 
     Args:
         value: The parsed JSON.

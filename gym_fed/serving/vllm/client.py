@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import httpx
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.serving.vllm.bodies import AnswerChunk, read_chunk
+from gym_fed.serving.vllm_plugin.uploads import PREFIX
 
 _CONNECT_SECONDS = 10.0
 _SHORT_SECONDS = 30.0
@@ -91,23 +93,66 @@ class VllmClient:
             GymError: ``UNAVAILABLE`` if it stops; ``USAGE`` or ``MODEL_INVALID`` with its
                 message if it refuses the request or the variant.
         """
-        try:
+        with _named_failures():
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
                     raise _refusal(answer.status_code, await answer.aread())
                 async for line in answer.aiter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
                         yield read_chunk(json.loads(line[6:]))
-        except httpx.ConnectError as error:
-            raise NotConnectedError from error
-        except httpx.TransportError as error:
+
+    async def complete(self, body: dict[str, Any]) -> AnswerChunk:
+        """Return a whole answer.
+
+        Args:
+            body: As ``completion_body`` returns it with ``stream=False``.
+
+        Raises:
+            NotConnectedError: As ``generate``; so do the other errors.
+        """
+        with _named_failures():
+            answer = await self._http.post("/v1/completions", json=body)
+            if answer.status_code != 200:
+                raise _refusal(answer.status_code, answer.content)
+            return read_chunk(answer.json())
+
+    async def load_adapter(self, name: str, content: bytes) -> None:
+        """Send an adapter to ``uploads.AdapterUploads`` of the plug-in, and load it under a name.
+
+        Args:
+            name: Lower-case letters, digits and dashes.
+            content: A safetensors file with the adapter's config in its metadata.
+
+        Raises:
+            NotConnectedError: As ``generate``; so do the other errors.
+            GymError: ``PROTOCOL_MISMATCH`` if vLLM runs without the plug-in's uploads or without LoRA.
+        """
+        with _named_failures():
+            stored = await self._http.put(PREFIX + name, content=content)
+            self._require_loaded(name, stored)
+            body = {"lora_name": name, "lora_path": stored.json()["path"]}
+            self._require_loaded(name, await self._http.post("/v1/load_lora_adapter", json=body))
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter and delete its files; one that is not there has no effect.
+
+        Raises:
+            NotConnectedError: As ``generate``; ``GymError`` ``UNAVAILABLE`` if vLLM stops.
+        """
+        with _named_failures():
+            await self._http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+            await self._http.delete(PREFIX + name)
+
+    def _require_loaded(self, name: str, answer: httpx.Response) -> None:
+        if answer.status_code == 404:
             raise GymError(
-                ErrorCode.UNAVAILABLE, "vLLM stopped before the end of the answer", "try again in a moment"
-            ) from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise GymError(
-                ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {error!r}", "see the log"
-            ) from error
+                ErrorCode.PROTOCOL_MISMATCH,
+                f"vLLM at {self._http.base_url} takes no adapters",
+                "start it with gym-fed's plug-in, --enable-lora, --middleware "
+                "gym_fed.serving.vllm_plugin.uploads.AdapterUploads and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
+            )
+        if answer.status_code != 200:
+            raise _refusal(answer.status_code, answer.content)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -126,7 +171,7 @@ class VllmClient:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 f"vLLM at {self._http.base_url} refuses the key",
-                "name the file of its key with vllm.api_key_file",
+                "name the file of its key with api_key_file",
             )
         try:
             answer.raise_for_status()
@@ -135,6 +180,23 @@ class VllmClient:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH, f"{self._http.base_url}{path} is not of a vLLM: {error!r}"
             ) from error
+
+
+@contextmanager
+def _named_failures() -> Iterator[None]:
+    """Turn failures of a connection, and answers of an unknown form, into named errors."""
+    try:
+        yield
+    except httpx.ConnectError as error:
+        raise NotConnectedError from error
+    except httpx.TransportError as error:
+        raise GymError(
+            ErrorCode.UNAVAILABLE, "vLLM stopped before the end of the answer", "try again in a moment"
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise GymError(
+            ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {error!r}", "see the log"
+        ) from error
 
 
 def _refusal(status: int, content: bytes) -> GymError:

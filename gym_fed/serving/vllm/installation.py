@@ -20,6 +20,7 @@ TESTED = "0.32"
 _ASK_VERSION = "import importlib.metadata as m; print(m.version('vllm'))"
 _ASK_SECONDS = 60
 _LAUNCH = "gym_fed.serving.vllm_plugin.launch"
+_UPLOADS = "gym_fed.serving.vllm_plugin.uploads.AdapterUploads"
 _METADATA = "Metadata-Version: 2.1\nName: gym-fed-vllm\nVersion: 0\n"
 _POINTS = f"[vllm.general_plugins]\n{ENTRY_POINT} = gym_fed.serving.vllm_plugin:register\n"
 _DROPPED = ("PYTHONHOME", "PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV")
@@ -54,7 +55,7 @@ class VllmInstallation:
             raise GymError(
                 ErrorCode.MISSING_DEPENDENCY,
                 f"no Python with vLLM at {path}",
-                "run `make vllm`, or name the interpreter of vLLM's environment with vllm.python",
+                "run `make vllm`, or name the interpreter of vLLM's environment with the key python",
             )
         try:
             asked = subprocess.run(
@@ -133,6 +134,7 @@ class VllmOptions:
         kv_cache_bytes: Bytes of the KV cache; None: vLLM decides.
         max_batch_tokens: Maximum tokens of a step; None: vLLM decides.
         prefix_cache: Whether prompts reuse the KV cache of earlier ones.
+        trains: True for a training run: adapters are uploaded, and log-probabilities are those of the sampling.
         arguments: Further words of the command line.
     """
 
@@ -148,6 +150,7 @@ class VllmOptions:
     kv_cache_bytes: int | None
     max_batch_tokens: int | None
     prefix_cache: bool
+    trains: bool = False
     arguments: tuple[str, ...] = ()
 
     def command(self, installation: VllmInstallation, socket: Path) -> list[str]:
@@ -161,6 +164,8 @@ class VllmOptions:
         if self.slots:
             words += ["--enable-lora", "--max-loras", self.slots, "--max-cpu-loras", self.variants_in_memory]
             words += ["--max-lora-rank", self.max_lora_rank, "--lora-target-modules", *TARGETS]
+        if self.trains:
+            words += ["--middleware", _UPLOADS, "--logprobs-mode", "processed_logprobs"]
         if self.kv_cache_bytes is not None:
             words += ["--kv-cache-memory-bytes", self.kv_cache_bytes]
         if self.max_batch_tokens is not None:

@@ -2,7 +2,7 @@
 
 vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). The package imports no trainer:
 torch, numpy, ``gym_quant``, ``gym_fed.core`` and the reader of `.gymdelta` files are enough. Modules that import vllm
-are ``patches``, ``lora`` and ``resolver``; they are loaded only inside vLLM.
+are ``patches`` and ``resolver``; they are loaded only inside vLLM.
 """
 
 from __future__ import annotations
