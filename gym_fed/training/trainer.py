@@ -313,11 +313,10 @@ class Trainer(ExpectedElsewhere):
             quiet_loading(),
             restore_after_run(model),
             features_during_run(model, config),
-            self._ready_graders(),
+            self._resources() as resources,
             warnings.catch_warnings(),
         ):
-            # transformers warns of its next major version.
-            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", FutureWarning)  # transformers warns of its next major version
             job = Job(
                 config=config,
                 model=model,
@@ -334,6 +333,7 @@ class Trainer(ExpectedElsewhere):
                 ],
                 graders=self._graders,
                 evaluate_first=self._check and checkpoint is None and evaluates_first(config),
+                resources=resources,
             )
             trainer = algorithm.build(job)
             trainer.make_optimizer = lambda model: optimizer.make(model, config)
@@ -365,13 +365,13 @@ class Trainer(ExpectedElsewhere):
         return experiment
 
     @contextmanager
-    def _ready_graders(self) -> Iterator[None]:
-        """Set up graders for the duration of the run."""
+    def _resources(self) -> Iterator[ExitStack]:
+        """Set up graders for the duration of the run; more may be added to the stack."""
         with ExitStack() as stack:
             for grader in self._graders:
                 stack.callback(grader.teardown)
                 grader.setup()
-            yield
+            yield stack
 
 
 def _prepare_model(

@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from gym_fed.config.schema.base import StrictModel
+from gym_fed.config.schema.vllm import VllmConnection
+from gym_fed.core.addresses import is_loopback
+
+
+class RolloutEngine(VllmConnection):
+    """A vLLM that generates the answers, in its own process or on another machine; for ``finetuning: lora``."""
+
+    engine: Literal["vllm"] = "vllm"
+    """Program that generates the answers. ``rollouts: vllm`` sets only this."""
+
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    """Type of weights and activations in a vLLM that is started here; by default the run's ``dtype``."""
+
+    max_staleness: int = Field(default=0, ge=0, le=16)
+    """Number of generations by which the policy that answers may be older than the one that learns; above 0, vLLM
+    answers the next prompts while the model learns."""
+
+    correction: Literal["truncated", "none"] = "truncated"
+    """Correction for answers of another policy, or by other arithmetic: each term of the loss is weighted by the
+    probability under the model over that under vLLM, at most ``cap`` (truncated importance sampling, Yao et al. 2025).
+    Per token for ``grpo`` and ``ppo``, per answer for ``gspo`` and ``rloo``."""
+
+    cap: float = Field(default=2.0, ge=1)
+    """Maximum importance weight."""
+
+    @model_validator(mode="after")
+    def _validate_combination(self) -> RolloutEngine:
+        if self.max_staleness and self.correction == "none":
+            raise ValueError(f"max_staleness: {self.max_staleness} needs correction: truncated")
+        if self.correction == "none" and self.cap != type(self).model_fields["cap"].default:
+            raise ValueError(f"cap: {self.cap:g} is read by correction: truncated only")
+        if self.url is None:
+            if self.api_key_file is not None:
+                raise ValueError("api_key_file is for a vLLM that runs; set url, too")
+            return self
+        for name in ("python", "args", "tensor_parallel_size", "start_seconds", "dtype"):
+            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+                raise ValueError(f"{name} is for a vLLM that is started here, and url names one that runs")
+        if not is_loopback(self.url) and (self.api_key_file is None or self.url.startswith("http:")):
+            raise ValueError(f"url: {self.url} is not on this machine; use https and api_key_file")
+        return self
+
+
+def _engine_of_name(value: Any) -> Any:
+    return {"engine": value} if isinstance(value, str) else value
 
 
 class RolloutSettings(StrictModel):
@@ -37,6 +82,9 @@ class RolloutSettings(StrictModel):
 
     mask_truncated_completions: bool = False
     """Exclude answers truncated by ``max_completion_length`` from the loss."""
+
+    rollouts: Annotated[RolloutEngine, BeforeValidator(_engine_of_name)] | None = None
+    """The vLLM that generates the answers; by default the trained model does, in this process."""
 
     beta: float = Field(default=0.0, ge=0)
     """Weight of the KL term against the initial model; 0 needs no reference model."""

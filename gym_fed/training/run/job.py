@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,9 @@ class Job:
         eval_encoded: Encoded rows of ``eval_data``; None without any.
         checkpoints: Folder for checkpoints.
         callbacks: ``transformers.TrainerCallback`` objects to install.
-        evaluate_first: True to evaluate held-out rows before the first step.
         graders: Initialised graders; empty for algorithms without rewards.
+        evaluate_first: True to evaluate held-out rows before the first step.
+        resources: Closed at the end of the run, however it ends.
     """
 
     config: TrainingConfig
@@ -42,6 +44,7 @@ class Job:
     callbacks: list[Any]
     graders: Sequence[Grader] = field(default=())
     evaluate_first: bool = False
+    resources: ExitStack = field(default_factory=ExitStack)
 
     def arguments(self) -> dict[str, Any]:
         """Return keyword arguments of every TRL config; see ``common_arguments``."""

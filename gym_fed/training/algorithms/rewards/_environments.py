@@ -18,6 +18,7 @@ class Conversation:
         prompt_ids: The token ids of the prompt.
         ids: Those of all turns after it.
         mask: 1 for the model's tokens, 0 for the environment's.
+        logprobs: Log-probabilities when they were sampled, 0 for the environment's tokens; empty if not reported.
         state: The environment's state.
         is_over: True if no further answer is wanted.
     """
@@ -26,6 +27,7 @@ class Conversation:
         self.prompt_ids, self.state = prompt_ids, state
         self.ids: list[int] = []
         self.mask: list[int] = []
+        self.logprobs: list[float] = []
         self.is_over = False
 
     def add(self, ids: Sequence[int], *, of_model: bool) -> None:
@@ -56,16 +58,20 @@ class EnvironmentRollouts:
             Conversation(list(ids), self._environment.begin(prompt, self._rows[place]))
             for ids, prompt, place in zip(encoded, prompts, self.places, strict=True)
         ]
+        are_reported = False
         while open_ones := [one for one in conversations if not one.is_over]:
             contexts = [[*one.prompt_ids, *one.ids] for one in open_ones]
-            answers, _ = trainer._generate_single_turn(contexts, None, {}, 1)
-            for one, answer in zip(open_ones, answers, strict=True):
+            answers, logprobs = trainer._generate_single_turn(contexts, None, {}, 1)
+            for place, (one, answer) in enumerate(zip(open_ones, answers, strict=True)):
+                if are_reported := logprobs is not None:
+                    one.logprobs += [0.0] * (len(one.ids) - len(one.logprobs)) + logprobs[place]
                 self._take(one, list(answer), trainer)
+                del one.logprobs[len(one.ids) :]
         return {
             "prompt_ids": [one.prompt_ids for one in conversations],
             "completion_ids": [one.ids for one in conversations],
             "env_mask": [one.mask for one in conversations],
-            "logprobs": None,
+            "logprobs": [one.logprobs for one in conversations] if are_reported else None,
             STATE: [one.state for one in conversations],
         }
 

@@ -93,6 +93,8 @@ class PpoTrainer(GrpoRollouts):
         objective = clipped_objective(
             log_probs, old_log_probs, advantages, epsilon=self.epsilon_low, epsilon_high=self.epsilon_high
         )
+        if (weights := inputs.get("importance_sampling_ratio")) is not None:
+            objective = objective * weights
         errors = value_loss(
             self._values(inputs),
             inputs["old_values"],

@@ -13,6 +13,7 @@ from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import MEDIA, Row, RowKind
 from gym_fed.training.algorithms.base import Algorithm
+from gym_fed.training.rollouts.policy import check_rollouts
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning
 
@@ -39,7 +40,10 @@ class Rewarded(Algorithm):
         refuse_set(
             config, _NEVER_READ, f"{self.name} learns from answers that it generates, and never reads it"
         )
-        prompts_per_generation(self.name, self.settings(config), config)
+        settings = self.settings(config)
+        prompts_per_generation(self.name, settings, config)
+        if settings.rollouts is not None:
+            check_rollouts(self.name, settings, config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
         """Return the number of tokens of each prompt."""

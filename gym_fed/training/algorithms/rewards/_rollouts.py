@@ -4,6 +4,7 @@ resume."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +23,18 @@ from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
 from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
+from gym_fed.training.rollouts.client import RolloutClient
+from gym_fed.training.rollouts.generation import VllmGeneration
+from gym_fed.training.rollouts.opening import generate_by_vllm
+from gym_fed.training.run.reproducibility import RunWarning
 from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
     from gym_fed.training.run.job import Job
 
-
 _PROBE_TOKENS = 16
+_MAX_DIFFERENCE = 0.5
+"""Mean difference of log-probabilities per token, in nats: in bfloat16 it is 0.05, between other models above 1."""
 
 
 _Trainer: Any = object  # what the mix-in is placed before
@@ -47,6 +53,11 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     prompts: Sequence[Any]
     """Set after construction: the prompts, indexed by the dataset's column ``row``."""
 
+    vllm_generation: VllmGeneration
+    rollout_client: RolloutClient
+    """Set after construction, with ``use_vllm``."""
+
+    _resent = 0
     _num_tokens = 0
     """Tokens since this process started; the trainer's own count is of the whole run."""
 
@@ -66,6 +77,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         }
         metadata = {"step": str(self._step), "batches": str(len(batches))}
         save_file(tensors, self._rollouts_file(output_dir), metadata=metadata)
+        if self.use_vllm:
+            self.vllm_generation.save(Path(output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         super()._load_from_checkpoint(resume_from_checkpoint, model)
@@ -78,6 +91,36 @@ class Rollouts(_Trainer):  # type: ignore[misc]
                 index, _, key = name.partition(".")
                 batches[int(index)][key] = file.get_tensor(name)
         self._buffered_inputs = batches or None
+        if self.use_vllm:
+            self._last_loaded_step = -1
+            self.vllm_generation.load(Path(resume_from_checkpoint))
+
+    def prompts_of_generation(self, generation: int) -> list[list[int]]:
+        """Return the token ids of all prompts of a generation, ``[answers]``, before its batch is loaded."""
+        sampler = self._get_train_sampler()
+        epoch, place = divmod(generation, sampler.num_samples // sampler.batch_size)
+        prompts = [self.prompts[index] for index in sampler.group(epoch, place)]
+        ids, *_ = self._tokenize_prompts(prompts)
+        return [list(each) for each in ids]
+
+    def _require_same_policy(self, difference: float) -> None:
+        """Refuse answers of another policy than the trained one.
+
+        Args:
+            difference: Mean over tokens of the difference of log-probabilities between vLLM and the trained model.
+        """
+        if self.vllm_generation.version == self.state.global_step and not difference <= _MAX_DIFFERENCE:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"vLLM's log-probabilities differ from the trained model's by {difference:.2f} on average",
+                "let vLLM serve the model of this run, with the same weights and chat template",
+            )
+
+    def _warn_of_resent(self) -> None:
+        if (resent := self.rollout_client.resent) > self._resent:
+            again = counted(resent - self._resent, "answer was", "answers were")
+            warnings.warn(f"vLLM stopped: {again} requested again", RunWarning, stacklevel=2)
+            self._resent = resent
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log tokens since this process started, as TRL's other trainers do, but not times, which are not
@@ -105,6 +148,10 @@ class Rollouts(_Trainer):  # type: ignore[misc]
         if (rollouts := getattr(self, "rollout_func", None)) is not None:
             rollouts.places = [row["row"] for row in inputs]
         batch: dict[str, Any] = super()._generate_and_score_completions(prompted)
+        if self.use_vllm:
+            self._warn_of_resent()
+            age = float(self.state.global_step - self.vllm_generation.version)
+            self._metrics["train" if self.model.training else "eval"]["rollouts/staleness"].append(age)
         return batch
 
     def use_reference(self, beta: float, reference: Any | None) -> None:
@@ -140,6 +187,9 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Return TRL's generated answers with the advantages of ``advantages``, ``[B]``."""
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.use_vllm and self.vllm_importance_sampling_correction:
+            metrics = self._metrics["train" if self.model.training else "eval"]
+            self._require_same_policy(metrics["sampling/sampling_logp_difference/mean"][-1])
         if self.advantages is not None and self.model.training:
             rewards = self._rewards_by_grader.sum(dim=1).view(-1, self.num_generations)
             batch["advantages"] = self._own_rows(self.advantages(rewards).flatten(), len(inputs))
@@ -170,6 +220,25 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
 class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
     """The trainer of RLOO."""
 
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return TRL's generated answers; advantages of answers from vLLM have the answer's importance weight.
+
+        TRL corrects GRPO only.
+        """
+        batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not self.use_vllm or not self.vllm_importance_sampling_correction:
+            return batch
+        logprobs = self.vllm_generation.logprobs
+        sampled = torch.tensor([sum(values) for values in logprobs], device=batch["old_logps"].device)
+        lengths = torch.tensor([len(values) for values in logprobs], device=sampled.device)
+        in_loss = batch["completion_mask"].any(dim=1)
+        log_ratios = (batch["old_logps"] - sampled) * in_loss
+        self._require_same_policy(float((log_ratios.abs() / lengths).mean()))
+        weights = log_ratios.exp().clamp(max=self.vllm_importance_sampling_clip_max)
+        metrics = self._metrics["train" if self.model.training else "eval"]
+        metrics["sampling/importance_sampling_ratio/mean"].append(float(weights.mean()))
+        return {**batch, "advantages": batch["advantages"] * weights}
+
 
 class EpochSampler(RepeatSampler):
     """TRL's order of prompts, drawn from seed and epoch, so that a run resumed in a later epoch has the same order."""
@@ -187,6 +256,13 @@ class EpochSampler(RepeatSampler):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch; accelerate's dataloader calls it before each one."""
         self.generator.manual_seed((self.seed or 0) + epoch)
+
+    def group(self, epoch: int, place: int) -> list[int]:
+        """Return the rows of the ``place``-th generation of an epoch, each as often as it is answered."""
+        self.set_epoch(epoch)
+        order = torch.randperm(self.num_samples, generator=self.generator)
+        rows = order[place * self.batch_size : (place + 1) * self.batch_size]
+        return [int(row) for row in rows.repeat_interleave(self.mini_repeat_count)]
 
 
 def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **more: Any) -> Any:
@@ -214,6 +290,10 @@ def build_trainer(trainer_class: Any, job: Job, arguments: Any, beta: float, **m
     trainer.prompts = [row["prompt"] for row in rows]
     trainer.rollout_func = _environment_rollouts(trainer_class, job, rows, arguments.max_completion_length)
     trainer.use_reference(beta, reference)
+    settings = job.config.chosen_sections()[job.config.algorithm]
+    if settings.rollouts is not None:
+        per_answer = getattr(arguments, "importance_sampling_level", "sequence") == "sequence"
+        generate_by_vllm(trainer, job, settings, per_answer=per_answer)
     return trainer
 
 
@@ -230,10 +310,13 @@ def _environment_rollouts(
     if not environments:
         return None
     strategy = job.config.distributed_strategy
+    engine = job.config.chosen_sections()[job.config.algorithm].rollouts
+    is_ahead = engine is not None and engine.max_staleness > 0
     # Processes generate a split model together, and conversations of different length would leave some waiting
     split = f"distributed.strategy: {strategy} splits the model, and environments need ddp"
     for is_wrong, reason in (
         (strategy != "ddp", split),
+        (is_ahead, "conversations cannot be requested ahead: set rollouts.max_staleness to 0"),
         (len(environments) > 1, "a run has one environment"),
         (trainer_class is not GrpoRollouts, f"{job.config.algorithm} has no environments: use grpo or gspo"),
         (any(isinstance(row["prompt"], str) for row in rows), "environments need prompts that are messages"),

@@ -1,0 +1,256 @@
+"""Requests of a training run to its vLLM, which may stop and come back: nothing is lost but the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted
+from gym_fed.serving.vllm.bodies import completion_body
+from gym_fed.serving.vllm.client import NotConnectedError, VllmClient
+
+if TYPE_CHECKING:
+    from gym_fed.serving.engine.request import SamplingParams
+    from gym_fed.serving.vllm.process import RemoteVllm, VllmProcess
+    from gym_fed.training.rollouts.policy import Policy
+
+log = logging.getLogger("gym_fed.vllm")
+
+_POLL_SECONDS = 0.2
+_WATCH_SECONDS = 5.0
+_ATTEMPTS = 3
+"""Failures in a row, without one new answer between them, after which the run ends."""
+_GONE = (ErrorCode.UNAVAILABLE, ErrorCode.MODEL_INVALID)
+"""Errors of a vLLM that stopped, or that came back without the adapter."""
+_CLOSE_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The tokens of an answer, with its end token, and their log-probabilities when they were sampled."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+class RolloutClient:
+    """Answers of a policy from one vLLM, in an own thread; generations are answered one after the other.
+
+    Args:
+        server: The vLLM. It is started again, or watched, by itself.
+        sampling: Parameters of all answers.
+        end_ids: Tokens that end an answer.
+        context: Maximum tokens of prompt and answer in vLLM.
+        wait_seconds: Seconds after which a vLLM that does not answer ends the run.
+    """
+
+    def __init__(
+        self,
+        server: VllmProcess | RemoteVllm,
+        sampling: SamplingParams,
+        end_ids: frozenset[int],
+        context: int,
+        wait_seconds: float,
+    ) -> None:
+        self.resent = 0
+        """The number of answers that were requested again after vLLM had stopped."""
+        self._server, self._sampling, self._end_ids = server, sampling, end_ids
+        self._context, self._wait_seconds = context, wait_seconds
+        self._salt = secrets.token_hex(16)
+        self._loaded: str | None = None
+        self._turn = asyncio.Lock()
+        self._client: VllmClient | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="gym-fed-rollouts", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self, policy: Policy, prompts: Sequence[list[int]], seeds: Sequence[int]
+    ) -> Future[list[Answer]]:
+        """Answer prompts by a policy, after all that was submitted before.
+
+        Args:
+            policy: The policy, which is loaded first.
+            prompts: Token ids, one list per answer.
+            seeds: One per answer, so that the same policy gives the same answer again.
+
+        Returns:
+            The answers in the order of the prompts. Its error is a ``GymError``: ``UNAVAILABLE`` if vLLM does not come
+            back, or as ``VllmClient.complete``.
+        """
+        return asyncio.run_coroutine_threadsafe(self._answer(policy, list(prompts), list(seeds)), self._loop)
+
+    def wait(self, job: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine in the client's thread and return its result."""
+        return asyncio.run_coroutine_threadsafe(job, self._loop).result()
+
+    def require_sampling_logprobs(self, policy: Policy, prompt: list[int]) -> None:
+        """Refuse a vLLM whose log-probabilities are not those of its sampling.
+
+        The likeliest token alone (``top_k`` 1) is sampled with probability 1.
+
+        Raises:
+            GymError: ``CONFIG_INVALID`` naming vLLM's option.
+        """
+        certain = replace(self._sampling, top_k=1, max_tokens=1)
+        (answer,) = self.wait(self._answer(policy, [prompt], [0], certain))
+        if abs(answer.logprobs[0]) > 1e-6:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"vLLM at {self._server.address.url} reports log-probabilities from before the sampling's parameters",
+                "start it with --logprobs-mode processed_logprobs",
+            )
+
+    def close(self) -> None:
+        """Cancel what runs, unload the adapter, and end the thread. May be called again."""
+        if self._loop.is_closed():
+            return
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(_CLOSE_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        if self._client is None:
+            return
+        if self._loaded is not None and self._server.ready:
+            with suppress(NotConnectedError, GymError):  # the run is over, whatever vLLM says
+                await self._client.unload_adapter(self._loaded)
+        await self._client.close()
+
+    async def _answer(
+        self,
+        policy: Policy,
+        prompts: list[list[int]],
+        seeds: list[int],
+        sampling: SamplingParams | None = None,
+    ) -> list[Answer]:
+        answers: dict[int, Answer] = {}
+        failures = 0
+        async with self._turn:
+            while True:
+                before = len(answers)
+                await self._until_ready()
+                try:
+                    await self._load(policy, again=failures > 0)
+                    await self._fill(policy, prompts, seeds, sampling or self._sampling, answers)
+                    return [answers[place] for place in range(len(prompts))]
+                except (NotConnectedError, GymError) as error:
+                    failures = 1 if len(answers) > before else failures + 1
+                    if isinstance(error, GymError) and error.code not in _GONE:
+                        raise
+                    if failures > _ATTEMPTS:
+                        raise self._away(f"failed {failures} times in a row ({error})") from error
+                    missing = len(prompts) - len(answers)
+                    self.resent += missing
+                    log.warning(
+                        "vLLM stopped: %s requested again (%s)",
+                        counted(missing, "answer is", "answers are"),
+                        error,
+                    )
+                    self._loaded = None
+                    self._server.suspect()
+
+    async def _until_ready(self) -> None:
+        deadline = time.monotonic() + self._wait_seconds
+        while not self._server.ready:
+            if time.monotonic() > deadline:
+                raise self._away(f"has not answered for {self._wait_seconds:g} s")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _away(self, reason: str) -> GymError:
+        url = self._server.address.url
+        return GymError(
+            ErrorCode.UNAVAILABLE, f"vLLM at {url} {reason}", "start it again, and resume the run"
+        )
+
+    async def _load(self, policy: Policy, *, again: bool) -> None:
+        if self._client is None:
+            self._client = VllmClient(self._server.address)
+        if self._loaded == policy.name:
+            return
+        if again:  # it may have been loaded before the connection ended
+            await self._client.unload_adapter(policy.name)
+        await self._client.load_adapter(policy.name, policy.content)
+        previous, self._loaded = self._loaded, policy.name
+        if previous is not None:
+            await self._client.unload_adapter(previous)
+
+    async def _fill(
+        self,
+        policy: Policy,
+        prompts: list[list[int]],
+        seeds: list[int],
+        sampling: SamplingParams,
+        answers: dict[int, Answer],
+    ) -> None:
+        """Request the answers that are missing, all at once.
+
+        Raises:
+            NotConnectedError: For the first that failed; or a ``GymError``.
+        """
+        running = {
+            asyncio.ensure_future(
+                self._one(policy, prompts[place], replace(sampling, seed=seeds[place]))
+            ): place
+            for place in range(len(prompts))
+            if place not in answers
+        }
+        waiting: set[asyncio.Future[Answer]] = set(running)
+        errors: list[BaseException] = []
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, timeout=_WATCH_SECONDS)
+                for task in done:
+                    if (error := task.exception()) is not None:
+                        errors.append(error)
+                    else:
+                        answers[running[task]] = task.result()
+                if waiting and not self._server.ready:
+                    raise GymError(ErrorCode.UNAVAILABLE, "vLLM does not answer", "see its log")
+        finally:
+            for task in waiting:
+                task.cancel()
+        if errors:
+            raise errors[0]
+
+    async def _one(self, policy: Policy, prompt: list[int], sampling: SamplingParams) -> Answer:
+        assert self._client is not None
+        room = self._context - len(prompt)
+        if room < 1:
+            raise GymError(
+                ErrorCode.DATA_INVALID,
+                f"a prompt has {counted(len(prompt), 'token')}, and vLLM's context is {self._context}",
+                "shorten the prompt",
+            )
+        body = completion_body(
+            policy.name,
+            prompt,
+            sampling,
+            max_tokens=min(sampling.max_tokens or room, room),
+            end_ids=self._end_ids,
+            salt=self._salt,
+            stream=False,
+        )
+        chunk = await self._client.complete(body)
+        logprobs = [each.logprob for each in chunk.logprobs]
+        if not chunk.token_ids or len(logprobs) != len(chunk.token_ids):
+            raise GymError(
+                ErrorCode.PROTOCOL_MISMATCH,
+                f"vLLM answered {counted(len(chunk.token_ids), 'token')} with {len(logprobs)} log-probabilities",
+            )
+        return Answer(list(chunk.token_ids), logprobs)

@@ -1,0 +1,115 @@
+"""The policy as vLLM gets it: the trained adapter under a name of its own, and the configs for which that is exact."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
+from gym_fed.core.registries import TUNING
+from gym_fed.serving.vllm.bodies import require_supported
+from gym_fed.serving.vllm.installation import TARGETS
+from gym_fed.serving.vllm_plugin.uploads import CONFIG_KEY
+
+_LARGEST_RANK = 512
+_REMEDY = "change it, or leave {} out: the model then generates in this process"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One state of the trained adapter.
+
+    Attributes:
+        name: Its name in vLLM, which is never used for another state: vLLM's prefix cache goes by it.
+        version: The number of optimiser steps before it.
+        content: A safetensors file with PEFT's config in its metadata.
+    """
+
+    name: str
+    version: int
+    content: bytes
+
+
+def adapter_file(model: Any) -> bytes:
+    """Return the trained adapter of a PEFT model as the bytes that ``vllm_plugin.uploads`` takes."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    config = model.peft_config["default"].to_dict()
+    # Sets are no JSON, and a path of this machine is nobody's business.
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    plain["base_model_name_or_path"] = None
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    return save(tensors, metadata={"format": "pt", CONFIG_KEY: json.dumps(plain, sort_keys=True)})
+
+
+def rank_for_vllm(model: Any) -> int:
+    """Return the smallest ``--max-lora-rank`` that holds the adapter of a PEFT model.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` naming a module that vLLM does not adapt, or a rank over its maximum.
+    """
+    from peft import get_peft_model_state_dict
+
+    state = get_peft_model_state_dict(model, save_embedding_layers=False)
+    rank = max(value.shape[0] for name, value in state.items() if ".lora_A." in name)
+    for name in state:
+        module = name.rpartition(".lora_")[0]
+        if module.rpartition(".")[2] not in TARGETS:
+            raise GymError(
+                ErrorCode.MODEL_INVALID,
+                f"rollouts: vLLM has no adapter for {module or name}",
+                f"set lora.target_modules to some of {', '.join(TARGETS)}, or leave rollouts out",
+            )
+    if rank > _LARGEST_RANK:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"lora.r: {rank} is over vLLM's maximum {_LARGEST_RANK}")
+    return max(8, 1 << (rank - 1).bit_length())
+
+
+def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
+    """Refuse a config whose policy vLLM cannot hold exactly.
+
+    Args:
+        name: The algorithm's section.
+        settings: The section, with ``rollouts``.
+        config: The run's.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` naming the key and the remedy.
+    """
+    from gym_fed.serving.engine.request import SamplingParams
+
+    lora = config.lora
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    is_lora = config.finetuning == "lora" and lora is not None
+    changes_base = not TUNING.type_of(config.finetuning).starts_as_base(config)
+    merges = len(config.adapter) > 1 or (bool(config.adapter) and config.new_adapter)
+    spikes, ahead = config.loss_spikes, settings.rollouts.max_staleness
+    refuse_first(
+        (not is_lora, f"finetuning: {config.finetuning} changes weights that vLLM would not get; it takes LoRA"),
+        (is_lora and lora.use_dora, "lora.use_dora: vLLM has no DoRA"),
+        (is_lora and lora.bias != "none", f"lora.bias: {lora and lora.bias} trains biases, which vLLM does not take"),
+        (is_lora and bool(lora.modules_to_save), "lora.modules_to_save: vLLM does not take whole modules"),
+        (is_lora and bool(lora.target_parameters), "lora.target_parameters: vLLM has no LoRA of parameters"),
+        (is_lora and changes_base, "lora.init_lora_weights changes the base, which vLLM would not get"),
+        (config.quantization is not None, "quantization: vLLM's base is not quantised in the same way"),
+        (config.rope_scaling is not None, "rope_scaling changes the base, which vLLM would not get"),
+        (merges, "adapter: a merged adapter changes the base, which vLLM would not get"),
+        (config.model is None, "model: vLLM needs its name or folder"),
+        (config.auto_batch_size is not None, "auto_batch_size tries batches, each of which would need answers"),
+        (
+            bool(ahead) and spikes is not None and spikes.rollback,
+            "loss_spikes.rollback changes the order of prompts, which max_staleness needs in advance",
+        ),
+        (processes > 1, f"{processes} processes: rollouts are for runs of one process"),
+        prefix=f"{name}.rollouts: ",
+        remedy=_REMEDY.format(f"{name}.rollouts"),
+    )  # fmt: skip
+    try:
+        require_supported(SamplingParams(temperature=settings.temperature))
+    except GymError as error:
+        raise GymError(ErrorCode.CONFIG_INVALID, f"{name}.{error.message}", "change it") from error
