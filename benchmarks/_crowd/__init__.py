@@ -1,0 +1,5 @@
+"""A crowd of contributors in one asyncio process, for ``crowd.py``, ``kills.py`` and ``soak.py``.
+
+Members speak `hub.proto` over TLS connections of their own: they enrol, hold a work stream, download soups, keep their
+lease, upload, submit, and read their account. Nothing is trained: updates are made before, and signed again.
+"""
