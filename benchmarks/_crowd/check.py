@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from _crowd.hub import CrowdHub
 from gym_server.store.database import Database
 from gym_server.store.tables import credits, ledger, rounds, transfers, updates
 from sqlalchemy import func, select
+
+from _crowd.hub import CrowdHub
 
 
 def lost_receipts(hub: CrowdHub, url: str, receipts: dict[str, dict[str, Any]]) -> list[str]:
@@ -47,7 +48,9 @@ def check_credits(hub: CrowdHub, url: str, pool: int) -> tuple[int, int]:
         with database.reading() as tx:
             paid = dict(
                 tx.execute(
-                    select(credits.c.server_round, func.sum(credits.c.amount)).group_by(credits.c.server_round)
+                    select(credits.c.server_round, func.sum(credits.c.amount)).group_by(
+                        credits.c.server_round
+                    )
                 )
                 .tuples()
                 .all()

@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,8 @@ class CrowdHub:
         """Sample the process until it is cancelled."""
         while True:
             if self.is_running():
-                try:
+                with suppress(psutil.Error, OSError):  # it was killed meanwhile
                     self.samples.append(self.now())
-                except (psutil.Error, OSError):
-                    pass  # it was killed meanwhile
             await asyncio.sleep(every_seconds)
 
     def now(self) -> Sample:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
+
 from _crowd.calls import Calls
 from _crowd.updates import SPOILS, Updates
-
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey, server_id
@@ -25,7 +25,14 @@ from gym_fed.trust.identity.login import do_work, enrolment_claim, login_claim
 from gym_fed.trust.identity.manifest import UpdateManifest, lifetime, new_nonce
 from gym_fed.trust.identity.tls import TLS_NAME
 from gym_fed.trust.wire.errors import from_rpc_error
-from gym_fed.trust.wire.limits import CALL_SECONDS, CHANNEL_OPTIONS, CHUNK_BYTES, DELTA_STYPE, PROTOCOL, SESSION_KEY
+from gym_fed.trust.wire.limits import (
+    CALL_SECONDS,
+    CHANNEL_OPTIONS,
+    CHUNK_BYTES,
+    DELTA_STYPE,
+    PROTOCOL,
+    SESSION_KEY,
+)
 from gym_fed.trust.wire.service import HubStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -247,7 +254,9 @@ class Member:
         await self._submit(task, manifest, manifest.sign(self.key))
 
     async def _attack(self, task: pb.Task, spec: TaskSpec) -> None:
-        delta = self.crowd.updates.make(spec.version_digest, self.draw, self.malice if self.malice in SPOILS else "")
+        delta = self.crowd.updates.make(
+            spec.version_digest, self.draw, self.malice if self.malice in SPOILS else ""
+        )
         if self.malice == "garbage":
             delta = secrets.token_bytes(len(delta))
         elif self.malice == "copied":
@@ -297,7 +306,9 @@ class Member:
         sha256 = hashlib.sha256(delta).hexdigest()
 
         async def upload() -> None:
-            state = await self._call("BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=len(delta)))
+            state = await self._call(
+                "BeginUpload", pb.BeginUploadRequest(sha256=sha256, size_bytes=len(delta))
+            )
             if not state.complete:
                 state = await self._call("Upload", chunks(sha256, delta, state.offset))
             if not state.complete:
@@ -311,7 +322,9 @@ class Member:
             started, hashed = time.perf_counter(), hashlib.sha256()
             try:
                 request = pb.DownloadRequest(sha256=sha256)
-                async for chunk in self._stub.Download(request, metadata=self._metadata, timeout=10 * CALL_SECONDS):
+                async for chunk in self._stub.Download(
+                    request, metadata=self._metadata, timeout=10 * CALL_SECONDS
+                ):
                     hashed.update(chunk.data)
                     self.crowd.bytes_down += len(chunk.data)
             except grpc.RpcError as error:
