@@ -120,7 +120,7 @@ class SecureAggregationRound:
             if known is None or (known[1] == "lost" and node in there):
                 for message_id in self._grid.push_messages([self._message(stage, node)]):
                     if stage.name == TRAIN:
-                        self._state.round_store.record_task(self._number, node, message_id)
+                        self._state.round_store.record_tasks(self._number, {node: message_id})
                     else:
                         self._stages.record_task(self._number, stage.name, node, message_id)
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection, func, select
 
 from gym_fed.trust.identity.commitment import UploadCommitment
 from gym_fed.trust.identity.keys import SigningKey
-from gym_server.store.database import Database, insert_if_absent, rerun
+from gym_server.store.database import insert_if_absent
 from gym_server.store.tables import commitments
 
 MAX_KEPT = 1000
@@ -19,31 +19,28 @@ class Commitments:
     """The commitments of one hub.
 
     Args:
-        database: The hub's database.
         key: The ledger's key, which signs commitments.
         server: Id of the hub.
         clock: The hub's clock, Unix seconds. It also orders updates.
     """
 
-    def __init__(self, database: Database, key: SigningKey, server: str, clock: Callable[[], float]) -> None:
-        self._database, self._key, self._server, self._clock = database, key, server, clock
+    def __init__(self, key: SigningKey, server: str, clock: Callable[[], float]) -> None:
+        self._key, self._server, self._clock = key, server, clock
 
-    @rerun
-    def commit(self, contributor: str, sha256: str) -> str:
-        """Record that an account declares a digest now, unless it has declared it before.
+    def commit(self, tx: Connection, contributor: str, sha256: str) -> str:
+        """Record that an account declares a digest now, unless it has declared it before, in the caller's transaction.
 
         Returns:
             The signed statement, with the time of the first declaration.
         """
         mine, now = commitments.c.contributor == contributor, self._clock()
-        with self._database.transaction() as tx:
-            insert_if_absent(tx, commitments, contributor=contributor, sha256=sha256, committed_at=now)
-            count = int(tx.scalar(select(func.count()).select_from(commitments).where(mine)) or 0)
-            if count > MAX_KEPT:
-                oldest = select(commitments.c.sha256).where(mine).order_by(commitments.c.committed_at)
-                drop = tx.scalars(oldest.limit(count - MAX_KEPT)).all()
-                tx.execute(commitments.delete().where(mine, commitments.c.sha256.in_(drop)))
-            at = committed_at(tx, contributor, sha256) or now
+        insert_if_absent(tx, commitments, contributor=contributor, sha256=sha256, committed_at=now)
+        count = int(tx.scalar(select(func.count()).select_from(commitments).where(mine)) or 0)
+        if count > MAX_KEPT:
+            oldest = select(commitments.c.sha256).where(mine).order_by(commitments.c.committed_at)
+            drop = tx.scalars(oldest.limit(count - MAX_KEPT)).all()
+            tx.execute(commitments.delete().where(mine, commitments.c.sha256.in_(drop)))
+        at = committed_at(tx, contributor, sha256) or now
         return UploadCommitment(self._server, contributor, sha256, int(at)).signed(self._key)
 
 

@@ -14,14 +14,15 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Select, delete, func, or_, select, update
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, plain
-from gym_server.store.database import Database, rerun
+from gym_server.store.database import Database, chunks, rerun
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds
 
 LOST, LATE, SET_ASIDE = "lost", "late", "set-aside"
@@ -30,16 +31,22 @@ _OVER = (LOST, LATE)
 
 
 @dataclass(frozen=True)
-class QueuedMessage:
-    """A row of the queue; ``content`` and ``reply`` are serialised protobuf."""
+class NewMessage:
+    """A message to queue, with the names of the columns; ``content`` is serialised protobuf."""
 
-    message_id: str
     node_id: int
     group_id: str
     message_type: str
     created_at: float
     ttl_seconds: float
     content: bytes
+
+
+@dataclass(frozen=True)
+class QueuedMessage(NewMessage):
+    """A row of the queue; ``reply`` is serialised protobuf."""
+
+    message_id: str
     state: str
     reply: bytes | None
 
@@ -100,7 +107,6 @@ class MessageQueue:
             ).all()
             return {int(row.node_id): str(row.contributor) for row in rows}
 
-    @rerun
     def push(
         self,
         node_id: int,
@@ -110,60 +116,64 @@ class MessageQueue:
         ttl_seconds: float,
         content: bytes,
     ) -> str:
-        """Queue a message and return its id.
+        """Queue one message and return its id; see ``push_all``."""
+        (message_id,) = self.push_all(
+            [NewMessage(node_id, group_id, message_type, created_at, ttl_seconds, content)]
+        )
+        return message_id
+
+    @rerun
+    def push_all(self, new: Sequence[NewMessage]) -> list[str]:
+        """Queue messages in one transaction and return their ids.
 
         A message with the same content, node and group is returned instead, unless it is lost or late.
         """
-        fingerprint = hashlib.sha256(
-            b"\0".join((str(node_id).encode(), group_id.encode(), message_type.encode(), content))
-        ).hexdigest()
         with self._database.transaction() as tx:
-            where = (messages.c.fingerprint == fingerprint) & messages.c.state.not_in(_OVER)
-            found = tx.scalar(select(messages.c.message_id).where(where))
-            if found is not None:
-                return str(found)
-            message_id = secrets.token_hex(16)
-            tx.execute(
-                messages.insert().values(
-                    message_id=message_id,
-                    node_id=node_id,
-                    group_id=group_id,
-                    message_type=message_type,
-                    created_at=created_at,
-                    ttl_seconds=ttl_seconds,
-                    fingerprint=fingerprint,
-                    content=content,
-                    state="queued",
-                    lease_until=self.now() + self.lease_seconds,
-                )
+            return [self._push(tx, message) for message in new]
+
+    def _push(self, tx: Connection, new: NewMessage) -> str:
+        parts = (str(new.node_id).encode(), new.group_id.encode(), new.message_type.encode(), new.content)
+        fingerprint = hashlib.sha256(b"\0".join(parts)).hexdigest()
+        where = (messages.c.fingerprint == fingerprint) & messages.c.state.not_in(_OVER)
+        found = tx.scalar(select(messages.c.message_id).where(where))
+        if found is not None:
+            return str(found)
+        message_id = secrets.token_hex(16)
+        tx.execute(
+            messages.insert().values(
+                **asdict(new),
+                message_id=message_id,
+                fingerprint=fingerprint,
+                state="queued",
+                lease_until=self.now() + self.lease_seconds,
             )
+        )
         return message_id
 
     def held(self, node_id: int) -> QueuedMessage | None:
         """Return the message that the node has on lease."""
         with self._database.reading() as tx:
-            found = tx.scalar(_of(node_id, "leased"))
-        return None if found is None else self.get(str(found))
+            return _message(tx, _of(node_id, "leased"))
 
     @rerun
     def lease(self, node_id: int) -> QueuedMessage | None:
         """Lease the node its next message; None if it has a lease already or if there is no message."""
         self.expire()
         with self._database.reading() as tx:  # the common case, without the write lock
-            if tx.scalar(_of(node_id, "queued")) is None:
+            if _message(tx, _of(node_id, "queued")) is None:
                 return None
         with self._database.transaction() as tx:
-            if tx.scalar(_of(node_id, "leased")) is not None:
+            if _message(tx, _of(node_id, "leased")) is not None:
                 return None
-            found = tx.scalar(_of(node_id, "queued"))
+            found = _message(tx, _of(node_id, "queued"))
             if found is None:
                 return None
             tx.execute(
                 update(messages)
-                .where(messages.c.message_id == found)
+                .where(messages.c.message_id == found.message_id)
                 .values(state="leased", lease_until=self.now() + self.lease_seconds)
             )
-        return self.get(str(found))
+        return replace(found, state="leased")
 
     @rerun
     def renew(self, message_id: str, node_id: int, progress: str) -> None:
@@ -253,8 +263,16 @@ class MessageQueue:
 
     def get(self, message_id: str) -> QueuedMessage | None:
         with self._database.reading() as tx:
-            row = tx.execute(select(*_COLUMNS).where(messages.c.message_id == message_id)).first()
-        return None if row is None else QueuedMessage(*row)
+            return _message(tx, select(*_COLUMNS).where(messages.c.message_id == message_id))
+
+    def ended(self, message_ids: Iterable[str]) -> list[str]:
+        """Return those of the messages that are neither queued nor leased, after expiring what nobody works on."""
+        self.expire()
+        query, found = select(messages.c.message_id).where(~_OPEN), list[str]()
+        with self._database.reading() as tx:
+            for some in chunks(message_ids):
+                found.extend(tx.scalars(query.where(messages.c.message_id.in_(some))))
+        return found
 
 
 def check_held(tx: Connection, message_id: str, node_id: int) -> None:
@@ -298,9 +316,14 @@ def _nodes_with(which: ColumnElement[bool]) -> Select[tuple[int]]:
     return select(messages.c.node_id).where(which).distinct()
 
 
-def _of(node_id: int, state: str):  # type: ignore[no-untyped-def]
+def _message(tx: Connection, query: Select[Any]) -> QueuedMessage | None:
+    row = tx.execute(query).first()
+    return None if row is None else QueuedMessage(*row)
+
+
+def _of(node_id: int, state: str) -> Select[Any]:
     return (
-        select(messages.c.message_id)
+        select(*_COLUMNS)
         .where(messages.c.node_id == node_id, messages.c.state == state)
         .order_by(messages.c.created_at)
         .limit(1)

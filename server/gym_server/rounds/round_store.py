@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,6 +149,19 @@ class RoundStore:
             rows = tx.execute(select(round_tasks).where(round_tasks.c.server_round == server_round)).all()
         return {int(r.node_id): (r.message_id, r.outcome) for r in rows}
 
+    def judged(self, update_id: str) -> Any | None:
+        """Return the row of an update that has a verdict."""
+        with self._database.reading() as tx:
+            return tx.execute(select(updates).where(updates.c.update_id == update_id)).first()
+
+    def received_at(self, server_round: int) -> list[float]:
+        """Return when the admitted updates of a round arrived, in order; Unix seconds."""
+        where = (updates.c.server_round == server_round) & (updates.c.verdict == "admitted")
+        with self._database.reading() as tx:
+            return list(
+                tx.scalars(select(updates.c.received_at).where(where).order_by(updates.c.received_at))
+            )
+
     def admitted(self, server_round: int) -> list[Any]:
         """Return the rows of a round's admitted updates, ordered by id."""
         with self._database.reading() as tx:
@@ -185,20 +198,22 @@ class RoundStore:
         return self._get(server_round)
 
     @rerun
-    def record_task(self, server_round: int, node_id: int, message_id: str) -> None:
-        """Record that a node was given the round's task (again, if its lease was lost)."""
+    def record_tasks(self, server_round: int, message_ids: Mapping[int, str]) -> None:
+        """Record which message gave each node the round's task (again, if its lease was lost)."""
         with self._database.transaction() as tx:
-            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
-            tx.execute(round_tasks.delete().where(key))
-            tx.execute(
-                round_tasks.insert().values(server_round=server_round, node_id=node_id, message_id=message_id)
-            )
+            for node_id, message_id in message_ids.items():
+                key = (round_tasks.c.server_round == server_round) & (round_tasks.c.node_id == node_id)
+                tx.execute(round_tasks.delete().where(key))
+                row = {"server_round": server_round, "node_id": node_id, "message_id": message_id}
+                tx.execute(round_tasks.insert().values(**row))
 
     @rerun
-    def record_outcome(self, server_round: int, message_id: str, outcome: str) -> None:
+    def record_outcomes(self, server_round: int, outcomes: Mapping[str, str]) -> None:
+        """Record the outcomes of tasks by message id."""
         with self._database.transaction() as tx:
-            key = (round_tasks.c.server_round == server_round) & (round_tasks.c.message_id == message_id)
-            tx.execute(update(round_tasks).where(key).values(outcome=outcome))
+            for message_id, outcome in outcomes.items():
+                key = (round_tasks.c.server_round == server_round) & (round_tasks.c.message_id == message_id)
+                tx.execute(update(round_tasks).where(key).values(outcome=outcome))
 
     @rerun
     def start_merging(self, server_round: int) -> Round:

@@ -22,6 +22,7 @@ from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from gym_server.accounts.accounts import Session
 from gym_server.base.served import ServedBase
 from gym_server.federation import RUN_ID, Federation
 from gym_server.observe.tracing import LeaseSpans, caller_of, upload_span
@@ -78,9 +79,7 @@ class Hub(CallsBesideRounds):
             config.storage,
             federation.clock.now,
         )
-        self._commitments = Commitments(
-            federation.database, federation.key, federation.server, federation.clock.now
-        )
+        self._commitments = Commitments(federation.key, federation.server, federation.clock.now)
         self.combined_soups = CombinedSoups(federation.state, federation.config)
         self.finished = asyncio.Event()
         self._streams = WorkStreams(
@@ -109,14 +108,11 @@ class Hub(CallsBesideRounds):
                 stream.woken.clear()
                 if stream.ended is not None:
                     raise stream.ended
-                await asyncio.to_thread(self._accounts.check, session)
-                pause = await asyncio.to_thread(self._steering.paused)
-                said = str(pause) if pause else ""
+                said, task = await asyncio.to_thread(self._next_of, session)
                 if said != stream.notice:
                     stream.notice = said
                     notice = pb.Notice(kind=PAUSED if said else RESUMED, message=said or "the pause is over")
                     yield pb.WorkEvent(notice=notice)
-                task = await asyncio.to_thread(self._held_or_next, session.node_id)
                 if task is not None and task.message_id != stream.task:
                     stream.task = task.message_id
                     yield self._task(task)
@@ -130,11 +126,14 @@ class Hub(CallsBesideRounds):
                     yield pb.WorkEvent(finished=pb.Finished(message=why))
                     return
 
-    def _held_or_next(self, node_id: int) -> QueuedMessage | None:
-        """Return the task that a node holds; if it holds none, lease it the next one."""
-        if (message := self._queue.held(node_id)) is None and (message := self._queue.lease(node_id)):
+    def _next_of(self, session: Session) -> tuple[str, QueuedMessage | None]:
+        """Return the pause in words, and the task that a node holds; if it holds none, lease it the next one."""
+        self._accounts.check(session)
+        pause = self._steering.paused()
+        message = self._queue.held(session.node_id)
+        if message is None and (message := self._queue.lease(session.node_id)):
             self._lease_spans.granted(message.message_id)
-        return message
+        return str(pause) if pause else "", message
 
     def _task(self, message: QueuedMessage) -> pb.WorkEvent:
         metadata = pb.MessageMetadata(
@@ -167,8 +166,13 @@ class Hub(CallsBesideRounds):
         return await asyncio.to_thread(self._begin_upload, current_session().contributor, request)
 
     def _begin_upload(self, contributor: str, request: pb.BeginUploadRequest) -> pb.UploadState:
-        state = self._transfers.begin(contributor, request.sha256, request.size_bytes)
-        state.commitment_json = self._commitments.commit(contributor, request.sha256)
+        signed: list[str] = []
+
+        def commit(tx: Connection) -> None:
+            signed.append(self._commitments.commit(tx, contributor, request.sha256))
+
+        state = self._transfers.begin(contributor, request.sha256, request.size_bytes, commit)
+        state.commitment_json = signed[-1]
         return state
 
     async def Upload(self, chunks: AsyncIterator[pb.UploadChunk], context: Any) -> pb.UploadState:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -22,7 +22,7 @@ from gym_fed.trust.wire.limits import KEEPALIVE_SECONDS
 from gym_server.accounts.accounts import Session
 from gym_server.rounds.queue import MessageQueue
 from gym_server.rounds.steering import pause_of
-from gym_server.store.database import Database
+from gym_server.store.database import Database, chunks
 from gym_server.store.tables import accounts, messages, nodes
 
 log = logging.getLogger("gym_server")
@@ -32,8 +32,6 @@ _DRAIN_POLL_SECONDS = 0.1
 _TOUCH_SECONDS = KEEPALIVE_SECONDS / 4
 _LEAST_PAUSE_SECONDS = 0.05
 """Minimum time between two sweeps, in seconds."""
-_ROWS_AT_ONCE = 500
-"""Maximum values per SQL ``IN``; SQLite accepts 32,766 parameters, older versions 999."""
 
 
 class Wakeups:
@@ -206,7 +204,7 @@ class WorkStreams:
             # An earlier stream of the node may have leased a task after it ended, and sent it to nobody.
             leased = select(messages.c.node_id, messages.c.message_id).where(messages.c.state == "leased")
             held = {row.node_id: row.message_id for row in tx.execute(leased)}
-            for some in _chunks({stream.session.contributor for stream in streams}):
+            for some in chunks({stream.session.contributor for stream in streams}):
                 row = select(accounts.c.contributor, accounts.c.public_key)
                 active = row.where(accounts.c.contributor.in_(some), accounts.c.status == "active")
                 keys.update({row.contributor: bytes(row.public_key) for row in tx.execute(active)})
@@ -234,7 +232,7 @@ class WorkStreams:
                 tx.execute(
                     update(nodes).where(nodes.c.node_id.in_(some)).values(connected_until=until)
                 ).rowcount
-                for some in _chunks(node_ids)
+                for some in chunks(node_ids)
             )
 
 
@@ -245,8 +243,3 @@ async def wait_for_event(event: asyncio.Event, seconds: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _chunks(values: Iterable[T]) -> list[list[T]]:
-    rest = list(values)
-    return [rest[start : start + _ROWS_AT_ONCE] for start in range(0, len(rest), _ROWS_AT_ONCE)]

@@ -25,7 +25,7 @@ from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.observe.instruments import UPLOAD_BYTES
 from gym_server.rpc.threads import heavily
-from gym_server.store.database import Database, insert_if_absent
+from gym_server.store.database import Database, insert_if_absent, rerun
 from gym_server.store.objects import ObjectStore
 from gym_server.store.rights import may_read, usage_of
 from gym_server.store.tables import objects, readers, uploads
@@ -67,8 +67,17 @@ class Transfers:
         self._max_bytes = max_bytes
         self._busy: set[tuple[str, str]] = set()
 
-    def begin(self, contributor: str, sha256: str, size_bytes: int) -> pb.UploadState:
+    @rerun
+    def begin(
+        self,
+        contributor: str,
+        sha256: str,
+        size_bytes: int,
+        also: Callable[[Connection], object] = lambda _: None,
+    ) -> pb.UploadState:
         """Declare an upload; return how many of its bytes the hub already has.
+
+        The declaration and the writes of ``also`` are one transaction.
 
         Raises:
             GymError: ``TOO_LARGE`` above the size limit, or for too many open uploads; ``DISK_FULL``; ``USAGE`` for an
@@ -76,6 +85,8 @@ class Transfers:
                 crash interrupted at its end are wrong.
         """
         if self._may_know(contributor, sha256):  # grants nothing: knowing a hash gives no right to read
+            with self._database.transaction() as tx:
+                also(tx)
             return pb.UploadState(offset=size_bytes, complete=True)
         if not 0 < size_bytes <= self._max_bytes:
             raise GymError(
@@ -111,6 +122,7 @@ class Transfers:
                     ErrorCode.USAGE,
                     f"object {sha256[:12]} was declared as {counted(declared, 'byte')}, now {size_bytes}",
                 )
+            also(tx)
         part = self._store.part_path(contributor, sha256)
         part.touch(mode=0o600)
         offset = min(part.stat().st_size, size_bytes)
@@ -263,7 +275,7 @@ class Transfers:
             # Bytes uploaded again count as new, so that gc keeps them until an update names them.
             tx.execute(update(objects).where(objects.c.sha256 == sha256).values(created_at=now))
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
-        self._forget(contributor, sha256)
+            tx.execute(uploads.delete().where(_declaration(contributor, sha256)))
 
     def _declared(self, contributor: str, sha256: str) -> int:
         with self._database.reading() as tx:

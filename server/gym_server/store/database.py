@@ -3,15 +3,17 @@
 Write transactions are serialised on both. SQLite's ``BEGIN IMMEDIATE`` takes its lock before it reads. On PostgreSQL an
 advisory lock is taken before the transaction begins, so that its snapshot includes the writes of the previous one. The
 transactions are also SERIALIZABLE: if a program that ignores the lock writes to the database, the transaction is rolled
-back, and ``rerun`` runs it again.
+back, and ``rerun`` runs it again. Threads of one process take turns before that, since a thread that waits for SQLite's
+lock sleeps up to 100 ms at a time and is overtaken by those that come later.
 """
 
 from __future__ import annotations
 
 import functools
 import random
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +26,7 @@ from sqlalchemy.exc import DatabaseError
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_server.observe.instruments import DATABASE_SECONDS, timed
 from gym_server.store.away import StoreAway, WriteConflict
-from gym_server.store.failures import mapped_errors, parse_url, shown
+from gym_server.store.failures import lock_timeout, mapped_errors, parse_url, shown
 from gym_server.store.schema import check_version, create_tables
 from gym_server.store.tables import settings
 
@@ -34,9 +36,11 @@ WRITERS, HUBS = 0x67796D01, 0x67796D02
 """Ids of the advisory locks: of write transactions, and of the hub that runs on the database."""
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
+_VALUES_AT_ONCE = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 def rerun(method: Callable[P, T]) -> Callable[P, T]:
@@ -69,6 +73,7 @@ class Database:
         self._url = parse_url(url)
         self.read_only = read_only
         self._is_sqlite = self._url.get_backend_name() == "sqlite"
+        self._turn = threading.Lock()
         self.engine = _sqlite(self._url, read_only) if self._is_sqlite else _postgresql(self._url)
         self.at_begin: list[Callable[[Connection], object]] = []
         """Called at the start of every write transaction, inside it; an exception aborts the transaction."""
@@ -143,7 +148,7 @@ class Database:
             mapped_errors(self._url),
             self.engine.connect() as connection,
         ):
-            with self._alone(connection), connection.begin():
+            with self._in_turn(), self._alone(connection), connection.begin():
                 for call in self.at_begin:
                     call(connection)
                 yield connection
@@ -197,6 +202,16 @@ class Database:
         self.engine.dispose()
 
     @contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Hold this process's turn to write."""
+        if not self._turn.acquire(timeout=LOCK_SECONDS):
+            raise lock_timeout(self._url)
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    @contextmanager
     def _alone(self, connection: Connection) -> Iterator[None]:
         """Hold the write lock around a PostgreSQL transaction.
 
@@ -222,6 +237,12 @@ def insert_if_absent(tx: Connection, table: Table, **values: Any) -> None:
     """Insert a row unless a row with its key exists."""
     dialect = import_module(f"sqlalchemy.dialects.{tx.dialect.name}")
     tx.execute(dialect.insert(table).values(**values).on_conflict_do_nothing())
+
+
+def chunks(values: Iterable[V]) -> list[list[V]]:
+    """Split the values of an SQL ``IN``; SQLite accepts 32,766 parameters, older versions 999."""
+    rest = list(values)
+    return [rest[start : start + _VALUES_AT_ONCE] for start in range(0, len(rest), _VALUES_AT_ONCE)]
 
 
 def put_setting(tx: Connection, key: str, value: str) -> None:

@@ -83,7 +83,7 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
     if state in _CONFLICTS:
         return WriteConflict(name)
     if state == _LOCK_TIMEOUT:
-        return _away(name, "another transaction holds the lock for too long")
+        return lock_timeout(url)
     if state in _CODES:
         code, hint = _CODES[state]
         return _away(name, cause, code, hint)
@@ -96,6 +96,11 @@ def _meaning(url: URL, error: DBAPIError) -> Exception | None:
         return _away(name, cause, ErrorCode.UNAVAILABLE, hint)
     refused = system_error(error) if url.drivername.startswith("sqlite") else None
     return None if refused is None else _away(name, refused.message, refused.code, refused.hint)
+
+
+def lock_timeout(url: URL) -> StoreAway:
+    """Create the error for a write transaction that waited too long for the previous one."""
+    return _away(shown(url), "another transaction holds the lock for too long")
 
 
 def _away(name: str, what: str, code: ErrorCode = ErrorCode.BUSY, hint: str = "try later") -> StoreAway:

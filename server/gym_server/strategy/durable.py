@@ -28,7 +28,6 @@ from gym_server.observe.tracing import record_round
 from gym_server.privacy import budget as privacy
 from gym_server.privacy.secure_round import SecureAggregationRound
 from gym_server.rewards.scores import ScoringStopped
-from gym_server.rounds.admission import UpdateSubmission
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
@@ -40,15 +39,15 @@ from gym_server.store.database import rerun
 from gym_server.store.room import raise_if_full, wait_for_room
 from gym_server.strategy.backoff import RoundBackoff, wait_while_paused
 from gym_server.strategy.continuous_pace import pace_of
-from gym_server.strategy.grid import LOST
-from gym_server.strategy.tasks import new_task, refuse_stock_flower, task_content, update_in
+from gym_server.strategy.grid import HubGrid
+from gym_server.strategy.reply_judge import STATE_ERRORS, ReplyJudge
+from gym_server.strategy.tasks import new_task, refuse_stock_flower, task_content
 
 log = logging.getLogger("gym_server")
 
 POLL_SECONDS = 0.2
 
-_STATE = frozenset({ErrorCode.STATE_CORRUPT, ErrorCode.STATE_LOCKED, ErrorCode.LEDGER_FORKED})
-_HUBS_OWN = _STATE | frozenset(
+_HUBS_OWN = STATE_ERRORS | frozenset(
     {
         ErrorCode.CONFIG_INVALID,
         ErrorCode.FILE_NOT_FOUND,
@@ -81,7 +80,7 @@ class DurableDeltaSoup(Strategy):
     ) -> None:
         self._state, self._live_config = federation.state, federation.live_config
         self._rounds, self._queue = federation.round_store, federation.queue
-        self._steering, self._admission = federation.steering, federation.admission
+        self._steering = federation.steering
         self._accounts, self._keys = federation.accounts, federation.keys
         self._max_update_bytes = federation.max_update_bytes
         self._payloads = payloads or ByReference()
@@ -90,6 +89,7 @@ class DurableDeltaSoup(Strategy):
         self._should_stop = should_stop
         self._on_round = on_round
         self._model: HubModel | None = None
+        self._replies = ReplyJudge(federation, self._payloads)
         self._pace = pace_of(federation.state, federation.live_config, federation.lease_histories)
 
     def configure_train(
@@ -101,10 +101,12 @@ class DurableDeltaSoup(Strategy):
         there = list(grid.get_node_ids())
         accounts = self._queue.accounts_of([*tasks, *there])
         served = {accounts.get(node) for node, (_, outcome) in tasks.items() if outcome != "lost"} - {None}
+        content: RecordDict | None = None
         for node_id in there:
             if (node_id not in tasks or tasks[node_id][1] == "lost") and accounts.get(node_id) not in served:
+                content = content or task_content(current, self._payloads)
                 yield Message(
-                    content=task_content(current, self._payloads),
+                    content=content,
                     message_type=MessageType.TRAIN,
                     dst_node_id=node_id,
                     group_id=str(server_round),
@@ -288,52 +290,25 @@ class DurableDeltaSoup(Strategy):
             promise_seed(tx, self._state.ledger, server_round)
 
     def _push(self, server_round: int, grid: Grid) -> None:
-        for message in self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid):
-            node_id = message.metadata.dst_node_id
-            for message_id in grid.push_messages([message]):
-                self._rounds.record_task(server_round, node_id, message_id)
+        new = list(self.configure_train(server_round, ArrayRecord(), ConfigRecord(), grid))
+        for messages in [new] if isinstance(grid, HubGrid) and new else [[message] for message in new]:
+            ids = grid.push_messages(messages)
+            node_ids = [message.metadata.dst_node_id for message in messages]
+            self._rounds.record_tasks(server_round, dict(zip(node_ids, ids, strict=False)))
 
     def _pull(self, server_round: int, grid: Grid) -> None:
-        for message_id, outcome in self._rounds.tasks(server_round).values():
-            if outcome == "":
-                for reply in grid.pull_messages([message_id]):
-                    self._take(server_round, reply)
+        waiting = [message for message, outcome in self._rounds.tasks(server_round).values() if not outcome]
+        ended = grid.ended(waiting) if isinstance(grid, HubGrid) else waiting
+        outcomes: dict[str, str] = {}
+        for message_id in ended:  # one at a time, since replies may be large
+            for reply in grid.pull_messages([message_id]):
+                outcomes[message_id] = self._replies.outcome(server_round, reply)
+        if outcomes:
+            self._rounds.record_outcomes(server_round, outcomes)
 
     def _take(self, server_round: int, reply: Message) -> None:
-        """Judge one reply (on the hub it was judged at submission already); its content cannot raise an error here.
-
-        Only failures of this machine raise: of its disk, its database or its ledger.
-        """
-        message_id = reply.metadata.reply_to_message_id
-        outcome, problem = "replied", ""
-        if reply.has_error():
-            outcome, problem = "lost" if reply.error.code == LOST else "failed", f": {reply.error.reason}"
-        else:
-            try:
-                self._judge(server_round, message_id, reply.content)
-            except (OSError, SQLAlchemyError, StoreAway):
-                raise
-            except Exception as error:  # untrusted content, whose parsers raise no fixed set of exceptions
-                raise_if_full(error)
-                if isinstance(error, GymError) and error.code in _STATE:
-                    raise
-                outcome, problem = "failed", f" refused: {error}"
-        if problem:
-            log.info("round %d: %s%s", server_round, self._queue.name_of(reply.metadata.src_node_id), problem)
-        self._rounds.record_outcome(server_round, message_id, outcome)
-
-    def _judge(self, server_round: int, message_id: str, content: RecordDict) -> None:
-        manifest, signature, key = update_in(content, self._payloads)
-        accounts = self._accounts
-        if self._payloads.by_reference:  # judged at submission, by the key that the account had at that time
-            contributor, signer = accounts.keys.owner(key), key
-        else:
-            contributor = accounts.meet(key)
-            signer = accounts.public_key(contributor)
-        submission = UpdateSubmission(contributor, signer, message_id, server_round, manifest, signature)
-        receipt = self._admission.judge(submission, lambda tx, receipt: None)
-        if receipt.verdict == "refused":
-            raise GymError(ErrorCode(receipt.code), receipt.reason)
+        outcome = self._replies.outcome(server_round, reply)
+        self._rounds.record_outcomes(server_round, {reply.metadata.reply_to_message_id: outcome})
 
     def _finish(self, current: Round, should_end: Callable[[], bool] = lambda: False) -> Round:
         server_round = current.server_round

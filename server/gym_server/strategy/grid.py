@@ -23,12 +23,13 @@ from gym_fed.trust.wire.records import from_wire, to_wire
 from gym_fed.trust.wire.references import references
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.federation import RUN_ID
-from gym_server.rounds.queue import LATE, SET_ASIDE, MessageQueue, QueuedMessage
+from gym_server.rounds.queue import LATE, SET_ASIDE, MessageQueue, NewMessage, QueuedMessage
 from gym_server.rounds.recipes import LiveConfig
 from gym_server.rounds.replies import MAX_REASON, MAX_RECORDS_BYTES, check_reply
 from gym_server.rounds.soup_record import Judgement
 from gym_server.state import HubState
 from gym_server.store.away import StoreAway
+from gym_server.store.database import insert_if_absent
 from gym_server.store.tables import nodes, readers, updates
 
 log = logging.getLogger("gym_server")
@@ -69,6 +70,8 @@ class HubGrid(Grid):
         self._state, self._live_config = state, live_config
         self._queue, self._max_update_bytes = queue, max_update_bytes
         self._notify = notify
+        self._opened: set[str] = set()
+        """Objects of the last message, which every contributor may read."""
         self._run = Run.create_empty(RUN_ID)
         # Flower's runtime normally sets the task identity of the process, with which Flower stamps messages.
         TaskIdentity.task_id = TaskIdentity.run_id = RUN_ID
@@ -106,9 +109,14 @@ class HubGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue messages. The same content for the same node and group is not queued twice."""
-        ids = [self._push(message) for message in messages]
+        new = [self._stored(message) for message in messages]
+        ids = self._queue.push_all(new)
         self._notify()
         return ids
+
+    def ended(self, message_ids: Iterable[str]) -> list[str]:
+        """Return those of the messages for which ``pull_messages`` has a reply."""
+        return self._queue.ended(message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived.
@@ -139,11 +147,12 @@ class HubGrid(Grid):
                 time.sleep(_POLL_SECONDS)
         return replies
 
-    def _push(self, message: Message) -> str:
+    def _stored(self, message: Message) -> NewMessage:
+        """Return a message as it is queued; its objects are stored, and every contributor may read them."""
         metadata = message.metadata
         records = to_wire(message.content, lambda data: _ignore(self._state.store.put_bytes(data)))
-        self._open_to_contributors(records)
-        return self._queue.push(
+        self._open_to_contributors({ref.sha256 for ref in references(records)})
+        return NewMessage(
             metadata.dst_node_id,
             metadata.group_id,
             metadata.message_type,
@@ -152,15 +161,14 @@ class HubGrid(Grid):
             records.SerializeToString(deterministic=True),
         )
 
-    def _open_to_contributors(self, records: pb.Records) -> None:
-        names = {ref.sha256 for ref in references(records)}
-        with self._state.database.reading() as tx:
-            known = {row.sha256 for row in tx.execute(readers.select().where(readers.c.contributor == "*"))}
-        if names <= known:
+    def _open_to_contributors(self, names: set[str]) -> None:
+        new = names - self._opened
+        if not new:
             return
         with self._state.database.transaction() as tx:
-            for sha256 in names - known:
-                tx.execute(readers.insert().values(sha256=sha256, contributor="*"))
+            for sha256 in sorted(new):
+                insert_if_absent(tx, readers, sha256=sha256, contributor="*")
+        self._opened = names
 
     def _reply(self, message: QueuedMessage) -> Message | None:
         try:

@@ -9,6 +9,7 @@ answering do not count (``gym_server.strategy.lease_history``).
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -96,16 +97,18 @@ class Pace:
         server_round, now = current.server_round, self._state.clock.now()
         if now >= current.spec.deadline_seconds:
             return True
-        outcomes = [task.outcome for task in self._tasks(server_round)]
-        ends = self.round_ends(current)
-        if ends is None:
+        tasks = self._tasks(server_round)
+        outcomes = [task.outcome for task in tasks]
+        quorum_at = self._quorum_at(current, tasks)
+        if quorum_at is None:
             return self._is_abandoned(server_round, outcomes)
-        self._log_quorum(current, ends - now)
+        ends = self._grace_ends(current, tasks, quorum_at)
+        self._log_quorum(server_round, tasks, ends - now)
         return "" not in outcomes or now >= ends
 
     def has_quorum(self, current: Round) -> bool:
         """Return True if enough of the tasks handed out are answered, so that the round may be merged."""
-        return self._quorum_at(current) is not None
+        return self._quorum_at(current, self._tasks(current.server_round)) is not None
 
     def shortfall(self, current: Round) -> str:
         """Return why a round below its quorum has ended."""
@@ -122,7 +125,8 @@ class Pace:
             return f"{short}: {counted(failed, 'contributor')} failed, {lost} went away, and nobody else is working"
         if not working:
             return f"{short} at the deadline"
-        known = [seconds for task in tasks if not task.outcome and (seconds := self._expected(current, task))]
+        working_tasks = [task for task in tasks if not task.outcome]
+        known = [seconds for task in working_tasks if (seconds := expected_seconds(task, history.of(task)))]
         slowest = f", the slowest for about {readable_seconds(max(known))}" if known else ""
         return (
             f"{short} at the deadline: {working} of {counted(len(tasks), 'contributor')} still working{slowest}; "
@@ -140,16 +144,20 @@ class Pace:
             quorum: Number of updates needed; None computes it from the tasks that were handed out.
         """
         assert current.spec is not None
-        quorum_at = self._quorum_at(current, quorum)
-        if quorum_at is None:
-            return None
+        tasks = self._tasks(current.server_round)
+        quorum_at = self._quorum_at(current, tasks, quorum)
+        return None if quorum_at is None else self._grace_ends(current, tasks, quorum_at)
+
+    def _grace_ends(self, current: Round, tasks: Sequence[OpenTask], quorum_at: float) -> float:
+        assert current.spec is not None
         config, deadline = self._live_config.current.rounds, current.spec.deadline_seconds
-        began = deadline - config.deadline_seconds
+        history, began = self._history(current.server_round), deadline - config.deadline_seconds
         wanted = [
             (began if task.given_at is None else task.given_at)
-            + config.grace_factor * (self._expected(current, task) or FIRST_SHARE * config.deadline_seconds)
-            for task in self._tasks(current.server_round)
-            if not task.outcome and self._history(current.server_round).of(task).is_awaited
+            + config.grace_factor
+            * (expected_seconds(task, history.of(task)) or FIRST_SHARE * config.deadline_seconds)
+            for task in tasks
+            if not task.outcome and history.of(task).is_awaited
         ]
         most = (
             config.grace_max_seconds if config.grace_max_seconds is not None else config.deadline_seconds / 2
@@ -185,35 +193,29 @@ class Pace:
         with self._state.database.reading() as tx:
             return self._lease_histories.before(tx, server_round)
 
-    def _expected(self, current: Round, task: OpenTask) -> float | None:
-        """Return the expected seconds of an open task; None without history."""
-        return expected_seconds(task, self._history(current.server_round).of(task))
-
-    def _quorum_at(self, current: Round, quorum: int | None = None) -> float | None:
+    def _quorum_at(
+        self, current: Round, tasks: Sequence[OpenTask], quorum: int | None = None
+    ) -> float | None:
         """Return when the round reached its quorum of updates, in Unix seconds; None before that.
 
         Tasks handed out later do not change it.
         """
-        tasks, history = self._tasks(current.server_round), self._history(current.server_round)
-        received = sorted(row.received_at for row in self._state.round_store.admitted(current.server_round))
+        history, config = self._history(current.server_round), self._live_config.current.rounds
+        given = sorted(task.given_at or 0.0 for task in tasks if history.counts(task))
+        received = self._state.round_store.received_at(current.server_round)
         for number, at in enumerate(received, start=1):
-            before = [task for task in tasks if task.given_at is None or task.given_at <= at]
-            needed = (
-                self._live_config.current.rounds.quorum(history.num_counted(before))
-                if quorum is None
-                else quorum
-            )
+            needed = config.quorum(bisect_right(given, at)) if quorum is None else quorum
             if number >= needed:
-                return float(at)
+                return at
         return None
 
-    def _log_quorum(self, current: Round, seconds: float) -> None:
+    def _log_quorum(self, server_round: int, tasks: Sequence[OpenTask], seconds: float) -> None:
         """Log once per round who is still at work; an admitted reply that is not processed yet does not count."""
-        server_round = current.server_round
+        if self._logged_quorum == server_round:
+            return
         admitted = {row.message_id for row in self._state.round_store.admitted(server_round)}
-        tasks = self._tasks(server_round)
         working = [task for task in tasks if not task.outcome and task.message_id not in admitted]
-        if not working or self._logged_quorum == server_round:
+        if not working:
             return
         self._logged_quorum = server_round
         text = "round %d: quorum, %d updates of %s; %d still at work, waiting up to %.0f s for them%s"
