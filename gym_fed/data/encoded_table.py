@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Protocol, overload, runtime_checkable
+from typing import IO, Any, overload
 
 import numpy as np
 import pyarrow as pa
@@ -22,17 +22,6 @@ from gym_fed.data.row_counts import IGNORED, RowCounts
 _BATCH_ROWS = 1000
 _TYPES = {list: pa.list_(pa.int32()), bool: pa.bool_(), int: pa.int64()}
 _NO_IDS = ("seq_lengths", "position_ids")
-
-
-@runtime_checkable
-class TrainingRows(Protocol):
-    """Encoded rows that are a data set of ``datasets`` already."""
-
-    largest: Mapping[str, int]
-    """Largest value of each column of ids, as far as known."""
-
-    def as_dataset(self, num_embeddings: int) -> Any:
-        """Return the data set, for a model with that many rows of embeddings."""
 
 
 class EncodedTable(Sequence[dict[str, Any]]):

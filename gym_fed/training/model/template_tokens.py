@@ -18,8 +18,8 @@ from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.registries import TUNING
 from gym_fed.core.text import plain
 from gym_fed.data.chat_templates.choice import end_and_marks, is_token, suggested_templates, use_chat_template
-from gym_fed.data.encoded_table import TrainingRows
 from gym_fed.data.encoding import require_chat_template
+from gym_fed.data.training_rows import TrainingRows
 
 _TOKEN_COLUMNS = (
     *("input_ids", "prompt_ids", "chosen_ids", "rejected_ids", "completion_ids", "KL_completion_ids"),

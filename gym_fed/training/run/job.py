@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gym_fed.base.models import pick_device
 from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.registries import OPTIMIZERS
-from gym_fed.data.encoded_table import TrainingRows
+from gym_fed.data.training_rows import TrainingRows
 from gym_fed.training.model.template_tokens import num_embeddings
 
 if TYPE_CHECKING:
