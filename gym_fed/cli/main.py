@@ -1,4 +1,4 @@
-"""`gym`: every command is a module of this folder; heavy imports happen inside the command needing them."""
+"""`gym`: each command is a module of this folder, imported only when it is called."""
 
 from __future__ import annotations
 
@@ -6,32 +6,12 @@ from typing import Any, ClassVar
 
 import click
 
-from gym_fed.cli.api.app import app as api_app
-from gym_fed.cli.batch import batch
-from gym_fed.cli.chat.command import chat
-from gym_fed.cli.configs import app as configs_app
-from gym_fed.cli.data.app import app as data_app
-from gym_fed.cli.delta.app import app as delta_app
-from gym_fed.cli.docs import docs
-from gym_fed.cli.doctor import doctor
-from gym_fed.cli.evaluation.app import app as eval_app
-from gym_fed.cli.export import export
-from gym_fed.cli.grade import grade
-from gym_fed.cli.leaderboard import app as leaderboard_app
-from gym_fed.cli.models.app import app as models_app
-from gym_fed.cli.runs import app as runs_app
-from gym_fed.cli.soup.app import app as soup_app
-from gym_fed.cli.train.predict import predict
-from gym_fed.cli.train.train import train
-from gym_fed.cli.train.tune import tune
-from gym_fed.cli.variant.app import app as variant_app
-from gym_fed.cli.webui import app as webui_app
 from gym_fed.core.console import VersionOption, run_app
 from gym_fed.core.errors import GymError
-from gym_fed.core.help import App, CommandGroup, DefaultCommandGroup
+from gym_fed.core.help import App, DefaultCommandGroup, LazyCommandGroup
 
 
-class _TakesOtherWords(CommandGroup):
+class _TakesOtherWords(LazyCommandGroup):
     """The commands of `gym`; unknown commands and flags are looked up in the aliases for other tools."""
 
     activities: ClassVar = {
@@ -62,6 +42,29 @@ class _TakesOtherWords(CommandGroup):
             "doctor": "check this machine and installation",
             "docs": "the guides, offline",
         },
+    }
+
+    sources: ClassVar = {
+        "train": "gym_fed.cli.train.train:train",
+        "predict": "gym_fed.cli.train.predict:predict",
+        "tune": "gym_fed.cli.train.tune:tune",
+        "chat": "gym_fed.cli.chat.command:chat",
+        "batch": "gym_fed.cli.batch:batch",
+        "export": "gym_fed.cli.export:export",
+        "grade": "gym_fed.cli.grade:grade",
+        "doctor": "gym_fed.cli.doctor:doctor",
+        "docs": "gym_fed.cli.docs:docs",
+        "api": "gym_fed.cli.api.app:app",
+        "configs": "gym_fed.cli.configs:app",
+        "data": "gym_fed.cli.data.app:app",
+        "delta": "gym_fed.cli.delta.app:app",
+        "leaderboard": "gym_fed.cli.leaderboard:app",
+        "eval": "gym_fed.cli.evaluation.app:app",
+        "models": "gym_fed.cli.models.app:app",
+        "runs": "gym_fed.cli.runs:app",
+        "soup": "gym_fed.cli.soup.app:app",
+        "variant": "gym_fed.cli.variant.app:app",
+        "webui": "gym_fed.cli.webui:app",
     }
 
     def resolve_command(
@@ -127,28 +130,6 @@ app = App(
 @app.callback()
 def _options(version: VersionOption = False) -> None:
     """Train language models on this machine, and inspect what a community trains together."""
-
-
-app.command()(train)
-app.command()(predict)
-app.command()(tune)
-app.command()(chat)
-app.command()(batch)
-app.command()(export)
-app.command()(grade)
-app.command()(doctor)
-app.command()(docs)
-app.add_typer(api_app, name="api")
-app.add_typer(configs_app, name="configs")
-app.add_typer(data_app, name="data")
-app.add_typer(delta_app, name="delta")
-app.add_typer(leaderboard_app, name="leaderboard")
-app.add_typer(eval_app, name="eval")
-app.add_typer(models_app, name="models")
-app.add_typer(runs_app, name="runs")
-app.add_typer(soup_app, name="soup")
-app.add_typer(variant_app, name="variant")
-app.add_typer(webui_app, name="webui")
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -194,6 +195,61 @@ class CommandGroup(TyperGroup):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+class LazyCommandGroup(CommandGroup):
+    """A command group that imports a command when it is looked up, so that no command pays for the others.
+
+    Attributes:
+        sources: Maps each command to the ``module:attribute`` of its function or app.
+    """
+
+    sources: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = _ImportedCommands(self.sources)
+
+
+class _ImportedCommands(MutableMapping[str, click.Command]):
+    """Commands by name; each is imported on first access."""
+
+    def __init__(self, sources: Mapping[str, str]) -> None:
+        self._sources = sources
+        self._loaded: dict[str, click.Command | None] = dict.fromkeys(sources)
+
+    def __getitem__(self, name: str) -> click.Command:
+        command = self._loaded[name]
+        if command is None:
+            module, _, attribute = self._sources[name].partition(":")
+            command = self._loaded[name] = _as_command(
+                name, getattr(importlib.import_module(module), attribute)
+            )
+        return command
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._loaded)
+
+
+def _as_command(name: str, source: App | Callable[..., Any]) -> click.Command:
+    """Build the Click command of an app, or of a function with Typer's annotations."""
+    if isinstance(source, App):
+        command: click.Command = typer.main.get_group(source)
+    else:
+        app = App(add_completion=False, pretty_exceptions_enable=False)
+        app.command(name)(source)
+        command = typer.main.get_command(app)
+    command.name = name
+    return command
 
 
 class App(typer.Typer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import logging
 from typing import Any
@@ -18,8 +17,10 @@ def load_installed(group: str) -> tuple[Any, ...]:
 
     Entry points that cannot be imported are skipped with a warning, since these groups are loaded for every config.
     """
+    from importlib.metadata import entry_points  # slow to import, and `--help` loads no plug-in
+
     loaded = []
-    for point in sorted(importlib.metadata.entry_points(group=group), key=lambda point: point.name):
+    for point in sorted(entry_points(group=group), key=lambda point: point.name):
         try:
             loaded.append(point.load())
         except (Exception, SystemExit) as error:  # noqa: BLE001  # a module of another package may raise anything

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from gym_fed.base.downloads import missing_model
-from gym_fed.base.downloads.selection import hub_places, models_of
+from gym_fed.base.downloads.config_needs import hub_places, models_of
 from gym_fed.config.train.run import ALWAYS
 from gym_fed.config.train.training import SearchConfig, TrainingConfig
 from gym_fed.config.training_file import load_training_config

@@ -23,7 +23,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -31,6 +30,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from gym_quant.errors import CodecError
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from gym_quant.codec import Codec
 
 T = TypeVar("T")
@@ -273,6 +274,8 @@ def _installed(group: str) -> tuple[EntryPoint, ...]:
 @functools.cache
 def _all_installed() -> Any:
     """Entry points of every group (classes differ between Python 3.11 and 3.12), read once per process."""
+    from importlib.metadata import entry_points  # slow to import, and `--help` reads no registry
+
     return entry_points()
 
 

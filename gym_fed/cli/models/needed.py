@@ -82,8 +82,8 @@ def ensure_datasets(sources: Iterable[DataConfig], yes: bool) -> None:
         GymError: As ``gym_fed.base.downloads.ensure_dataset``.
     """
     from gym_fed.base.downloads import ensure_dataset, missing_dataset
+    from gym_fed.base.downloads.config_needs import hub_places
     from gym_fed.base.downloads.ensure import consent
-    from gym_fed.base.downloads.selection import hub_places
 
     for name, subset in dict.fromkeys(place for source in sources for place in hub_places(source)):
         if missing_dataset(name):
@@ -112,7 +112,7 @@ def with_models(
         if error.code is not ErrorCode.MODEL_NOT_FOUND or not ensure_models([first], yes):
             raise
         loaded = load()
-    from gym_fed.base.downloads.selection import models_of
+    from gym_fed.base.downloads.config_needs import models_of
 
     config = names(loaded)
     if _missing(models_of(config)):

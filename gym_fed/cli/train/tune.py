@@ -29,7 +29,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Search for the settings that train best, with Optuna. The best are written as a config for `gym train`."""
-    from gym_fed.base.downloads.selection import models_of
+    from gym_fed.base.downloads.config_needs import models_of
     from gym_fed.config.train.training import SearchConfig
     from gym_fed.config.yaml.file import load_config
 

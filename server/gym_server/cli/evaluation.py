@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from sqlalchemy import select
 
 from gym_fed.core.console import AsJson, TextTable, err, print_result
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import plain
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
-from gym_server.store.tables import accounts
 
 if TYPE_CHECKING:
     from gym_server.evaluations.change import VersionChange
@@ -107,8 +105,11 @@ def groups(
     FOLDER; nobody has to use them.
     """
     with opened(folder) as fed, spinner("looking for groups") as activity:
+        from sqlalchemy import select
+
         from gym_server.evaluations.grouping import find_groups
         from gym_server.evaluations.groups import save_groups
+        from gym_server.store.tables import accounts
 
         found = find_groups(
             fed.state, fed.config, output, rounds, on_step=lambda step: activity.report(0, 0, step)

@@ -11,8 +11,8 @@ import pytest
 from huggingface_hub import constants
 
 from gym_fed.base.downloads import ensure_dataset, missing_model
+from gym_fed.base.downloads.config_needs import models_of
 from gym_fed.base.downloads.offer import offer_dataset
-from gym_fed.base.downloads.selection import models_of
 from gym_fed.cli.models.needed import ensure_datasets, ensure_models, require_rows
 from gym_fed.config.train.data_source import DataConfig
 from gym_fed.config.train.training import TrainingConfig
