@@ -13,13 +13,16 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetJsonSchemaHandler,
     ModelWrapValidatorHandler,
     ValidationError,
     ValidationInfo,
     model_validator,
 )
-from pydantic_core import PydanticUndefined, to_jsonable_python
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticUndefined, to_jsonable_python
 
+from gym_fed.config.schema.field_help import field_help
 from gym_fed.core import aliases as other_words
 
 _SAID = {False: ("no", "off"), True: ("yes", "on")}
@@ -27,9 +30,23 @@ _SAID = {False: ("no", "off"), True: ("yes", "on")}
 
 
 class StrictModel(BaseModel):
-    """A schema that refuses unknown keys. ``use_attribute_docstrings`` turns docstrings into field help."""
+    """A schema that refuses unknown keys. Its JSON schema has the docstrings below the fields as their help.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    Validators are built at the first validation: most programs validate few of the classes that they import.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in field_help(cls).items():
+            if name in properties:
+                properties[name].setdefault("description", text)
+        return schema
 
     @model_validator(mode="before")
     @classmethod

@@ -174,7 +174,7 @@ class OpenModel(ReadsOtherWords):
         cls, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Return the fields and the keys of built-in members; other packages' members are listed but not imported."""
-        resolved = handler.resolve_ref_schema(handler(schema))
+        resolved = handler.resolve_ref_schema(super().__get_pydantic_json_schema__(schema, handler))
         resolved["additionalProperties"] = False
         for key, kind in cls.choices:
             for name in kind.names():
