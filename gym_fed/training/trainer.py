@@ -30,7 +30,8 @@ from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.model.peft_models import require_head_without_adapter, resume_adapter
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
-from gym_fed.training.processes.sharding import deepspeed_loading, is_placed, resumable, settings_of
+from gym_fed.training.processes.placing import place
+from gym_fed.training.processes.sharding import deepspeed_loading, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.run_rows import LastEncoded, encode_run, has_held_out, rows_of_run
 from gym_fed.training.rows.tokenized import RunRows
@@ -383,7 +384,7 @@ def _prepare_model(
     set_seed(config.seed)
     model = algorithm.adapt(model, tokenizer, config)
     frozen = frozen_parts(model, config)
-    model = model if is_placed(model, config) else model.to(device)
+    model = place(model, config, device)
     adapter = continued_adapter(config)
     model = tuning.prepare(model, config) if adapter is None else resume_adapter(model, adapter, config)
     if algorithm.multiplies_by_head:

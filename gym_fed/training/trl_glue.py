@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import ParallelismConfig
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -30,6 +29,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.training.model.output_head import patched_output_heads
 from gym_fed.training.processes.group import is_main
+from gym_fed.training.processes.shared_rows import RowsOfGroups
 
 _ROUNDING = 1e-3
 _WEIGHTS, _OPTIMIZER, _SCHEDULER = "trained.pt", "optimizer.pt", "scheduler.pt"
@@ -117,7 +117,7 @@ def local(trainer: type) -> Any:
     """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
     from gym_fed.training.run.checkpoints import SealedCheckpoints
 
-    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, trainer)
+    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, RowsOfGroups, trainer)
     return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
 
 
@@ -156,13 +156,6 @@ class ShardedCheckpoints(_Trainer):  # type: ignore[misc]
         state = _read(checkpoint, _OPTIMIZER)
         set_optimizer_state_dict(self.model, self.optimizer, state, options=_spread(strict=True))
         self.lr_scheduler.load_state_dict(torch.load(Path(checkpoint) / _SCHEDULER, weights_only=True))
-
-
-class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
-    """Makes accelerate accept processes that share rows on a CPU; its own check allows only GPUs."""
-
-    def _validate_accelerator(self, accelerator: Any) -> None:
-        """Accept every accelerator: the processes have already joined."""
 
 
 def _spread(*, strict: bool) -> StateDictOptions:

@@ -146,14 +146,18 @@ class ComputeSections(StrictModel):
 class DistributedSettings(StrictModel):
     """Settings of a run in several processes: ``gym train --nproc N`` on one machine, with ``--nnodes`` on several.
 
-    A batch is ``per_device_train_batch_size`` rows per process, times ``gradient_accumulation_steps``; under
-    ``tensor_parallel`` all processes work on the same rows.
+    A batch is ``per_device_train_batch_size`` rows per process, times ``gradient_accumulation_steps``. Under
+    ``tensor_parallel`` and ``pipeline_parallel`` all processes work on the same rows, under ``sequence_parallel`` those
+    of a group.
     """
 
-    strategy: Literal["ddp", "fsdp2", "deepspeed", "tensor_parallel"] = "ddp"
+    strategy: Literal[
+        "ddp", "fsdp2", "deepspeed", "tensor_parallel", "sequence_parallel", "pipeline_parallel"
+    ] = "ddp"
     """Strategy. ``ddp`` copies the model to every process; ``fsdp2`` shards weights, gradients and optimiser state
     (transformers' own, at loading); ``deepspeed`` is ZeRO; ``tensor_parallel`` splits layers if transformers has a
-    plan for the model."""
+    plan for the model; ``sequence_parallel`` splits the tokens of long rows; ``pipeline_parallel`` gives each process
+    consecutive layers."""
 
     zero_stage: Literal[2, 3] | None = None
     """For ``deepspeed``: ZeRO stage; 2 (default) shards gradients and optimiser state, 3 the weights too."""
@@ -161,6 +165,14 @@ class DistributedSettings(StrictModel):
     cpu_offload: bool = False
     """Keep sharded state in the CPU's memory (``fsdp2``: weights and optimiser; ``deepspeed``: optimiser, and weights
     under stage 3)."""
+
+    sequence_parallel_size: int | None = Field(default=None, ge=2)
+    """For ``sequence_parallel``: number of processes that share the tokens of a row; by default all. Groups of them
+    work on different rows, as under ``ddp``."""
+
+    pipeline_schedule: Literal["1f1b", "gpipe"] | None = None
+    """For ``pipeline_parallel``: order of the micro-batches, which are the ``gradient_accumulation_steps`` of a step.
+    ``1f1b`` (default) holds the activations of as many micro-batches as there are stages, ``gpipe`` those of all."""
 
     world_size: int | None = Field(default=None, ge=1)
     """Required number of processes, since the batch size depends on it; any other number is refused."""
@@ -177,6 +189,10 @@ class DistributedSettings(StrictModel):
             raise ValueError(f"zero_stage is for strategy deepspeed, not for {self.strategy}")
         if self.cpu_offload and self.strategy not in ("fsdp2", "deepspeed"):
             raise ValueError(f"cpu_offload is for fsdp2 and deepspeed, not for {self.strategy}")
+        if self.sequence_parallel_size is not None and self.strategy != "sequence_parallel":
+            raise ValueError(f"sequence_parallel_size is for sequence_parallel, not for {self.strategy}")
+        if self.pipeline_schedule is not None and self.strategy != "pipeline_parallel":
+            raise ValueError(f"pipeline_schedule is for pipeline_parallel, not for {self.strategy}")
         return self
 
 
@@ -190,3 +206,15 @@ class DistributedSections(StrictModel):
     def distributed_strategy(self) -> str:
         """The strategy of ``distributed``; ``ddp`` without the section."""
         return "ddp" if self.distributed is None else self.distributed.strategy
+
+    @property
+    def splits_state(self) -> bool:
+        """True if no process of several holds all weights, gradients and optimiser state."""
+        return self.distributed_strategy not in ("ddp", "sequence_parallel")
+
+    def data_parallel_size(self, processes: int) -> int:
+        """Return the number of processes, or groups of them, that work on different rows."""
+        settings = self.distributed
+        if settings is None or settings.strategy in ("ddp", "fsdp2", "deepspeed"):
+            return processes
+        return processes // (settings.sequence_parallel_size or processes)

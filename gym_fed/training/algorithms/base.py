@@ -84,6 +84,9 @@ class Algorithm(ABC):
     shards: ClassVar[bool] = False
     """True if the model's weights may be split over processes; False if it generates, scores or copies the model."""
 
+    splits_rows: ClassVar[bool] = False
+    """True if the tokens of a row may be split over processes."""
+
     multiplies_by_head: ClassVar[bool] = True
     """True if the loss multiplies by the output head's weights itself, so that an adapter on the head would not
     learn."""

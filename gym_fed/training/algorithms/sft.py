@@ -42,6 +42,7 @@ class Sft(Algorithm):
     streams = True
     per_example = True
     shards = True
+    splits_rows = True
     uses_model_loss = True
     reads_images = True
     federates = True

@@ -98,9 +98,12 @@ def apply_features(model: Any, config: TrainingConfig) -> Any:
 
 @contextmanager
 def features_during_run(model: Any, config: TrainingConfig) -> Iterator[None]:
-    """Apply the features' temporary changes within a context."""
+    """Apply the features' temporary changes within a context, and split rows over processes if the config does."""
+    from gym_fed.training.processes.sequence_parallel import sequence_parallel
+
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     with ExitStack() as stack:
+        stack.enter_context(sequence_parallel(base, config))
         for feature in active_features(config).values():
             stack.enter_context(feature.during(base, config))
         yield

@@ -32,7 +32,7 @@ class BaseDtype(Feature):
             ),
             (not tuning.is_adapter, f" is for the base of an adapter, and finetuning: {method} has none"),
             (biases, " would hold the base's biases, which are trained", f"set {method}.bias: none"),
-            (strategy != "ddp", shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
+            (config.splits_state, shards, "set dtype: bfloat16, or distributed.strategy: ddp"),
             prefix=key,
             remedy="set dtype instead",
         )

@@ -9,6 +9,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import refuse_first
 from gym_fed.core.registries import ALGORITHMS, OPTIMIZERS, TUNING
 from gym_fed.core.requirements import require_package
+from gym_fed.core.text import counted
 from gym_fed.training.processes.group import world_size
 
 _AT_LOADING = ("fsdp2", "tensor_parallel")
@@ -22,6 +23,14 @@ def settings_of(config: TrainingConfig) -> DistributedSettings:
 def is_sharded_at_loading(config: TrainingConfig) -> bool:
     """Return True if ``from_pretrained`` splits the model, so that its parameters are DTensors."""
     return world_size() > 1 and settings_of(config).strategy in _AT_LOADING
+
+
+def sequence_parallel_size(config: TrainingConfig) -> int:
+    """Return the number of processes that share the tokens of a row; 1 unless rows are split."""
+    settings = settings_of(config)
+    if settings.strategy != "sequence_parallel":
+        return 1
+    return settings.sequence_parallel_size or world_size()
 
 
 def check_distributed(config: TrainingConfig, num_processes: int) -> None:
@@ -44,6 +53,9 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
         (alone, f"{key} needs several processes, and this is one", "gym train --nproc 2 ..."),
     )
     if settings.strategy == "ddp":
+        return
+    if settings.strategy == "sequence_parallel":
+        _check_sequence_parallel(config, num_processes)
         return
     by_deepspeed = settings.strategy == "deepspeed"
     if by_deepspeed:
@@ -78,6 +90,33 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
             "save the new model first (gym train with one step), and give its folder as model",
         ),
         prefix=key,
+    )
+
+
+def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse what reads whole rows within the decoder, or replaces its attention."""
+    settings, key = settings_of(config), "distributed.strategy: sequence_parallel"
+    size = settings.sequence_parallel_size or num_processes
+    conflicts = ("shift_attention", "mixture_of_depths", "neftune_noise_alpha", "torch_compile", "liger", "unsloth")
+    conflict = next((name for name in conflicts if getattr(config, name)), None)
+    refuse_first(
+        (
+            num_processes % size,
+            f".sequence_parallel_size: {counted(num_processes, 'process')} are no multiple of {size}",
+            f"start a multiple of {size} processes, or remove the key",
+        ),
+        (
+            not ALGORITHMS.type_of(config.algorithm).splits_rows,
+            f" splits the tokens of a row, which {config.algorithm} does not support here",
+            lambda: f"use ddp, or one of {', '.join(ALGORITHMS.own_with('splits_rows'))}",
+        ),
+        (
+            config.attention not in ("auto", "sdpa"),
+            f" computes attention by sdpa, and attention is {config.attention}",
+            "remove attention",
+        ),
+        (conflict, f" does not go with {conflict}", f"remove {conflict}, or use ddp"),
+        prefix=key if num_processes % size == 0 else "distributed",
     )
 
 
@@ -131,6 +170,10 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
         arguments["save_only_model"] = True  # required by transformers; `resumable` reverts it
     if settings.strategy == "tensor_parallel":
         arguments["parallelism_config"] = _tensor_parallelism()
+    if settings.strategy == "sequence_parallel":
+        from gym_fed.training.processes.shared_rows import SharedRows
+
+        arguments["parallelism_config"] = SharedRows(size=sequence_parallel_size(config))
     if settings.strategy == "deepspeed":
         arguments["deepspeed"] = deepspeed_config(config)
     return arguments
@@ -144,7 +187,7 @@ def resumable(trainer: Any) -> None:
 
 def _tensor_parallelism() -> Any:
     """Return a parallelism config in which every process gets the same rows."""
-    from gym_fed.training.trl_glue import AnyDeviceParallelism
+    from gym_fed.training.processes.shared_rows import AnyDeviceParallelism
 
     return AnyDeviceParallelism(tp_size=world_size())
 

@@ -228,7 +228,7 @@ def _check_delta(config: TrainingConfig) -> None:
         (ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM", "a reward model has another head"),
         (config.rope_scaling, "a delta does not hold rope_scaling"),
         (config.mixture_of_depths, "a delta does not hold the routers of mixture_of_depths"),
-        (strategy != "ddp", f"under distributed.strategy {strategy} no process has the whole model"),
+        (config.splits_state, f"under distributed.strategy {strategy} no process has the whole model"),
         prefix="save_delta: ",
         remedy="remove it, and use gym delta encode after the run where that goes",
     )

@@ -20,7 +20,7 @@ from gym_fed.training.processes import group as processes
 def check_early_stopping(config: TrainingConfig, *, has_eval_data: bool) -> None:
     """Refuse evaluation settings without rows to evaluate on."""
     stopping, strategy = config.early_stopping, config.distributed_strategy
-    sharded = processes.world_size() > 1 and strategy != "ddp"
+    sharded = processes.world_size() > 1 and config.splits_state
     refuse_first(
         (
             stopping is not None and stopping.restore_best and sharded,

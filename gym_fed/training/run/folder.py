@@ -317,7 +317,8 @@ class RunFolder:
         rows = _rows_of_a_step(old, before)
         same_number = (
             f"resume with {counted(before, 'process')}, or with {counted(rows, 'row')} per step as before (processes "
-            f"x per_device_train_batch_size x gradient_accumulation_steps, under ddp or fsdp2); or {_OTHERWISE}"
+            "x per_device_train_batch_size x gradient_accumulation_steps, under ddp, fsdp2 or sequence_parallel); or "
+            f"{_OTHERWISE}"
         )
         refuse_first(
             (changed, f"of another config: {differences}"),
@@ -339,6 +340,9 @@ class RunFolder:
 
 
 def _rows_of_a_step(config: dict[str, Any], processes: int) -> int:
+    settings = config.get("distributed") or {}
+    if settings.get("strategy") == "sequence_parallel":
+        processes //= settings.get("sequence_parallel_size") or processes
     rows: int = config["per_device_train_batch_size"] * config["gradient_accumulation_steps"] * processes
     return rows
 
@@ -346,7 +350,7 @@ def _rows_of_a_step(config: dict[str, Any], processes: int) -> int:
 def _has_whole_checkpoints(config: dict[str, Any]) -> bool:
     """Return True if any number of processes can load the run's checkpoints."""
     strategy = (config.get("distributed") or {}).get("strategy", "ddp")
-    return strategy in ("ddp", "fsdp2")
+    return strategy in ("ddp", "fsdp2", "sequence_parallel")
 
 
 def _differences(key: str, old: Any, new: Any) -> list[str]:

@@ -30,6 +30,7 @@ class Dpo(Pairs):
     # 5e-5 with LoRA. A twentieth, as for the other algorithms, does not change margins; with a half the model forgets.
     learning_rate_scale = 0.25
     federates = True
+    splits_rows = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: from 30 pairs, gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     reads_images = True

@@ -1,0 +1,20 @@
+"""Put the model on the device of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gym_fed.config.train.training import TrainingConfig
+from gym_fed.training.processes.sequence_parallel import require_splittable
+from gym_fed.training.processes.sharding import is_placed
+
+
+def place(model: Any, config: TrainingConfig, device: Any) -> Any:
+    """Return a loaded causal LM on its device.
+
+    Raises:
+        GymError: ``MODEL_INVALID`` if its rows shall be split over processes and cannot be.
+    """
+    model = model if is_placed(model, config) else model.to(device)
+    require_splittable(model, config)
+    return model

@@ -1,0 +1,71 @@
+"""Processes that share their rows: how accelerate's dataloaders and gathered metrics count them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import ParallelismConfig
+from accelerate.utils import recursively_apply
+from torch.distributed import init_device_mesh
+
+from gym_fed.training.processes.ranks import world_size
+
+_Trainer: Any = object  # what the mix-in is placed before
+
+
+class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
+    """Makes accelerate accept processes that share rows on a CPU; its own check allows only GPUs."""
+
+    def _validate_accelerator(self, accelerator: Any) -> None:
+        """Accept every accelerator: the processes have already joined."""
+
+
+class SharedRows(AnyDeviceParallelism):
+    """Makes accelerate give the same rows to groups of consecutive processes under DDP.
+
+    The dimension of a group is called ``cp``, at which accelerate's dataloaders look. Its own context parallelism,
+    which fails on CPUs, stays off, since ``cp_size`` is 1.
+
+    Args:
+        size: Processes of a group.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.group_size = size
+
+    def build_device_mesh(self, device_type: str) -> Any:
+        """Return a mesh of groups by their processes."""
+        shape = (world_size() // self.group_size, self.group_size)
+        return init_device_mesh(device_type, shape, mesh_dim_names=("dp_replicate", "cp"))
+
+
+class RowsOfGroups(_Trainer):  # type: ignore[misc]
+    """A mix-in for trainers whose processes have the same rows by groups; it does not affect others.
+
+    Metrics are gathered from the first process of each group. Sums over all processes, such as the number of labels of
+    a step, still count every process: losses are multiplied by the number of processes.
+    """
+
+    accelerator: Any
+
+    def create_accelerator_and_postprocess(self) -> None:
+        super().create_accelerator_and_postprocess()
+        rows = self.args.parallelism_config
+        if not isinstance(rows, SharedRows):
+            return
+        accelerator, size = self.accelerator, rows.group_size
+        gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
+
+        def first_of_group(gathered: torch.Tensor) -> torch.Tensor:
+            return gathered.unflatten(0, (-1, size, len(gathered) // accelerator.num_processes))[:, 0].flatten(0, 1)
+
+        def of_groups(*args: Any, **named: Any) -> Any:
+            accelerator.gather = lambda values: recursively_apply(first_of_group, gather(values))
+            try:
+                return gather_for_metrics(*args, **named)
+            finally:
+                accelerator.gather = gather
+
+        accelerator.gather_for_metrics = self.gather_function = of_groups
