@@ -85,11 +85,16 @@ class SamplingConfig(StrictModel):
     """Sampling temperature; 0 = greedy, as is ``do_sample: false`` in the base's file."""
 
     top_p: float | None = Field(default=None, gt=0, le=1)
+    """Sample from the fewest tokens whose probabilities sum to this."""
+
     top_k: int | None = Field(default=None, ge=-1)
     """Sample from the N likeliest tokens; 0 and -1 = all."""
 
     min_p: float | None = Field(default=None, ge=0, le=1)
+    """Minimum probability of a token, as a share of the likeliest one's."""
+
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=10)
+    """Divisor of the logits of tokens that prompt or answer already contain; 1 = off."""
 
 
 class ConnectionsConfig(StrictModel):
@@ -108,6 +113,7 @@ class ConnectionsConfig(StrictModel):
     """Time after which a request's body must average ``min_bytes_per_second``."""
 
     min_bytes_per_second: int = Field(default=16 << 10, ge=1)
+    """Minimum average rate of a request's body after ``body_seconds``."""
 
     stalled_seconds: float = Field(default=60.0, gt=0)
     """Time after which a client that reads nothing of its answer is disconnected."""
@@ -233,6 +239,7 @@ class ServingConfig(ReadsOtherWords):
     """Name of the base in the API; a variant is ``<served_name>:<variant>``. By default the base's own name."""
 
     dtype: Dtype = "float32"
+    """Type of the base's weights."""
 
     base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
     """Type of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
@@ -243,7 +250,10 @@ class ServingConfig(ReadsOtherWords):
     used are deleted first. 0: none is written or mapped."""
 
     device: str = "auto"
+    """Device: ``cpu``, ``cuda`` or ``mps``; auto selects the best one."""
+
     num_threads: int | None = Field(default=None, ge=1)
+    """Number of threads on the CPU; by default torch's own."""
 
     variants: LocalPath | None = None
     """Folder of the variant store, written by `gym variant`; None to serve only the base.
@@ -287,12 +297,14 @@ class ServingConfig(ReadsOtherWords):
     """File of hashed API keys, written by `gym api keys`; None to accept every client on this machine."""
 
     usage_log: LocalPath | None = None
-    """JSON lines file for usage per user and version, for `gym-server ledger attribute --usage`."""
+    """JSON lines file for usage per user and version, for `gym-server ledger attribute --usage`. Lines that cannot be
+    written are counted in ``gym_api_usage_lost_total``."""
 
     log_format: LogFormat = "text"
     """Format of the log on standard error: lines of text, or one JSON object a line."""
 
     request_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Time limit for a request; then it ends with HTTP 504."""
 
     connections: ConnectionsConfig = ConnectionsConfig()
     stored_answers: StoredAnswersConfig = StoredAnswersConfig()
