@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from _peer import answer_turns
 from _serving_models import saved
-from _serving_sides import Load, Speeds, run_engine
 from gym_quant.kernels import dispatch
 from gym_quant.kernels.linear import last_linear_kernel
 
 from gym_fed.config.serving import EngineConfig
 from gym_fed.serving.engine.engine import Engine
+from gym_fed.serving.engine.request import GenerationRequest, SamplingParams
 from gym_fed.serving.forward.layer_calls import MAX_RECORDED_ROWS, RecordedLayers
 from gym_fed.serving.forward.multi_variant import MultiVariantModel
 from gym_fed.serving.store.store import VariantStore
@@ -61,20 +61,25 @@ class EngineTurns:
         # The peer keeps no prompts either: those of a turn are those of the turn before.
         config = EngineConfig(kernel=settings["kernel"], prefix_cache=False)
         self._engine = stack.enter_context(Engine(self._served, base.tokenizer, store, config))
-        self._vocabulary = int(model.config.vocab_size)
 
     def turn(self, new: int) -> dict[str, Any]:
         """All users at once; user ``i`` with variant ``i`` where there are variants."""
         settings = self._settings
-        load = Load(settings["users"], len(settings["prompts"][0]), new, self._vocabulary)
-        if load.prompts() != settings["prompts"]:
-            raise SystemExit("the prompts are not those of the peer")
-        speeds, products = Speeds(), Counter(self._served.sign_products)
+        users, prompts = settings["users"], settings["prompts"]
+        products = Counter(self._served.sign_products)
         factors = Counter({way: self._served.products["factors", way] for way in ("native", "torch")})
-        names = [f"v{user}" if settings["variants"] else None for user in range(load.users)]
+        sampling = SamplingParams(max_tokens=new, temperature=0.0, ignore_eos=True)
         before, recorded = self._engine.stats(), RECORDED["steps"]
         began, cpu = time.perf_counter(), time.process_time()
-        run_engine(self._engine, load, names, speeds)
+        answers = [
+            self._engine.submit(
+                GenerationRequest(
+                    prompt, sampling, f"v{user}" if settings["variants"] else None, user=f"u{user}"
+                )
+            )
+            for user, prompt in enumerate(prompts)
+        ]
+        done = [answer.result() for answer in answers]
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         ran = {k: n - products[k] for k, n in self._served.sign_products.items() if n > products[k]}
         if set(ran) != ({settings["kernel"]} if settings["kind"] == "signs" else set()):
@@ -83,28 +88,26 @@ class EngineTurns:
         if low_rank != ({"native"} if settings["kind"] == "lora" else set()):
             raise SystemExit(f"factors were multiplied by {low_rank or 'nothing'}")
         now = self._engine.stats()
-        if (read := now.prompt_tokens - before.prompt_tokens) != load.users * load.prompt:
-            raise SystemExit(f"of {load.users * load.prompt} tokens of prompts {read} were computed")
-        if now.generated_tokens - before.generated_tokens != load.users * new:
-            raise SystemExit(
-                f"{now.generated_tokens - before.generated_tokens} tokens, not {load.users * new}"
-            )
+        if (read := now.prompt_tokens - before.prompt_tokens) != (tokens := sum(map(len, prompts))):
+            raise SystemExit(f"of {tokens} tokens of prompts {read} were computed")
+        if now.generated_tokens - before.generated_tokens != users * new:
+            raise SystemExit(f"{now.generated_tokens - before.generated_tokens} tokens, not {users * new}")
         base_kernel = last_linear_kernel()
         if not base_kernel.startswith(dispatch.path()):
             raise SystemExit(f"the base was multiplied by {base_kernel}, not by {dispatch.path()}")
         recorded = RECORDED["steps"] - recorded
         # Users begin one after the other: in few steps with variants hardly two have the same ones.
-        short = bool(settings["variants"]) and new < 4 * load.users
-        if recorded < (new // 4 if load.users <= MAX_RECORDED_ROWS and not short else 0):
+        short = bool(settings["variants"]) and new < 4 * users
+        if recorded < (new // 4 if users <= MAX_RECORDED_ROWS and not short else 0):
             raise SystemExit(f"the layers of {recorded} steps were one call, of {now.steps - before.steps}")
         rows = now.rows - before.rows, now.rows_with_variants - before.rows_with_variants
         if rows[1] != (rows[0] if settings["variants"] else 0):
             raise SystemExit(f"of {rows[0]} rows {rows[1]} had a variant")
         return {
-            "tokens": load.users * new,
+            "tokens": users * new,
             "seconds": seconds,
             "cpu_seconds": cpu,
-            "first": speeds.first_token_seconds,
+            "first": [answer.seconds_to_first_token for answer in done],
             "ran": {**ran, "base": base_kernel, "recorded steps": recorded},
         }
 

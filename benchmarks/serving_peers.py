@@ -29,11 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from _peer import Peer, WaitingPeer, in_turns, script, spread
 from _report import Report, options
 from _report import show as show_table
 from _serving_models import adapters, one_bit, saved, seven_b_layers
-from _serving_sides import Load
 from _smollm2 import read_gguf
 
 VARIANTS = 8
@@ -84,12 +84,14 @@ def main() -> None:
     sides = [side for side in all_sides(arguments) if not arguments.only or arguments.only in side.name]
     found: Found = {side.name: {} for side in sides}
     for users in arguments.users:
-        load = Load(users, prompt, new, 256)
+        generator = torch.Generator().manual_seed(users)  # tokens above a tokenizer's special ones
+        prompts = torch.randint(10, 246, (users, prompt), generator=generator).tolist()
+        load = {"users": users, "prompts": prompts, "new": new}
         taking = [side for side in sides if users <= VARIANTS or not is_own(side)]
         with ExitStack() as stack:
             running = []
             for side in taking:
-                running.append(opened(side, users, load, arguments.folder))
+                running.append(opened(side, load, arguments.folder))
                 stack.callback(running[-1].close)
             in_turns(running, turns)
         for peer in running:
@@ -100,10 +102,9 @@ def main() -> None:
     report.finish(arguments)
 
 
-def opened(side: Side, users: int, load: Load, folder: Path) -> WaitingPeer:
-    settings = {**side.settings, "users": users, "prompts": load.prompts(), "new": load.new}
+def opened(side: Side, load: dict[str, Any], folder: Path) -> WaitingPeer:
     place = folder / "sides" / side.name.replace(" ", "-").replace(",", "")
-    return WaitingPeer(side.name, side.program, settings, place)
+    return WaitingPeer(side.name, side.program, {**side.settings, **load}, place)
 
 
 def by_cpu(peer: Peer) -> list[float]:
