@@ -4,14 +4,11 @@ A run is ``{"side", "rows", "seed", "train", "heldout", "values"}`` (numbers of 
 result has the loss on held-out rows before and after (of preferences also the margin between
 chosen and rejected answers), the loss on the retention set, and what the trainer did (``finetuning``, steps, the
 highest learning rate), so that the table can assert which values ran.
-
-Rows of ``defaults.py``: those that the defaults were chosen on, and others that they are reported on.
 """
 
 from __future__ import annotations
 
 import copy
-import csv
 import json
 import math
 import random
@@ -36,15 +33,6 @@ def _lines(file: Path) -> Iterator[Any]:
     with file.open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
-
-
-def _mbpp(data: Path) -> Rows:
-    return [chat(row["text"], row["code"].replace("\r\n", "\n")) for row in _lines(data / "mbpp/mbpp.jsonl")]
-
-
-def _truthfulqa(data: Path) -> Rows:
-    with (data / "truthfulqa/TruthfulQA.csv").open(encoding="utf-8", newline="") as file:
-        return [chat(row["Question"], row["Best Answer"]) for row in csv.DictReader(file)]
 
 
 def _preferences(data: Path) -> Rows:
@@ -92,16 +80,12 @@ def _shakespeare(data: Path) -> Rows:
 
 
 SETS: dict[str, Callable[[Path], Rows]] = {
-    "mbpp": _mbpp,
-    "truthfulqa": _truthfulqa,
     "gsm8k": questions,
-    "preferences": _preferences,
     "shakespeare": _shakespeare,
     "instructions-alpaca": _instructions_alpaca,
     "instructions-kto": _instructions_kto,
+    "preferences": _preferences,
 }
-CHOSEN_ON = ("mbpp", "truthfulqa")
-REPORTED_ON = ("gsm8k", "shakespeare", "instructions-alpaca", "instructions-kto", "preferences")
 
 
 def rows_of(name: str, data: Path, seed: int, train: int, heldout: int) -> tuple[Rows, Rows]:

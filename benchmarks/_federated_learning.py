@@ -98,32 +98,24 @@ def _rows(speeches: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """How one side runs its rounds; ``codecs`` None is FedAvg in fp32."""
+    """How one side runs its rounds; ``codec`` None is FedAvg in fp32."""
 
     schedule: Schedule
-    codecs: tuple[CodecPolicy, ...] | None
+    codec: CodecPolicy | None
     soup: SoupRecipe
-    max_steps: int | None = None
-    """Maximum steps of a contributor in a round; None: those of the recipe."""
-
-    def recipe(self, recipe: TrainingRecipe) -> TrainingRecipe:
-        steps = recipe.max_steps if self.max_steps is None else self.max_steps
-        return recipe.model_copy(update={"max_steps": steps})
 
     def key(self) -> dict[str, Any]:
         """Return the settings that identify a cell of this side."""
-        written = None if self.codecs is None else [codec.model_dump(mode="json") for codec in self.codecs]
         return {
             "schedule": asdict(self.schedule),
-            "codecs": written,
+            "codec": self.codec and self.codec.model_dump(mode="json"),
             "soup": self.soup.model_dump(mode="json"),
         }
 
     def run(self, group: Contributors, recipe: TrainingRecipe) -> Course:
-        recipe = self.recipe(recipe)
-        if self.codecs is None:
+        if self.codec is None:
             return rounds_in_fp32(group, recipe, self.schedule)
-        return rounds_by_codec(group, recipe, self.schedule, self.codecs, self.soup)
+        return rounds_by_codec(group, recipe, self.schedule, self.codec, self.soup)
 
 
 @dataclass
@@ -140,7 +132,7 @@ class Cells:
 
     def course(self, speakers: SpeakerSet, seed: int, side: Side) -> Course:
         """A run, from the file or made now and added to it."""
-        recipe = side.recipe(self.recipe.model_copy(update={"seed": seed}))
+        recipe = self.recipe.model_copy(update={"seed": seed})
         key = {"set": speakers.name, "recipe": recipe.model_dump(mode="json"), **side.key()}
         found = kept(self.file, key, lambda: asdict(side.run(self._group(speakers), recipe)))
         print(f"{speakers.name}, seed {seed}: {found['losses'][-1]:.4f}", file=sys.stderr, flush=True)
@@ -217,21 +209,6 @@ def soups(
     result.aim("most bytes down per byte up", max(ratios), 1.7)
     result.aim("mean share of the gain", statistics.mean(shares), 0.995, better="higher")
     result.aim("all rounds combined, in soups, most", max(sums), 2.0)
-
-
-def choice(
-    result: Report, cells: Cells, speakers: SpeakerSet, seeds: Iterable[int], sides: dict[str, Side]
-) -> None:
-    """Every setting on the speakers that are for choosing: loss at the last and at the best round."""
-    seeds = list(seeds)
-    for name, side in sides.items():
-        courses = [cells.course(speakers, seed, side) for seed in seeds]
-        last = statistics.mean(course.losses[-1] for course in courses)
-        best = statistics.mean(min(course.losses) for course in courses)
-        bits = statistics.mean(size for course in courses for size in course.up_bytes)
-        result.compare(f"{name}: last round", last, unit="nats")
-        result.compare(f"{name}: best round", best, unit="nats")
-        result.compare(f"{name}: bytes up", bits, unit="B")
 
 
 def one_thread() -> None:

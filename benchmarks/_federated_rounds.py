@@ -139,17 +139,17 @@ def rounds_by_codec(
     group: Contributors,
     recipe: TrainingRecipe,
     schedule: Schedule,
-    codecs: Sequence[CodecPolicy],
+    codec: CodecPolicy,
     soup: SoupRecipe,
 ) -> Course:
-    """Updates by the codec of their round (the last one holds on), merged as contributors and hub do it."""
+    """Updates by the codec, merged as contributors and hub do it."""
     start, base = group.copied(), BaseSpec.of(group.model, group.name)
     losses, sent, received, total = [group.loss()], [], [], IntegerSum()
     with tempfile.TemporaryDirectory(prefix="gym-rounds-") as name:
         folder = Path(name)
         for server_round in range(1, schedule.rounds + 1):
             spec, version = BaseSpec.of(group.model, group.name), group.copied()
-            codec, files = codecs[min(server_round, len(codecs)) - 1], []
+            files = []
             for index, tuned in enumerate(group.trained(schedule.recipe(recipe, server_round), server_round)):
                 files.append(folder / f"{server_round}-{index}.gymdelta")
                 residual = ErrorFeedback.load(folder / f"{index}.safetensors", base.digest)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +26,7 @@ TARGETS = ("q_proj", "v_proj")
 REVERSED = -8.0
 """Malicious clients send this multiple of what they learned."""
 FEWEST_LABELS = 8
+SPEAKERS = 25
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Setup:
     """A model and how its clients train."""
 
     model: Path
-    data: str
     rank: int
     batch: int
     length: int
@@ -44,7 +42,6 @@ class Setup:
     heldout: int
     root: int
     """Clean rows of the hub."""
-    dtype: torch.dtype
 
     @property
     def alpha(self) -> int:
@@ -76,40 +73,26 @@ class Plan:
         return sum(client in self.malicious for sampled in self.sampled for client in sampled)
 
 
-def rows_of(data: str, shared: Path) -> list[dict[str, str]]:
-    """Questions and answers of GSM8K, or Shakespeare's lines; of MBPP and later speakers to choose settings on."""
-    if data in ("gsm8k", "mbpp"):
-        file = {"gsm8k": "gsm8k/train.jsonl", "mbpp": "mbpp/mbpp.jsonl"}[data]
-        ask, answer = {"gsm8k": ("question", "answer"), "mbpp": ("text", "code")}[data]
-        lines = (shared / "data" / file).read_text(encoding="utf-8").splitlines()
-        return [
-            {"prompt": f"Instruction: {row[ask]}\nResponse:", "completion": f" {row[answer]}"}
-            for row in map(json.loads, lines)
-        ]
-    chosen = {"speeches": slice(0, 25), "later speeches": slice(25, 60)}[data]
-    return [row for speaker in speeches(shared)[chosen] for row in speaker]
-
-
 class Federation:
     """The model with its LoRA, and the rows of everybody, dealt at random."""
 
     def __init__(self, setup: Setup, plan: Plan, shared: Path) -> None:
         self.setup, self.plan = setup, plan
         self.tokenizer = load_model(str(setup.model)).tokenizer
-        base = AutoModelForCausalLM.from_pretrained(setup.model, dtype=setup.dtype)
+        base = AutoModelForCausalLM.from_pretrained(setup.model, dtype=torch.float32)
         lora = LoraConfig(
             r=setup.rank, lora_alpha=setup.alpha, target_modules=list(TARGETS), task_type="CAUSAL_LM"
         )
         self.model: Any = get_peft_model(base, lora)
-        found = encoded(self.tokenizer, rows_of(setup.data, shared), setup.length)
-        rows = [row for row in found if int((row[1] != IGNORED).sum()) >= FEWEST_LABELS]
+        texts = [row for speaker in speeches(shared, SPEAKERS) for row in speaker]
+        packed = encoded(self.tokenizer, texts, setup.length)
+        rows = [row for row in packed if int((row[1] != IGNORED).sum()) >= FEWEST_LABELS]
         random.Random(plan.seed).shuffle(rows)
         self.heldout, rows = rows[: setup.heldout], rows[setup.heldout :]
         self.root, rows = rows[: setup.root], rows[setup.root :]
-        assert len(rows) >= CLIENTS * setup.rows, f"{setup.data} has {len(rows)} rows for the clients"
+        assert len(rows) >= CLIENTS * setup.rows, f"there are {len(rows)} rows for the clients"
         each = setup.rows
         self.data = {client: rows[(client - 1) * each : client * each] for client in range(1, CLIENTS + 1)}
-        self.mmlu = questions(shared / "data" / "mmlu_dev" / "dev")
         self.trained_steps = 0
 
     def start_lora(self, seed: int) -> None:
@@ -157,31 +140,6 @@ class Federation:
         rows = self.heldout if rows is None else rows
         parts = [self.summed_loss(rows[at : at + 8]) for at in range(0, len(rows), 8)]
         return sum(float(total) for total, _ in parts) / sum(count for _, count in parts)
-
-    @torch.no_grad()
-    def mmlu_score(self) -> tuple[float, float]:
-        """Accuracy, and nats of the right letter among the four, on one development question per subject."""
-        letters = [self.tokenizer.encode(f" {letter}")[-1] for letter in "ABCD"]
-        right, nats = 0, 0.0
-        for text, answer in self.mmlu:
-            ids = torch.tensor([self.tokenizer.encode(text)])
-            logits = (
-                self.model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, letters].float()
-            )
-            right += int(logits.argmax()) == answer
-            nats -= float(logits.log_softmax(0)[answer])
-        return right / len(self.mmlu), nats / len(self.mmlu)
-
-
-def questions(folder: Path) -> list[tuple[str, int]]:
-    """The first question of each MMLU subject's development file, with the index of its answer."""
-    found = []
-    for file in sorted(folder.glob("*_dev.csv")):
-        with file.open(encoding="utf-8", newline="") as lines:
-            row = next(csv.DictReader(lines))
-        listed = "\n".join(f"{letter}. {row[f'choice{at}']}" for at, letter in enumerate("ABCD"))
-        found.append((f"{row['question']}\n{listed}\nAnswer:", int(row["answer"])))
-    return found
 
 
 def reversed_update(before: Tensor, after: Tensor) -> Tensor:

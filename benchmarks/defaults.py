@@ -9,7 +9,7 @@ set and seed: the loss on held-out rows before and after (of preferences: the ma
 answers), and the loss on the retention set (88 ordinary questions and texts), whose rise is what the model forgot.
 Printed are means over seeds with the least and the most.
 
-The values were chosen on MBPP and TruthfulQA (``--choose`` repeats that) and are reported on other data: GSM8K,
+The values were chosen on MBPP and TruthfulQA and are reported on other data: GSM8K,
 Gloucester's speeches of Shakespeare, Alpaca's instructions and conversations of LLaMA-Factory's demos, and its
 preference pairs. A side's own optimiser is replaced by AdamW, where it is a variant in 8 bits of the same.
 
@@ -25,7 +25,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _defaults import CHOSEN_ON, REPORTED_ON, measure
+from _defaults import SETS, measure
 from _report import SHARED, Report, kept, options
 from _smollm2 import read_gguf
 
@@ -70,14 +70,6 @@ PREFERENCE_SIDES: dict[str, dict[str, Any]] = {
         5e-6, 3, 8, 2, lora={"r": 64, "lora_alpha": 64}, lr_scheduler_type="linear", warmup_ratio=0.1
     ),
 }
-CANDIDATES: dict[str, dict[str, Any]] = {
-    "lora 1e-4": lora(1e-4, 3, 8, 4, **COSINE),
-    "lora 2e-4": lora(2e-4, 3, 8, 4, **COSINE),
-    "lora 4e-4": lora(4e-4, 3, 8, 4, **COSINE),
-    "lora 2e-4, 4 rows": lora(2e-4, 3, 4, 4, **COSINE),
-    "full 1e-5": full(1e-5, 3, **COSINE),
-    "full 2e-5": full(2e-5, 3, **COSINE),
-}
 
 
 def main() -> None:
@@ -85,8 +77,7 @@ def main() -> None:
     data = SHARED / "data"
     parser.add_argument("--model", nargs="+", default=["smollm2", "stories260K"])
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rows", nargs="+", choices=REPORTED_ON, default=list(REPORTED_ON))
-    parser.add_argument("--choose", action="store_true", help="compare candidates on MBPP and TruthfulQA")
+    parser.add_argument("--rows", nargs="+", choices=[*SETS], default=[*SETS])
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--models", type=Path, default=data.parent / "models", help="holds stories260K")
     parser.add_argument("--smollm2", type=Path, default=Path("runs/smollm2"), help="where its folder goes")
@@ -102,7 +93,7 @@ def main() -> None:
         if name == "smollm2":
             folder = arguments.smollm2.resolve()
             read_gguf(folder)
-        _report(report, name, _figures(arguments, name, folder), arguments.choose)
+        _report(report, name, _figures(arguments, name, folder))
     report.finish(arguments)
 
 
@@ -120,13 +111,12 @@ def _assert_peers() -> None:
 def _figures(arguments: Any, name: str, folder: Path) -> list[dict[str, Any]]:
     """Figures of all runs of a model, those of earlier calls included."""
     arguments.runs.mkdir(parents=True, exist_ok=True)
-    kind = "choose" if arguments.choose else "report"
-    results = arguments.runs / f"{kind}-{name}.jsonl"
+    results = arguments.runs / f"report-{name}.jsonl"
     found = []
-    for seed, rows in product(range(arguments.seeds), CHOSEN_ON if arguments.choose else arguments.rows):
+    for seed, rows in product(range(arguments.seeds), arguments.rows):
         train, heldout = SIZES.get(rows, SIZE)
         sides = PREFERENCE_SIDES if rows == "preferences" else SIDES
-        for side, values in (CANDIDATES if arguments.choose else sides).items():
+        for side, values in sides.items():
             if rows == "preferences":
                 values = {**values, "algorithm": "dpo"}
             run = {
@@ -143,7 +133,7 @@ def _figures(arguments: Any, name: str, folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _report(report: Report, model: str, figures: list[dict[str, Any]], choosing: bool) -> None:
+def _report(report: Report, model: str, figures: list[dict[str, Any]]) -> None:
     for rows in dict.fromkeys(one["rows"] for one in figures):
         peer: float | None = None
         own = [one for one in figures if one["rows"] == rows]
@@ -165,7 +155,7 @@ def _report(report: Report, model: str, figures: list[dict[str, Any]], choosing:
                 f"right {runs[0]['right_before']} -> {'/'.join(str(one['right_after']) for one in runs)} of 64  "
                 f"{runs[0]['finetuning']} {runs[0]['learning_rate']:g} {runs[0]['steps']} steps, {len(runs)} seeds"
             )
-            if side == "ours" and not choosing:
+            if side == "ours":
                 assert runs[0]["finetuning"] == ("lora" if model == "smollm2" else "full")
                 report.aim(f"{model} {rows}: ours gains", fmean(found), 0.0, better="higher")
                 report.aim(f"{model} {rows}: ours forgets", fmean(lost), 0.05)

@@ -1,11 +1,11 @@
 """Eight speakers of Shakespeare teach stories260K by one-bit updates; compared with fp32 FedAvg.
 
-    python benchmarks/federation.py [--part network|learning|choice|soups] [--cells FILE] [--shared FOLDER]
+    python benchmarks/federation.py [--part network|learning|soups] [--cells FILE] [--shared FOLDER]
                                     [--quick] [--json] [--plot FILE]
 
 ``network``: `gym-server run` and eight `gym-client join` are processes over gRPC with TLS; the same rounds in one
 process must give the same losses. ``learning``: three sets of speakers and three seeds in one process, with settings
-that were chosen on other speakers (``choice``; ``_federated_learning.py`` has the sets). Updates are full deltas at one
+that were chosen on other speakers (``_federated_learning.py`` has the sets). Updates are full deltas at one
 bit per weight with error feedback, under a budget of 1/16 of the bf16 bytes for the whole file. The peer is FedAvg of
 fp32 deltas: same contributors, seeds and trainer, and a schedule that was chosen for it on the same other speakers.
 ``soups``: the same rounds with soups on a lattice, compared with soups in bfloat16.
@@ -30,7 +30,6 @@ from _federated_learning import (
     Cells,
     Side,
     SpeakerSet,
-    choice,
     contributors,
     learning,
     one_thread,
@@ -45,8 +44,7 @@ from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.local_federation import BIN, ask, join_command
 
-CHOICE, REPORTED = "choice", ("first", "second", "less text")
-CHOICE_SEEDS, REPORT_SEEDS = (0,), (100, 200, 300)
+REPORTED, REPORT_SEEDS = ("first", "second", "less text"), (100, 200, 300)
 QUICK_ROUNDS, QUICK_CONTRIBUTORS = 2, 2
 RECIPE = TrainingRecipe(
     algorithm="pretrain",
@@ -67,19 +65,11 @@ ONE_BIT = {
 SOUP = SoupRecipe(aggregator="mean", codec=CodecPolicy(codec="dense", error_feedback=False))
 ROUNDS = 6
 CHOSEN_GAIN, CHOSEN_DECAY, FEDAVG_DECAY = 1.33, 1.0, 1.0
-"""The best of ``candidates`` on the speakers that are for choosing, for each side by itself."""
+"""Chosen on the speakers that are for choosing, for each side by itself."""
 
 
-def one_bit(decay: float, **changes: Any) -> Side:
-    """One-bit rounds under a schedule, the codec changed in some settings."""
-    return Side(Schedule(ROUNDS, decay), (CodecPolicy(**{**ONE_BIT, **changes}),), SOUP)
-
-
-def fedavg(decay: float) -> Side:
-    return Side(Schedule(ROUNDS, decay), None, SOUP)
-
-
-OURS, FEDAVG = one_bit(CHOSEN_DECAY, scale_gain=CHOSEN_GAIN), fedavg(FEDAVG_DECAY)
+OURS = Side(Schedule(ROUNDS, CHOSEN_DECAY), CodecPolicy(**ONE_BIT, scale_gain=CHOSEN_GAIN), SOUP)
+FEDAVG = Side(Schedule(ROUNDS, FEDAVG_DECAY), None, SOUP)
 LATTICE = replace(OURS, soup=SOUP.model_copy(update={"codec": CodecPolicy(codec="lattice")}))
 SAME_LOSS = 1e-6
 """The hub's losses and those of the rounds in one process differ by no more, in nats."""
@@ -87,7 +77,7 @@ SAME_LOSS = 1e-6
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--part", choices=("network", "learning", "choice", "soups"), default="network")
+    parser.add_argument("--part", choices=("network", "learning", "soups"), default="network")
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
@@ -102,38 +92,15 @@ def main() -> None:
             network(result, folder, model, sets[REPORTED[0]], arguments)
             return
         cells = Cells(arguments.cells, model, folder, RECIPE)
-        if arguments.part == "choice":
-            choice(result, cells, sets[CHOICE], CHOICE_SEEDS, candidates())
-        else:
-            chosen, seeds = (REPORTED[:1], REPORT_SEEDS[:1]) if arguments.quick else (REPORTED, REPORT_SEEDS)
-            if arguments.part == "soups":
-                found, kinds = soups, (LATTICE, OURS)
-            else:
-                found, kinds = learning, (OURS, FEDAVG)
-            ours, theirs = map(quick, kinds) if arguments.quick else kinds
-            found(result, cells, [sets[s] for s in chosen], seeds, ours, theirs)
+        chosen, seeds = (REPORTED[:1], REPORT_SEEDS[:1]) if arguments.quick else (REPORTED, REPORT_SEEDS)
+        part, kinds = (soups, (LATTICE, OURS)) if arguments.part == "soups" else (learning, (OURS, FEDAVG))
+        ours, theirs = map(quick, kinds) if arguments.quick else kinds
+        part(result, cells, [sets[s] for s in chosen], seeds, ours, theirs)
     result.finish(arguments)
 
 
-def candidates() -> dict[str, Side]:
-    """What was tried on the speakers that are for choosing."""
-    denser_first = tuple(
-        CodecPolicy(**{**ONE_BIT, "codec": "auto", "max_bits_per_weight": bits}) for bits in (2.0, 0.85)
-    )
-    return {
-        **{f"FedAvg, decay {decay:g}": fedavg(decay) for decay in (1.0, 0.8)},
-        "FedAvg, decay 0.8, 40 steps a round": Side(Schedule(4, 0.8), None, SOUP, max_steps=40),
-        "one bit, decay 0.8": one_bit(0.8),
-        "one bit, decay 0.8, scales x 1.33": one_bit(0.8, scale_gain=1.33),
-        "one bit, decay 0.8, scales x 1.5": one_bit(0.8, scale_gain=1.5),
-        "two bits, then 0.85, decay 0.8": Side(Schedule(ROUNDS, 0.8), denser_first, SOUP),
-        "one bit, decay 1": one_bit(1.0),
-        "one bit, decay 1, scales x 1.33": one_bit(1.0, scale_gain=1.33),
-    }
-
-
 def quick(side: Side) -> Side:
-    return Side(Schedule(QUICK_ROUNDS, side.schedule.decay), side.codecs, side.soup)
+    return replace(side, schedule=Schedule(QUICK_ROUNDS, side.schedule.decay))
 
 
 def network(
@@ -159,7 +126,7 @@ def network(
 def federation(
     folder: Path, model: Path, side: Side, recipe: TrainingRecipe, contributing: int
 ) -> dict[str, Any]:
-    assert side.codecs is not None
+    assert side.codec is not None
     subprocess.run([BIN / "gym-server", "init", "--dir", folder / "hub"], check=True, capture_output=True)
     config = {
         "listen": "127.0.0.1:0",
@@ -172,7 +139,7 @@ def federation(
             "learning_rate_decay": side.schedule.decay,
         },
         "recipe": recipe.model_dump(mode="json", exclude_unset=True),
-        "codec": side.codecs[0].model_dump(mode="json", exclude_unset=True),
+        "codec": side.codec.model_dump(mode="json", exclude_unset=True),
         "soup": side.soup.model_dump(mode="json", exclude_unset=True),
         "gate": {
             "heldout": "../heldout.jsonl",

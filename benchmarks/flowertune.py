@@ -1,17 +1,16 @@
 """FlowerTune's protocol (Gao et al. 2025, arXiv 2506.02961): Flower's FedAvg against the project's updates and rule.
 
-    python benchmarks/flowertune.py [--part stories smollm2] [--model FOLDER] [--seeds N ...] [--cells FILE]
+    python benchmarks/flowertune.py [--seeds N ...] [--cells FILE]
                                     [--shared FOLDER] [--quick] [--json] [--plot FILE]
 
 Twenty clients, 10% of them a round, ten steps of LoRA on the projections q and v. Both sides share the base, the first
 LoRA, the sampled clients and every batch. Flower averages fp32 factors (``ClientApp``, ``FedAvg``, serialised
 messages). Ours sends factors at 1.75 bits with error feedback up and as a quantised soup down, and merges by the
-default rule with clean rows of the hub. The protocol is cut for two CPU cores: fewer rounds, shorter and smaller
-batches, data at hand. ``stories``: stories260K on speeches of Shakespeare. ``smollm2``: SmolLM2-135M-Instruct on GSM8K
-(``_smollm2.py`` makes its folder); its 1.84 million LoRA weights are those of the protocol, so its bytes count.
+default rule with clean rows of the hub. The protocol is cut for two CPU cores: stories260K on speeches of Shakespeare,
+fewer rounds, shorter and smaller batches.
 
-Two of the twenty are malicious in a second run: they send -8 times what they learned. Settings were chosen on other
-data (``mbpp``, later speakers) and seed 9.
+Two of the twenty are malicious in a second run: they send -8 times what they learned. Settings were chosen on
+later speakers and seed 9.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from _flowertune_sides import Settings, flower, gym
 from _report import SHARED, Report, kept, options
 
 SEEDS = (101, 102, 103)
-QUICK_ROUNDS = 2
-ROUNDS = {"stories": 10, "smollm2": 3}
+ROUNDS, QUICK_ROUNDS = 10, 2
 RATE = 1e-2
-SOUP_RANK = {"stories": 4, "smollm2": 16}
+SOUP_RANK = 4
 """Half of the LoRA's rank; the server keeps what that leaves out for the next soup."""
 EVALUATIONS = 5
 SHARE_OF_BYTES = 1 / 16
@@ -40,56 +38,41 @@ SHARE_OF_BYTES = 1 / 16
 
 def main() -> None:
     parser = options(__doc__)
-    parser.add_argument("--part", nargs="+", choices=tuple(ROUNDS), default=["stories"])
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="SmolLM2-135M-Instruct")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", default=SEEDS)
     parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
-    if "smollm2" in arguments.part and arguments.model is None:
-        parser.error("--part smollm2 needs --model FOLDER")
     torch.set_num_threads(1)
     report = Report("flowertune", peer="Flower 1.41 FedAvg")
-    for part in arguments.part:
-        seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
-        rounds = QUICK_ROUNDS if arguments.quick else ROUNDS[part]
-        measure(report, part, [partial(cell, part, seed, rounds, arguments) for seed in seeds], rounds)
+    seeds = arguments.seeds[:1] if arguments.quick else arguments.seeds
+    rounds = QUICK_ROUNDS if arguments.quick else ROUNDS
+    measure(report, [partial(cell, seed, rounds, arguments) for seed in seeds], rounds)
     report.finish(arguments)
 
 
-def setup_of(part: str, arguments: Any) -> Setup:
-    if part == "smollm2":
-        return Setup(arguments.model, "gsm8k", 32, 2, 96, 40, 64, 100, torch.bfloat16)
-    return Setup(
-        arguments.shared / "models" / "stories260K", "speeches", 8, 8, 64, 40, 100, 100, torch.float32
-    )
-
-
-def cell(part: str, seed: int, rounds: int, arguments: Any, side: str, attacked: bool) -> dict[str, Any]:
+def cell(seed: int, rounds: int, arguments: Any, side: str, attacked: bool) -> dict[str, Any]:
     """One run of one side."""
     plan = Plan(seed, rounds, attacked)
+    setup = Setup(arguments.shared / "models" / "stories260K", 8, 8, 64, 40, 100, 100)
     every = max(1, rounds // EVALUATIONS)
 
     def run() -> dict[str, Any]:
-        federation = Federation(setup_of(part, arguments), plan, arguments.shared)
+        federation = Federation(setup, plan, arguments.shared)
         if side == "flower":
             course = flower(federation, RATE, every)
         else:
-            course = gym(federation, Settings(RATE, SOUP_RANK[part], feedback=True), every)
-        mmlu = federation.mmlu_score() if part == "smollm2" else None
-        found = {**asdict(course), "mmlu": mmlu, "attacks": plan.attacks}
-        print(
-            f"{part}, seed {seed}, {side}, attacked: {attacked}: {course.losses}", file=sys.stderr, flush=True
-        )
+            course = gym(federation, Settings(RATE, SOUP_RANK, feedback=True), every)
+        found = {**asdict(course), "attacks": plan.attacks}
+        print(f"seed {seed}, {side}, attacked: {attacked}: {course.losses}", file=sys.stderr, flush=True)
         return found
 
-    found: dict[str, Any] = kept(arguments.cells, [part, seed, rounds, side, attacked], run)
+    found: dict[str, Any] = kept(arguments.cells, [seed, rounds, side, attacked], run)
     found["losses"] = {int(at): loss for at, loss in found["losses"].items()}
     return found
 
 
-def measure(report: Report, part: str, cells: list[Any], rounds: int) -> None:
-    """Rows, figures and aims of one model."""
+def measure(report: Report, cells: list[Any], rounds: int) -> None:
+    """Rows, figures and aims."""
     found = {
         (side, attacked): [one(side, attacked) for one in cells]
         for attacked in (False, True)
@@ -98,7 +81,7 @@ def measure(report: Report, part: str, cells: list[Any], rounds: int) -> None:
     ours, theirs = found["gym", False], found["flower", False]
     for number, (own, other) in enumerate(zip(ours, theirs, strict=True)):
         assert own["losses"][0] == other["losses"][0], "the sides start from different models"
-        where = f"{part}, run {number + 1}"
+        where = f"run {number + 1}"
         report.compare(f"{where}: loss before", own["losses"][0], other["losses"][0], unit="nats")
         for attacked, words in ((False, "loss"), (True, "loss with 2 malicious")):
             own, other = found["gym", attacked][number], found["flower", attacked][number]
@@ -121,26 +104,21 @@ def measure(report: Report, part: str, cells: list[Any], rounds: int) -> None:
         for way in ("up", "down"):
             sizes = [statistics.mean(one[way]) for one in (own, other)]
             report.compare(f"{where}: bytes {way} per client and round", *sizes, unit="B")
-        if own["mmlu"] is not None:
-            for at, words in enumerate(("accuracy", "nats")):
-                report.compare(f"{where}: MMLU {words}", own["mmlu"][at], other["mmlu"][at])
     gaps = [own["losses"][rounds] - other["losses"][rounds] for own, other in zip(ours, theirs, strict=True)]
     error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
-    report.figure(f"{part}_gap_nats", statistics.mean(gaps))
-    report.figure(f"{part}_gap_error_nats", error)
-    report.aim(
-        f"{part}: loss above Flower's, nats, less twice the error", statistics.mean(gaps) - 2 * error, 0.0
-    )
+    report.figure("gap_nats", statistics.mean(gaps))
+    report.figure("gap_error_nats", error)
+    report.aim("loss above Flower's, nats, less twice the error", statistics.mean(gaps) - 2 * error, 0.0)
     for way in ("up", "down"):
         share = statistics.mean(
             sum(own[way]) / sum(other[way]) for own, other in zip(ours, theirs, strict=True)
         )
-        report.aim(f"{part}: bytes {way} against Flower's", share, SHARE_OF_BYTES)
+        report.aim(f"bytes {way} against Flower's", share, SHARE_OF_BYTES)
     kept_gains = [
         (own["losses"][0] - own["losses"][rounds]) / (honest["losses"][0] - honest["losses"][rounds])
         for own, honest in zip(found["gym", True], ours, strict=True)
     ]
-    report.aim(f"{part}: share of our gain with 2 malicious", min(kept_gains), 0.9, better="higher")
+    report.aim("share of our gain with 2 malicious", min(kept_gains), 0.9, better="higher")
 
 
 def at_budget(course: dict[str, Any], budget: int) -> float:
