@@ -1,9 +1,9 @@
-"""Processes of our commands that begin with the libraries in memory: forks of one that imported them once.
+"""Processes of our commands that begin with all imports in memory: forks of one that imported them once.
 
-A contributor's process spends some seconds of a core on importing torch and transformers, more than on most of
-what a test needs of it. Such a process is a real one, with its own id, memory, files and end. It imports the modules
-of this project itself and gets its own arguments, folder, environment and streams. That the commands start from
-nothing is shown by the demo, the pages of the documentation and the check of the package: those begin cold.
+A contributor's process spends some seconds of a core on importing torch, transformers and this project, more than on
+most of what a test needs of it. Such a process is a real one, with its own id, memory, files and end. It gets its own
+arguments, folder, environment and streams. That the commands start from nothing is shown by the demo, the pages of the
+documentation and the check of the package: those begin cold.
 """
 
 from __future__ import annotations
@@ -49,6 +49,22 @@ LIBRARIES = (
     "typer",
     "yaml",
 )
+PROJECT = (
+    "gym_server.cli.main",
+    "gym_server.cli.run",
+    "gym_server.web.dashboard",
+    "gym_client.cli.main",
+    "gym_client.cli.join",
+    "gym_client.app",
+    "gym_fed.cli.main",
+    "gym_fed.training.trainer",
+    "gym_fed.serving.setup",
+    "gym_fed.serving.http.server",
+)
+"""Modules of this project. A process with a ``PYTHONPATH`` of its own, whose packages may add to the registries,
+imports them itself."""
+_IN_THE_ENVIRONMENT = ("gym_fed.core.library_env", "gym_fed.core.failpoints", "gym_client")
+"""Modules that read or set the environment when they are imported: a fork runs them again."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _HELLO = b"\n"
 
@@ -82,7 +98,8 @@ class WarmProcess:
             error = null if stderr == subprocess.DEVNULL else stderr
             given = (null if stdin == subprocess.DEVNULL else stdin, out, error)
             streams = [f if isinstance(f, int) else f.fileno() for f in given]
-            self._keeper = _library_process().connect()
+            has_own_path = order["env"].get("PYTHONPATH") != os.environ.get("PYTHONPATH")
+            self._keeper = _library_process(with_project=not has_own_path).connect()
             socket.send_fds(self._keeper, [_HELLO], streams)
             self._keeper.sendall(json.dumps(order).encode() + _HELLO)
         while not self._received.endswith(_HELLO):
@@ -182,13 +199,13 @@ sys.exit(status)
 
 
 class _LibraryProcess:
-    """The one process that imports the libraries, for this process and as long as it."""
+    """A process that imports the libraries, and the project or not, for this process and as long as it."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_project: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="gym-warm-")
         self.address = str(Path(self._folder.name) / "socket")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm", self.address],
+            [sys.executable, "-m", "tests.support.warm", self.address, *(PROJECT if with_project else ())],
             cwd=_REPOSITORY,
             env={
                 **os.environ,
@@ -217,13 +234,14 @@ class _LibraryProcess:
         self._folder.cleanup()
 
 
-_started: dict[int, _LibraryProcess] = {}
+_started: dict[tuple[int, bool], _LibraryProcess] = {}
 
 
-def _library_process() -> _LibraryProcess:
-    if os.getpid() not in _started:
-        _started[os.getpid()] = _LibraryProcess()
-    return _started[os.getpid()]
+def _library_process(with_project: bool = True) -> _LibraryProcess:
+    key = os.getpid(), with_project
+    if key not in _started:
+        _started[key] = _LibraryProcess(with_project)
+    return _started[key]
 
 
 def _gone() -> bytes:
@@ -233,9 +251,9 @@ def _gone() -> bytes:
 # ---- in the process of the libraries ----
 
 
-def _serve(address: str) -> dict[str, Any]:
+def _serve(address: str, *project: str) -> dict[str, Any]:
     """Fork for every order; returns in a fork, with what it was asked for."""
-    for name in LIBRARIES:
+    for name in (*LIBRARIES, *project):
         importlib.import_module(name)
     gc.freeze()  # a fork's collections leave the pages of the libraries alone
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
@@ -304,6 +322,7 @@ def _become(order: dict[str, Any]) -> None:
     sys.stdout = open(1, "w", buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")  # noqa: SIM115
     status: Any = 1
+    _meet_the_environment()
     try:
         importlib.import_module(COMMANDS[sys.argv[0]]).main()
         status = 0
@@ -321,5 +340,15 @@ def _become(order: dict[str, Any]) -> None:
     os._exit(status)
 
 
+def _meet_the_environment() -> None:
+    """Let what the project has imported see this process's variables and streams."""
+    for name in _IN_THE_ENVIRONMENT:
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
+    if console := sys.modules.get("gym_fed.core.console"):
+        for one in (console.out, console.err):
+            one.__init__(stderr=one.stderr)
+
+
 if __name__ == "__main__":
-    _become(_serve(sys.argv[1]))
+    _become(_serve(*sys.argv[1:]))
