@@ -1,8 +1,9 @@
 """The contributor's Flower app, which trains on a task and returns a signed delta, in the agent or in stock Flower.
 
 Settings come from the node's config, then the run's: ``home``, ``data``, ``data-format``, ``columns``, ``model``,
-``device``, and ``by-reference``, which the agent sets to send the delta as an object. ``{partition}`` in ``home`` and
-``data`` is replaced by Flower's ``partition-id``, so that each node of a simulation has its own key and shard.
+``device``, ``region``, and ``by-reference``, which the agent sets to send the delta as an object. ``{partition}`` in
+``home`` and ``data`` is replaced by Flower's ``partition-id``, so that each node of a simulation has its own key and
+shard.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def train(message: Message, context: Context) -> Message:
         columns=_text(context, "columns"),
         model=_text(context, "model"),
         device=_text(context, "device") or "auto",
+        region=_text(context, "region"),
     )
     finished = perform(spec, message.metadata.message_id, home, policy, setup, cache.path)
     reply = Message(update_records(finished, by_reference), reply_to=message)

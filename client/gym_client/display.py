@@ -29,6 +29,7 @@ _LABELS = {
     "fetch": "fetching",
     "base": "base model",
     "train": "training",
+    "region": "regional rounds",
     "distill": "distilling",
     "encode": "encoding",
     "upload": "uploading",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gym_client.agent.region import RegionalHub
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.evidence import keep_evidence
@@ -23,15 +24,27 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 class Account:
     """The contributor's account at one hub.
 
+    Args:
+        home: The home with receipts and residuals.
+        client: Client of the hub.
+        display: Shows verdicts and the balance.
+        traffic: Counter of transferred bytes.
+        region: The regional hub whose updates are sent, which gets their receipts.
+
     Attributes:
         receipts: Receipts of this run, oldest first.
         balance: Balance in credits as last reported by the hub; None before the first report.
     """
 
     def __init__(
-        self, home: Home, client: HubClient, display: Display, traffic: Traffic | None = None
+        self,
+        home: Home,
+        client: HubClient,
+        display: Display,
+        traffic: Traffic | None = None,
+        region: RegionalHub | None = None,
     ) -> None:
-        self._home = home
+        self._home, self._region = home, region
         self._client = client
         self._display = display
         self._traffic = traffic or Traffic(home, client.pin.server)
@@ -62,6 +75,8 @@ class Account:
         receipt = parse_object(text, "a receipt")
         self._receipts.check(receipt)
         server = self._client.pin.server
+        if self._region is not None:
+            self._region.keep_receipt(receipt)
         record = {**receipt, "server": server, "task": message_id, "group": group}
         self._home.append_receipt({**record, **self._traffic.task.to_dict()})
         folder = TaskFolder(self._home.task_folder(message_id))

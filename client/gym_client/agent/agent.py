@@ -22,6 +22,7 @@ from gym_client.agent.data import evaluation_notes
 from gym_client.agent.hooks import Hooks, TimeLimit, hooks_set
 from gym_client.agent.pauses import DiskRoom, Pauses, PolicyStamp
 from gym_client.agent.policy import Policy
+from gym_client.agent.region import RegionalHub
 from gym_client.agent.task_objects import (
     TaskObjects,
     new_context,
@@ -92,6 +93,7 @@ class Agent:
         announced: Recipe shown before joining; tasks that protect examples less are rejected.
         agreement: Terms accepted before joining; tasks with other terms require new consent.
         promises: The hub's promises before joining, compared with its current ones before every task.
+        region: The regional hub of ``node_config``, which gets the receipts of its updates.
         display: Shows events and progress.
         clock_report: Reports clock differences, without repeating earlier reports.
         stop: Event that ends the work at the next checkpoint, as ``stop()`` does.
@@ -109,6 +111,7 @@ class Agent:
         announced: TrainingRecipe | None = None,
         promises: Promises | None = None,
         agreement: Agreement | None = None,
+        region: RegionalHub | None = None,
         display: Display | None = None,
         clock_report: ClockReport | None = None,
         stop: threading.Event | None = None,
@@ -121,18 +124,15 @@ class Agent:
         self._announced, self._promises, self._agreement = announced, promises, agreement
         self._private, self._spent = False, Spending(home)
         self._evaluated_on: dict[str, str] = {}
-        self.node_config: UserConfig = {
-            **(node_config or {}),
-            "home": str(home.folder),
-            "by-reference": True,
-        }
+        own: UserConfig = {"home": str(home.folder), "by-reference": True}
+        self.node_config: UserConfig = {**(node_config or {}), **own}
         self._stop = stop or threading.Event()
         self._contexts: dict[int, Context] = {}
         self._outage = Outage(self.display)
         self._clock_report = clock_report or ClockReport(self.display)
         self._traffic = Traffic(home, client.pin.server)
         self._objects = TaskObjects(home, client, self.policy, self._traffic)
-        self._account = Account(home, client, self.display, self._traffic)
+        self._account = Account(home, client, self.display, self._traffic, region)
         self._pauses = Pauses(
             home, self.policy, self._take_policy, self.display, self._stop, stamp=policy_stamp
         )

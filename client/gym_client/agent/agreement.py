@@ -18,6 +18,7 @@ from gym_client.privacy.terms import Promises
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe, recipe_values
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
@@ -55,6 +56,7 @@ class Terms:
         pay: PayTerms | None = None,
         audit: AuditTerms | None = None,
         seeding: bool = False,
+        region: RegionConfig | None = None,
     ) -> Terms:
         """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status.
 
@@ -69,13 +71,17 @@ class Terms:
         }
         if seeding:
             asked["seeding"] = True
-        return cls(server, data, {**asked, **recipe_values(recipe, codec), **_values(pay), **_values(audit)})
+        of_rounds = {**recipe_values(recipe, codec), **_values(pay), **_values(audit), **_values(region)}
+        return cls(server, data, {**asked, **of_rounds})
 
     def with_task(self, spec: TaskSpec) -> Terms:
         """Return these terms updated with a task's. The hub's privacy promises are checked separately."""
-        of_task = ("recipe.", "codec.", "pay.", "audit.")
+        of_task = ("recipe.", "codec.", "pay.", "audit.", "region.")
         hub_values = {key: value for key, value in self.asked.items() if not key.startswith(of_task)}
-        named = {**recipe_values(spec.recipe, spec.codec), **_values(spec.pay), **_values(spec.audit)}
+        parts = (spec.pay, spec.audit, spec.region)
+        named = recipe_values(spec.recipe, spec.codec)
+        for part in parts:
+            named |= _values(part)
         return replace(self, asked={**hub_values, "base": spec.base_digest, **named})
 
     def changes(self, later: Terms) -> list[str]:
@@ -219,7 +225,7 @@ def _is_kept(value: Any) -> bool:
     )
 
 
-def _values(terms: PayTerms | AuditTerms | None) -> dict[str, Any]:
+def _values(terms: PayTerms | AuditTerms | RegionConfig | None) -> dict[str, Any]:
     return {} if terms is None else terms.values_by_key()
 
 

@@ -65,7 +65,7 @@ class VersionSum:
         from gym_fed.delta.integer_sum import read_sum
 
         summed, held = first_summed(soups), self._held(soups)
-        target = self._path(soups[-1].version_digest)
+        target = self.path(soups[-1].version_digest)
         at = summed if held is None else held
         combined = {start: self.combined(specs[start].digest, specs[-1].digest) for start in (at, summed)}
         if held == len(soups):
@@ -75,7 +75,7 @@ class VersionSum:
         else:
             files = [(path_of(soup.sha256), specs[at + i]) for i, soup in enumerate(soups[at:])]
         if held is not None and at == held:
-            files.insert(0, (self._path(soups[held - 1].version_digest), specs[summed]))
+            files.insert(0, (self.path(soups[held - 1].version_digest), specs[summed]))
         try:
             total = read_sum(files, str(soups[-1].integers))
         except GymError as error:
@@ -92,11 +92,12 @@ class VersionSum:
     def _held(self, soups: Sequence[SoupReference]) -> int | None:
         """Return how many soups lead to the version of the kept sum; None if there is none of these."""
         for at in range(len(soups), first_summed(soups), -1):
-            if self._path(soups[at - 1].version_digest).exists():
+            if self.path(soups[at - 1].version_digest).exists():
                 return at
         return None
 
-    def _path(self, version: str) -> Path:
+    def path(self, version: str) -> Path:
+        """Return the file of the sum that leads to a version, by its digest."""
         return self._folder / f"{_short(version)}{_SUFFIX}"
 
 

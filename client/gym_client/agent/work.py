@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
@@ -14,6 +14,7 @@ from gym_client.agent.data import Data, load_data
 from gym_client.agent.global_model import GlobalModel, base_source, global_model
 from gym_client.agent.hooks import Hooks, TimeLimit, current_hooks
 from gym_client.agent.policy import Policy
+from gym_client.agent.region import RegionalHub, RegionalUpdate
 from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import FinishedUpdate, TaskFolder, Trained
 from gym_client.agent.version_sum import VersionSum
@@ -56,6 +57,8 @@ class Setup:
     model: str | None = None
     """The local path of the base; None for the name in the task."""
     device: str = "auto"
+    region: str | None = None
+    """The folder of a regional hub, whose rounds replace data and training; None for an ordinary contributor."""
 
 
 def parse_task(text: str) -> TaskSpec:
@@ -129,7 +132,11 @@ def perform(
     policy.check(spec)
     time_limit = TimeLimit(policy, current_hooks())
     use_threads(policy.threads)
-    data = load_data(setup.data, setup.data_format, setup.columns, policy.contaminated_rows)
+    region = RegionalHub(Path(setup.region)) if setup.region else None
+    if region is None:
+        data = load_data(setup.data, setup.data_format, setup.columns, policy.contaminated_rows)
+    else:
+        data = region.data()
     folder = TaskFolder(home.task_folder(message_id))
     fetched = BaseStore(home).find(spec.base_digest)
     source = base_source(setup.model or fetched, spec.base_model)
@@ -141,7 +148,9 @@ def perform(
     model = global_model(source)
     try:
         with time_limit.bounding_templates():
-            return _trained_update(spec, home, policy, setup, model, data, folder, soup_path, time_limit)
+            return _trained_update(
+                spec, home, policy, setup, model, data, folder, soup_path, time_limit, region
+            )
     finally:
         model.release()
 
@@ -156,8 +165,9 @@ def _trained_update(
     folder: TaskFolder,
     soup_path: Callable[[str], Path],
     time_limit: TimeLimit,
+    region: RegionalHub | None,
 ) -> FinishedUpdate:
-    """Train, encode and sign an update."""
+    """Train (or let a region train), encode and sign an update."""
     private = PrivateTask(spec, data, folder, PrivacyBook(home)) if spec.recipe.privacy is not None else None
     if private is not None:
         private.require_within_budget(policy)
@@ -171,17 +181,21 @@ def _trained_update(
     if spec.audit is not None:
         record = begin_record(home, spec, folder, data, policy.max_audit_bytes, current_hooks().now())
     observer: StepObserver | None = record
-    if spec.recipe.keep_optimizer_state:
+    if spec.recipe.keep_optimizer_state and region is None:
         from gym_fed.training.run.kept_moments import KeptMoments
 
         policy.check_optimizer_state(model.moments_bytes())
         kept = partial(residuals.moments, spec.base_digest, _rounds_of(spec))
         observer = KeptMoments(kept, folder.moments_path, spec.base_digest)
-    result = _train(spec, model, data, folder, time_limit, setup, observer)
+    result: TrainResult | RegionalUpdate
+    if region is None:
+        result = _train(spec, model, data, folder, time_limit, setup, observer)
+    else:
+        result = region.update(spec, home, model.source, time_limit)
     failpoint("client-trained")
     current_hooks().progress("encode", 0, 1, None)
     trained = _encode(spec, model, result, data, folder, residuals, time_limit)
-    if private is not None:
+    if private is not None and not isinstance(result, RegionalUpdate):
         trained = private.charged(trained, result)
     if spec.recipe.sends_factors:
         result.model.unload()
@@ -274,7 +288,7 @@ def _rounds_of(spec: TaskSpec) -> list[int]:
 def _encode(
     spec: TaskSpec,
     model: GlobalModel,
-    result: TrainResult,
+    result: TrainResult | RegionalUpdate,
     data: Data,
     folder: TaskFolder,
     residuals: Residuals,
@@ -319,7 +333,11 @@ def _encode(
 
 
 def _distiller(
-    spec: TaskSpec, model: GlobalModel, result: TrainResult, data: Data, time_limit: TimeLimit
+    spec: TaskSpec,
+    model: GlobalModel,
+    result: TrainResult | RegionalUpdate,
+    data: Data,
+    time_limit: TimeLimit,
 ) -> Refine:
     """Return a distiller on this machine's data that reports progress and observes the time limit."""
     from gym_fed.data.rows import as_kind
@@ -345,7 +363,9 @@ def _distiller(
     )
 
 
-def _metrics(result: Any, norm: float) -> dict[str, float]:
+def _metrics(result: TrainResult | RegionalUpdate, norm: float) -> dict[str, float]:
+    if isinstance(result, RegionalUpdate):
+        return {**result.metrics, "update_norm": float(norm)}
     first = result.losses[:_LOGGED_STEPS]
     return {
         "train_loss": float(result.final_loss),

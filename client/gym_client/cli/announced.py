@@ -11,6 +11,7 @@ from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel, first_problem
@@ -44,6 +45,15 @@ def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
     """
     return _announced_terms(status, "audit", AuditTerms)
+
+
+def announced_region(status: pb.StatusReply) -> RegionConfig | None:
+    """Return the root to which the hub's merged rounds go on; None if it is no region.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` for unreadable terms.
+    """
+    return _announced_terms(status, "region", RegionConfig)
 
 
 def announced_seeding(status: pb.StatusReply) -> SeedingTerms | None:

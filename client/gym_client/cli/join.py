@@ -6,29 +6,27 @@ import shlex
 import ssl
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gym_client.agent.data import Data, load_data
 from gym_client.agent.pauses import PolicyStamp
 from gym_client.agent.policy import Policy
-from gym_client.agent.work import Setup, use_threads
+from gym_client.agent.region import RegionalHub, require_region_can
+from gym_client.agent.work import use_threads
+from gym_client.cli.join_options import JoinOptions, find_target, node_config_of, remember, remembered
 from gym_client.cli.terminal import Consent, signals_set
 from gym_client.display import Display, warnings_shown
 from gym_client.hub.backoff import Outage, is_passing, retry_at_known_hub, retry_while_away
 from gym_client.hub.clock import ClockReport
 from gym_client.hub.known import last_address
 from gym_client.hub.transport import HubClient
-from gym_client.identity.address import Address
 from gym_client.identity.copies import adopt_copy
 from gym_client.identity.home import Home
-from gym_client.identity.pins import LAST_SERVER, ServerPin, parse_fingerprint
+from gym_client.identity.pins import ServerPin
 from gym_client.identity.trust import establish, vouching_authority
 from gym_client.ledger.restored import with_restores
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import require_utf8
-from gym_fed.trust.identity.login import parse_invite
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 if TYPE_CHECKING:
@@ -36,67 +34,7 @@ if TYPE_CHECKING:
     from gym_client.agent.agreement import Agreement
     from gym_client.cli.offer import Offer
 
-_REMEMBERED = ("data", "data_format", "columns", "model", "name")
-
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class JoinOptions:
-    """Options of the command; None keeps the value of the last join, or the default."""
-
-    server: str | None = None
-    invite: str | None = None
-    data: Path | None = None
-    data_format: str | None = None
-    columns: str | None = None
-    model: str | None = None
-    name: str | None = None
-    device: str = "auto"
-    rounds: int | None = None
-    fingerprint: str | None = None
-    insecure: bool = False
-    wait: bool = True
-    """True to wait for a hub that cannot be reached."""
-
-
-@dataclass(frozen=True)
-class JoinTarget:
-    """The hub to join: address, TLS fingerprint and admission token."""
-
-    address: Address
-    fingerprint: str | None
-    token: str
-
-
-def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget:
-    """Determine address, fingerprint and token from the options; an invite can provide all three.
-
-    Args:
-        options: The command's options.
-        last: The hub that this home joined last, used if the options name none.
-
-    Raises:
-        GymError: ``USAGE`` if there is no address, or two different ones; ``INVITE_INVALID``.
-    """
-    fingerprint = parse_fingerprint(options.fingerprint) if options.fingerprint else None
-    given = Address.parse(options.server) if options.server else None
-    text = (options.invite or "").strip()
-    if not text.startswith("gym-invite:"):
-        given = given or last
-        if given is None:
-            raise GymError(
-                ErrorCode.USAGE, "no server given", "pass --server HOST, or --invite with a whole invite"
-            )
-        return JoinTarget(given, fingerprint, text)
-    invite = parse_invite(text)
-    if fingerprint is not None and fingerprint != invite.fingerprint:
-        raise GymError(
-            ErrorCode.USAGE,
-            f"--fingerprint is {fingerprint}, the invite's is {invite.fingerprint}",
-            "pass only one of them",
-        )
-    return JoinTarget(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
 
 
 def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -> AgentResult:
@@ -125,23 +63,16 @@ class _Joining:
         self._outage = Outage(display)
         self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
-        self._setup, self._name = _remembered(home, options)
+        self._setup, self._name = remembered(home, options)
         # Taken before the file is read, since the terms may stay on the screen for a long time.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
+        self._region = RegionalHub(Path(self._setup.region)) if self._setup.region else None
         self._base_folder = ""
 
     def run(self) -> AgentResult:
         """Establish trust, get consent, enrol and work until the end."""
-        self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
-        rows = self._policy.contaminated_rows
-        try:
-            data = load_data(self._setup.data, self._setup.data_format, self._setup.columns, rows)
-        except GymError as error:
-            if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
-                raise
-            problem = f"{error.message}, which the last join of this home used"
-            raise GymError(error.code, problem, "move it back, or give another with --data FILE") from error
+        data = self._read_data() if self._region is None else self._region.data()
         if copied := adopt_copy(self._home):
             self._display.report("copied", copied)
         if data.contamination:
@@ -163,6 +94,17 @@ class _Joining:
             agreement.keep()
             self._enter(client, status)
             return self._work(client, status, agreement)
+
+    def _read_data(self) -> Data:
+        self._display.busy(f"reading {self._setup.data or 'the built-in example'}")
+        rows = self._policy.contaminated_rows
+        try:
+            return load_data(self._setup.data, self._setup.data_format, self._setup.columns, rows)
+        except GymError as error:
+            if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
+                raise
+            problem = f"{error.message}, which the last join of this home used"
+            raise GymError(error.code, problem, "move it back, or give another with --data FILE") from error
 
     def _connect(self) -> HubClient:
         """Connect to the hub and establish trust."""
@@ -204,14 +146,18 @@ class _Joining:
 
         if client.seeding is None:
             remove_leftovers(self._home)
-        recipe = announced(status)[0]
+        recipe, codec = announced(status)
+        if self._region is not None:
+            self._region.require_root(client.pin.server)
+            require_region_can(recipe, codec)
         self._policy.check_recipe(recipe, status.base_digest)
         if self._policy.seeding is not None and (terms := announced_seeding(status)) is not None:
             client.seeding = Seeding(client, self._policy.seeding, terms, self._display)
         rounds = rounds_to_come(status, self._options.rounds)
         self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
-        require_rows(data, recipe)
+        if self._region is None:
+            require_rows(data, recipe)
         from gym_client.cli.base import BaseFinder
 
         finder = BaseFinder(
@@ -233,8 +179,11 @@ class _Joining:
         offer.check(self._policy)
         if self._agreement(client, status, data).is_known():
             return status, offer
-        from gym_client.cli.costs import time_round
+        from gym_client.cli.costs import RoundTime, time_round
 
+        if self._region is not None:
+            unknown = RoundTime(None, "the region's members train")
+            return status, offer.with_costs(unknown, finder.fetched_bytes, finder.bandwidth)
         self._display.busy("timing a few training steps on this machine; nothing is saved")
         time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
@@ -242,7 +191,7 @@ class _Joining:
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
         """Return the hub's current terms with those accepted before."""
         from gym_client.agent.agreement import Agreement, Terms
-        from gym_client.cli.announced import announced, announced_audit, announced_pay
+        from gym_client.cli.announced import announced, announced_audit, announced_pay, announced_region
 
         recipe, codec = announced(status)
         terms = Terms.of(
@@ -255,6 +204,7 @@ class _Joining:
             announced_pay(status),
             announced_audit(status),
             client.seeding is not None,
+            announced_region(status),
         )
         home = shlex.quote(str(self._home.folder))
         again = f"gym-client join --server {client.address} --home {home}"
@@ -272,7 +222,7 @@ class _Joining:
     def _enter(self, client: HubClient, status: pb.StatusReply) -> None:
         self._display.busy(f"enrolling at {client.address}")
         self._enrol(client)
-        _remember(self._home, self._setup, self._options, client.address)
+        remember(self._home, self._setup, self._options, client.address)
         joined = f"joined {status.name} as {client.pin.contributor}"
         self._display.report("joined", joined, contributor=client.pin.contributor)
 
@@ -296,12 +246,13 @@ class _Joining:
             app,
             self._home,
             client,
-            node_config=_node_config(self._setup),
+            node_config=node_config_of(self._setup),
             policy=self._policy,
             policy_stamp=self._policy_stamp,
             announced=announced(status)[0],
             promises=Promises.parse(status.privacy_json),
             agreement=agreement,
+            region=self._region,
             display=self._display,
             clock_report=self._clock_report,
             stop=self._stop,
@@ -315,7 +266,10 @@ class _Joining:
             begun = True
             return agent.run(self._options.rounds)
 
-        return self._going_on(client, work)
+        result = self._going_on(client, work)
+        if result.finished and self._region is not None:
+            self._region.end(client)
+        return result
 
     def _log_in(self, client: HubClient) -> None:
         enter(client, self._name, self._target.token, self._stop.is_set)
@@ -348,42 +302,3 @@ def enter(client: HubClient, name: str, token: str, should_stop: Callable[[], bo
                 raise
     client.enrol(name, token, should_stop)
     client.authenticate()
-
-
-def _remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:
-    """Merge the options with those of the last join and the defaults."""
-    settings: dict[str, Any] = home.settings()
-    require_utf8("the name", options.name or "", "choose another with --name")
-    require_utf8("the file", options.data or "", "rename it, then pass it with --data")
-    require_utf8("the base model", options.model or "", "rename the folder, then pass it with --base")
-    now = {
-        "data": str(options.data.expanduser().absolute()) if options.data else None,
-        "data_format": options.data_format,
-        "columns": options.columns,
-        "model": options.model,
-        "name": options.name,
-    }
-    for key in ("data_format", "columns"):
-        if now["data"] is not None and now[key] is None:
-            settings.pop(key, None)  # the stored value belongs to another file
-    chosen = {key: now[key] if now[key] is not None else settings.get(key) for key in _REMEMBERED}
-    setup = Setup(
-        data=chosen["data"],
-        data_format=chosen["data_format"] or "auto",
-        columns=chosen["columns"],
-        model=chosen["model"],
-        device=options.device,
-    )
-    return setup, chosen["name"] or home.key.contributor
-
-
-def _remember(home: Home, setup: Setup, options: JoinOptions, address: Address) -> None:
-    settings: dict[str, Any] = {LAST_SERVER: str(address), **asdict(setup)}
-    del settings["device"]  # not stored
-    if options.name:
-        settings["name"] = options.name
-    home.remember(**settings)
-
-
-def _node_config(setup: Setup) -> dict[str, str | bool | int | float]:
-    return {key.replace("_", "-"): value for key, value in asdict(setup).items() if value is not None}

@@ -31,7 +31,7 @@ from gym_fed.core.registries import FORMATS
 from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
-    from gym_client.cli.join import JoinOptions
+    from gym_client.cli.join_options import JoinOptions
     from gym_client.display import Display
 
 
@@ -103,6 +103,12 @@ def join(
         ),
     ] = None,
     columns: ColumnsOption = None,
+    region: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Send the merged rounds of the regional hub in DIR.", show_default=False
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -160,14 +166,26 @@ def join(
     display = make_display(err, as_json)
     display.busy("starting")  # the following imports take seconds on a busy machine
     from gym_client.agent.policy import Policy
-    from gym_client.cli.join import JoinOptions
     from gym_client.cli.join import join as run_join
+    from gym_client.cli.join_options import JoinOptions
     from gym_client.cli.service import needs_a_person
     from gym_client.cli.terminal import TerminalConsent
     from gym_client.observe.observed import observed
 
     options = JoinOptions(
-        server, invite, data, format, columns, model, name, device, rounds, fingerprint, insecure, not no_wait
+        server=server,
+        invite=invite,
+        data=data,
+        data_format=format,
+        columns=columns,
+        region=region,
+        model=model,
+        name=name,
+        device=device,
+        rounds=rounds,
+        fingerprint=fingerprint,
+        insecure=insecure,
+        wait=not no_wait,
     )
     try:
         folder = open_home(home, passphrase_file)

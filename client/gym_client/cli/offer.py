@@ -17,6 +17,7 @@ from gym_client.cli.announced import (
     announced_audit,
     announced_continuous,
     announced_pay,
+    announced_region,
     announced_soup_form,
     bytes_to_join,
     rounds_to_come,
@@ -29,6 +30,7 @@ from gym_client.privacy.book import PrivacyBook
 from gym_client.privacy.terms import PrivacyTerms, Promises, SecureTerms, make_terms, planned
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.core.errors import GymError
 from gym_fed.core.registries import ALGORITHMS, TUNING
@@ -46,6 +48,7 @@ _ID_CHARS = 12
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
+_OF_REGION = ("the region's members train by their own hub's recipe; only what its rounds merge is sent",)
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
 """Spending of a hub's own privacy; its budget is fixed."""
 
@@ -85,6 +88,8 @@ class Offer:
     """What seeding does on this machine, in words; empty if the hub or the policy allows none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
+    region: dict[str, Any] | None = None
+    """The root to which the hub's merged rounds go on; None if it is no region."""
     rounds: int | None = None
     """Remaining rounds; None if unknown."""
     continuous: dict[str, int] | None = None
@@ -187,6 +192,7 @@ class Offer:
             ("", f"base model {quoted(self.base_model)}"),
             *([("pays", PayTerms.model_validate(self.pay).in_words())] if self.pay else []),
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
+            *([("goes on", RegionConfig.model_validate(self.region).in_words())] if self.region else []),
             *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
             ("data", self.data),
             *(("", line) for line in self.rows_in_words or (counted(self.num_examples, "example"),)),
@@ -269,9 +275,9 @@ def make_offer(
     """
     model.require_base(status.base_digest, status.base_model)
     recipe, codec = announced(status)
-    counts = learned(data, recipe, model.tokenizer)
+    counts = learned(data, recipe, model.tokenizer) if setup.region is None else None
     private, secure = recipe.privacy is not None, SecureTerms.parse(status.privacy_json)
-    plan = planned(recipe, counts.rows) if private else None
+    plan = planned(recipe, counts.rows) if private and counts is not None else None
     return Offer(
         server=status.name,
         address=str(client.address),
@@ -287,7 +293,7 @@ def make_offer(
         bf16_bytes=_BF16_BYTES * model.base.num_parameters,
         device=_describe_device(setup.device),
         data=data.description,
-        num_examples=counts.learned,
+        num_examples=0 if counts is None else counts.learned,
         privacy=make_terms(
             recipe,
             Promises.parse(status.privacy_json),
@@ -303,10 +309,11 @@ def make_offer(
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         seeding=tuple(client.seeding.in_words()) if client.seeding is not None else (),
         audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
+        region=region.model_dump(mode="json") if (region := announced_region(status)) else None,
         rounds=rounds_to_come(status, rounds),
         continuous=announced_continuous(status),
-        rows=counts.as_dict(),
-        rows_in_words=_in_words(counts, recipe),
+        rows={} if counts is None else counts.as_dict(),
+        rows_in_words=_OF_REGION if counts is None else _in_words(counts, recipe),
     )
 
 

@@ -15,6 +15,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditConfig
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.seeding import SeedingConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.config.hub.task import TrainingRecipe
@@ -355,6 +356,8 @@ class ServerSections(StrictModel):
     variants: VariantsConfig = VariantsConfig()
     seeding: SeedingConfig | None = None
     """Let contributors fetch the base and soups from each other; by default only from the hub."""
+    region: RegionConfig | None = None
+    """Make this hub a region of another hub; by default it is one of its own."""
     limits: LimitsConfig = LimitsConfig()
     storage: StorageConfig = StorageConfig()
     dashboard: DashboardConfig | None = None

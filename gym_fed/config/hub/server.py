@@ -134,6 +134,7 @@ class ServerConfig(ServerSections):
         check_audit(self)
         check_secure(self)
         check_private(self)
+        check_region(self)
         check_distillation(self.recipe, self.codec)
         check_frozen_a(self.recipe, self.codec)
         if self.codec.codec == "as-merged" or self.codec.adds_up:
@@ -304,6 +305,33 @@ def _about_soup(config: ServerSections) -> Iterator[Problem]:
         yield Problem(
             "soup.num_malicious_nodes",
             ": nobody can check what is under a mask, so one malicious client may move the sum at will; set it to 0",
+        )
+
+
+def check_region(config: ServerSections) -> None:
+    """Raise ``Problems`` with every key that conflicts with ``region``: a region takes over whole versions."""
+    if config.region is not None and (problems := list(_about_regions(config))):
+        raise Problems("region", problems)
+
+
+def _about_regions(config: ServerSections) -> Iterator[Problem]:
+    if config.recipe.sends_factors or not config.soup.codec.adds_up:
+        yield Problem(
+            "soup.codec",
+            "must add up as integers, so that the root's versions are taken over exactly; set recipe.finetuning: full "
+            "and soup.codec: {codec: lattice}",
+        )
+    if config.rounds.mode == "continuous":
+        yield Problem("rounds.mode", "'continuous' takes updates of older versions; set it to synchronous")
+    if config.soup.server_optimizer != "none":
+        yield Problem(
+            "soup.server_optimizer",
+            f"{config.soup.server_optimizer!r} keeps a state over versions that the root replaces; set it to none",
+        )
+    if config.privacy is not None and not config.privacy.end_when_spent:
+        yield Problem(
+            "privacy.end_when_spent",
+            "is false, and the number of rounds depends on the root; set it to true",
         )
 
 

@@ -29,6 +29,7 @@ from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
 from gym_fed.config.hub.privacy import LocalPrivacy, SecureTask
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.schema.base import Problem, Problems, StrictModel
 from gym_fed.config.schema.member import MemberOf
 from gym_fed.config.schema.open_keys import OpenModel
@@ -206,6 +207,9 @@ class TaskSpec(StrictModel):
     audit: AuditTerms | None = None
     """Audits of the round's updates; by default none."""
 
+    region: RegionConfig | None = None
+    """The hub to which the merged round goes on; by default none."""
+
     plugins: Plugins = Field(default_factory=list)
     """Plug-ins that the round needs, with the hub's versions; a contributor without them refuses the task."""
 
@@ -221,9 +225,9 @@ class TaskSpec(StrictModel):
 
     @model_serializer(mode="wrap")
     def _omit_empty_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit the keys of plug-ins, evaluations, audits and pay if they are empty."""
+        """Omit the keys of plug-ins, evaluations, audits, pay and region if they are empty."""
         data: dict[str, Any] = handler(self)
-        for key in ("plugins", "evaluated_on", "audit", "pay"):
+        for key in ("plugins", "evaluated_on", "audit", "pay", "region"):
             if not data.get(key):
                 data.pop(key, None)
         return data

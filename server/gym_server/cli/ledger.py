@@ -12,6 +12,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App, ExportedLedger
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.regions.links import RegionLinks
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 app = App(help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True)
@@ -82,11 +84,20 @@ def verify(
             metavar="ID", help="With --ledger: id of the hub that must have signed it.", show_default=False
         ),
     ] = None,
+    root_ledger: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Exported ledger of the root: check a region's links to it.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
+    links = RegionLinks()
     if ledger is not None:
-        facts = _verify_file(ledger, server_id)
+        facts = _verify_file(ledger, server_id, links)
     else:
         if server_id is not None:
             raise GymError(
@@ -94,19 +105,35 @@ def verify(
             )
         with opened(folder) as fed:
             facts = {"server": fed.server, **fed.ledger.verify()}
+            for entry in fed.ledger.entries():
+                links.add(entry, entry.body)
+    if root_ledger is not None:
+        facts |= _compared_with(root_ledger, links)
     if as_json:
         print_json({"valid": True, **facts})
     else:
-        counts = ", ".join(f"{count} {name}" for name, count in facts.items() if name != "server")
+        counts = ", ".join(f"{count} {name}" for name, count in facts.items() if isinstance(count, int))
         signed = f"signed by {facts['server']}" if facts["heads"] else "nothing is signed yet"
         out.print(f"valid: {counts}; {signed}")
 
 
-def _verify_file(file: Path, server: str | None) -> dict[str, Any]:
+def _compared_with(root_ledger: Path, links: RegionLinks) -> dict[str, Any]:
+    """Compare a region's links with the root's exported ledger; return what was checked."""
     from gym_fed.trust.identity.keys import server_id
     from gym_fed.trust.ledger.export import verify_file
 
-    key, checked = verify_file(file)
+    entries: list[Entry] = []
+    key, _ = verify_file(root_ledger, None, lambda entry, body: entries.append(entry))
+    found = links.compare(server_id(key), entries)
+    later = {"links after the end of the root's export": found.later} if found.later else {}
+    return {"root": server_id(key), "root versions": found.versions, "root updates": found.updates, **later}
+
+
+def _verify_file(file: Path, server: str | None, links: RegionLinks) -> dict[str, Any]:
+    from gym_fed.trust.identity.keys import server_id
+    from gym_fed.trust.ledger.export import verify_file
+
+    key, checked = verify_file(file, None, links.add)
     if server is not None and server_id(key) != server:
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,

@@ -34,6 +34,7 @@ from gym_server.privacy import budget as privacy
 from gym_server.rounds.downloads import Downloads
 from gym_server.rounds.parked_model import parked_path
 from gym_server.rounds.recipes import check_soup
+from gym_server.rounds.region import Region
 from gym_server.rounds.round_store import Round
 from gym_server.rpc.auth_interceptor import AuthInterceptor
 from gym_server.rpc.connections import ConnectionLimiter, require_free
@@ -243,6 +244,7 @@ class _Server:
         hub_lock_keeper = asyncio.create_task(self._keep_hub_lock(done))
         clock_keeper = asyncio.create_task(self._keep_clock())
         collector = asyncio.create_task(self._collect_garbage())
+        root_follower = asyncio.create_task(self._follow_root())
         await asyncio.wait({done_waiter, stop_waiter}, return_when=asyncio.FIRST_COMPLETED)
         if done.is_set() and self._failure is None:
             ending = await asyncio.to_thread(
@@ -261,6 +263,7 @@ class _Server:
         hub_lock_keeper.cancel()
         clock_keeper.cancel()
         collector.cancel()
+        root_follower.cancel()
         self._stop.set()
         with spinner("closing connections"):
             await server.stop(_GRACE_SECONDS)
@@ -323,6 +326,16 @@ class _Server:
             await asyncio.sleep(_TENURE_SECONDS)
             try:
                 await asyncio.to_thread(watch.look)
+            except (StoreAway, OSError, SQLAlchemyError) as error:
+                log.debug("%s", error)  # the strategy reports it
+
+    async def _follow_root(self) -> None:
+        """End the running round of a region when its root has a new version, and record the root's receipts."""
+        region = Region.of(self._fed.state, self._fed.live_config, self._fed.steering)
+        while region is not None:
+            await asyncio.sleep(_TENURE_SECONDS)
+            try:
+                await asyncio.to_thread(region.look)
             except (StoreAway, OSError, SQLAlchemyError) as error:
                 log.debug("%s", error)  # the strategy reports it
 

@@ -224,6 +224,12 @@ def ingredients_of(state: HubState, server_round: int) -> Ingredients:
     state.ledger.verify()
     recorded = _version_entry(state.ledger, "server_round", server_round)
     merged = recorded["merged"]
+    if not recorded["recipe"]:
+        raise GymError(
+            ErrorCode.NOT_FOUND,
+            f"round {server_round} took over a version of the root, which no updates here have made",
+            "replay it at the root; gym-server ledger verify --root-ledger FILE checks that it is the root's",
+        )
     require_plugins(read_records(recorded.get("plugins", []), "the ledger"), f"round {server_round}")
     root = recorded["root"]
     weights = recorded.get("weights")  # from the reputations at that time

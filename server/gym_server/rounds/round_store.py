@@ -229,47 +229,68 @@ class RoundStore:
     ) -> Version:
         """Write version, verdicts, ledger, credits, the writes of ``also`` and the round's end in one transaction."""
         with self._database.transaction() as tx:
-            _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": self._clock()})
-            parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
-            integers = None if soup.integers is None else str(soup.integers["digest"])
-            digest = next_digest(parent.digest, soup.sha256, merged.server_round, integers)
-            for judgement in soup.judgements:
-                self.judge(tx, merged.server_round, judgement)
-            used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
-            version = {
-                "height": height,
-                "digest": digest,
-                "server_round": merged.server_round,
-                "heldout_before": soup.heldout_before,
-                "heldout_after": soup.heldout_after,
-            }
-            made = {"parent": parent.digest, "merged": used, **soup.entry_fields()}
-            summarise_refusals(tx, self._ledger, merged.server_round)
-            made["round"] = _digest_of(tx, merged.server_round)
-            self._ledger.append(tx, "version", {**version, **made, "updates": merged.merging})
-            tx.execute(
-                versions.insert().values(
-                    **version,
-                    soup_sha256=soup.sha256,
-                    soup_bytes=soup.size_bytes,
-                    residual=soup.residual,
-                    parent=parent.height,
-                    num_updates=len(used),
-                    committed_at=self._clock(),
-                )
-            )
-            for sha256 in (soup.sha256, *([soup.integers["sum"]] if soup.integers else [])):
-                insert_if_absent(tx, readers, sha256=sha256, contributor="*")
-            for write in soup.also:
-                write(tx, height)
-            for judgement in soup.judgements:
-                if judgement.credit:
-                    self._credit(tx, merged.server_round, judgement)
-            also(tx)
-            for settle in self.at_commit:
-                settle(tx)
+            version = self._commit_in(tx, merged, soup, also)
             self._ledger.sign_head(tx)
+        return version
+
+    def _commit_in(
+        self,
+        tx: Connection,
+        merged: Round,
+        soup: SoupRecord,
+        also: Callable[[Connection], object] = lambda _: None,
+    ) -> Version:
+        _advance(tx, merged.server_round, MERGING, COMMITTED, {"closed_at": self._clock()})
+        parent, height = head_of(tx, self.base_digest), newest_height(tx) + 1
+        integers = None if soup.integers is None else str(soup.integers["digest"])
+        digest = next_digest(parent.digest, soup.sha256, merged.server_round, integers)
+        for judgement in soup.judgements:
+            self.judge(tx, merged.server_round, judgement)
+        used = sorted(j.update_id for j in soup.judgements if j.verdict == "merged")
+        version = {
+            "height": height,
+            "digest": digest,
+            "server_round": merged.server_round,
+            "heldout_before": soup.heldout_before,
+            "heldout_after": soup.heldout_after,
+        }
+        made = {"parent": parent.digest, "merged": used, **soup.entry_fields()}
+        summarise_refusals(tx, self._ledger, merged.server_round)
+        made["round"] = _digest_of(tx, merged.server_round)
+        self._ledger.append(tx, "version", {**version, **made, "updates": merged.merging})
+        tx.execute(
+            versions.insert().values(
+                **version,
+                soup_sha256=soup.sha256,
+                soup_bytes=soup.size_bytes,
+                residual=soup.residual,
+                parent=parent.height,
+                num_updates=len(used),
+                committed_at=self._clock(),
+            )
+        )
+        for sha256 in (soup.sha256, *([soup.integers["sum"]] if soup.integers else [])):
+            insert_if_absent(tx, readers, sha256=sha256, contributor="*")
+        for write in soup.also:
+            write(tx, height)
+        for judgement in soup.judgements:
+            if judgement.credit:
+                self._credit(tx, merged.server_round, judgement)
+        also(tx)
+        for settle in self.at_commit:
+            settle(tx)
         return Version(height, digest, soup.residual, merged.server_round, parent.height)
+
+    def take_over(self, tx: Connection, soup: SoupRecord) -> Version:
+        """Make another hub's version the current one, as a round without tasks or updates.
+
+        The latest round must be over. The caller's transaction continues, so that nothing runs from a part of it.
+        """
+        last, height = latest_round(tx), head_of(tx, self.base_digest).height
+        taken = Round((last.server_round if last else 0) + 1, MERGING, None, height, [], "")
+        row = {"server_round": taken.server_round, "base_height": height, "opened_at": self._clock()}
+        tx.execute(rounds.insert().values(**row, state=MERGING, merging="[]"))
+        return self._commit_in(tx, taken, soup)
 
     @rerun
     def abort(

@@ -134,24 +134,31 @@ class Steering:
         Raises:
             GymError: ``NOT_FOUND`` for a version that does not exist, ``USAGE`` for the current one.
         """
-        why, base = shown_words(why), self._round_store.base_digest
         with self._database.transaction() as tx:
-            before, to = head_of(tx, base), version_at(tx, height, base)
-            if before.height == to.height:
+            done = self.rollback_in(tx, height, shown_words(why))
+            if done.before.height == done.to.height:
                 raise GymError(ErrorCode.USAGE, f"version {height} is the current one already")
-            ended = self._end_round(tx, said_with(f"{_WENT_BACK}{height}", why))
-            body = {
-                "by": COORDINATOR,
-                "reason": why,
-                "from": before.digest,
-                "from_height": before.height,
-                "to": to.digest,
-                "to_height": to.height,
-                "newest_height": newest_height(tx),
-            }
-            self._ledger.append(tx, ROLLED_BACK, body)
             failpoint("steering")
         failpoint("after-steering")
+        return done
+
+    def rollback_in(self, tx: Connection, height: int, why: str) -> Rollback:
+        """Like ``rollback``, inside the caller's transaction; nothing is written for the current version."""
+        base = self._round_store.base_digest
+        before, to = head_of(tx, base), version_at(tx, height, base)
+        if before.height == to.height:
+            return Rollback(before, to, None)
+        ended = self._end_round(tx, said_with(f"{_WENT_BACK}{height}", why))
+        body = {
+            "by": COORDINATOR,
+            "reason": why,
+            "from": before.digest,
+            "from_height": before.height,
+            "to": to.digest,
+            "to_height": to.height,
+            "newest_height": newest_height(tx),
+        }
+        self._ledger.append(tx, ROLLED_BACK, body)
         return Rollback(before, to, ended)
 
     def _end_round(self, tx: Connection, reason: str) -> int | None:

@@ -70,9 +70,12 @@ class CallsBesideRounds:
             "pay": self._live_config.current.rewards.terms().model_dump(mode="json"),
             "num_parameters": self._state.base.num_parameters,
             "soup": self._downloads.form.to_dict(),
-            "rounds_left": max(0, self._live_config.current.rounds.num_rounds - made),
         }
-        rounds = self._live_config.current.rounds
+        rounds, region = self._live_config.current.rounds, self._live_config.current.region
+        if region is None:
+            recipe["rounds_left"] = max(0, rounds.num_rounds - made)
+        else:
+            recipe["region"] = region.model_dump(mode="json")
         if rounds.audit is not None:
             recipe["audit"] = rounds.audit.terms().model_dump(mode="json")
         if rounds.mode == "continuous":
@@ -96,7 +99,7 @@ class CallsBesideRounds:
             version_digest=head.digest,
             server_round=current.server_round if current else 0,
             round_state=current.state if current else "",
-            num_rounds=self._live_config.current.rounds.num_rounds,
+            num_rounds=rounds.num_rounds if region is None else 0,  # a region's rounds depend on its root
             num_connected=connected,
             finished=self.finished.is_set(),
             recipe_json=json.dumps(recipe),

@@ -31,6 +31,7 @@ from gym_server.rewards.scores import ScoringStopped
 from gym_server.rounds.hub_model import HubModel
 from gym_server.rounds.merging import merge_round
 from gym_server.rounds.payload import ByReference, Payloads
+from gym_server.rounds.region import Region
 from gym_server.rounds.round_store import ABORTED, COLLECTING, COMMITTED, MERGING, OPEN, Round
 from gym_server.rounds.soups import discard
 from gym_server.rounds.steering import is_coordinators
@@ -83,14 +84,14 @@ class DurableDeltaSoup(Strategy):
         self._steering = federation.steering
         self._accounts, self._keys = federation.accounts, federation.keys
         self._max_update_bytes = federation.max_update_bytes
+        self._should_stop, self._on_round = should_stop, on_round
         self._payloads = payloads or ByReference()
         if not self._payloads.by_reference:
             refuse_stock_flower(federation.config)
-        self._should_stop = should_stop
-        self._on_round = on_round
         self._model: HubModel | None = None
         self._replies = ReplyJudge(federation, self._payloads)
-        self._pace = pace_of(federation.state, federation.live_config, federation.lease_histories)
+        self._region = Region.of(self._state, self._live_config, self._steering)
+        self._pace = pace_of(self._state, self._live_config, federation.lease_histories)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -178,15 +179,16 @@ class DurableDeltaSoup(Strategy):
 
     def _advance(self, grid: Grid, wanted: int, backoff: RoundBackoff) -> bool:
         """Run one round, and wait after a failed one; return False if there is nothing left to do."""
-        current = self._rounds.current()
-        if self._rounds.num_committed() >= wanted:
-            if current is not None and current.is_over:  # no round follows to carry the open tasks into
-                self._queue.close_group(str(current.server_round))
-            return False
-        if privacy.is_spent(self._config, self._state.database):
-            if current is not None and not current.is_over:
+        region, made = self._region, self._rounds.num_committed
+        is_done = made() >= wanted if region is None else not region.may_begin(self._should_stop)
+        current, is_spent = self._rounds.current(), privacy.is_spent(self._config, self._state.database)
+        if is_done or is_spent:
+            if not is_done and current is not None and not current.is_over:
                 self._rounds.abort(current.server_round, privacy.SPENT)
-                self._queue.close_group(str(current.server_round))
+            if current is not None and (current.is_over or not is_done):
+                self._queue.close_group(
+                    str(current.server_round)
+                )  # no round follows to carry open tasks into
             return False
         if current is None or current.is_over:
             if self._steering.paused() is not None:

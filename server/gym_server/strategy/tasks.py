@@ -44,6 +44,7 @@ def new_task(state: HubState, config: ServerConfig, max_update_bytes: int, serve
         deadline_seconds=state.clock.now() + config.rounds.deadline_seconds,
         secure_aggregation=SecureTask(threshold=secure.threshold) if secure else None,
         audit=None if audit is None else audit.terms(),
+        region=config.region,
     )
 
 

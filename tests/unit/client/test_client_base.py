@@ -13,7 +13,8 @@ from gym_client.agent.global_model import global_model
 from gym_client.base import fetching
 from gym_client.base.offer import BaseOffer
 from gym_client.base.store import BaseStore
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from gym_client.hub.traffic import total_of
 from gym_client.identity.home import Home
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.cli.join import JoinOptions, _remembered
+from gym_client.cli.join_options import JoinOptions, remembered
 from gym_client.hub import rotation
 from gym_client.hub.known import address_of, enrolled_client
 from gym_client.hub.transport import HubClient
@@ -178,5 +178,5 @@ def test_a_name_a_file_and_a_home_that_are_not_utf8_are_refused_by_what_they_are
         (JoinOptions(model=NOT_UTF8), "the base model"),
     ):
         with pytest.raises(GymError, match=f"{what}.* is not UTF-8") as caught:
-            _remembered(home, options)
+            remembered(home, options)
         assert str(caught.value).isascii()

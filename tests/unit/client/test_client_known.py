@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from gym_client.cli.join import JoinOptions, enter, find_target
+from gym_client.cli.join import enter
+from gym_client.cli.join_options import JoinOptions, find_target
 from gym_client.hub.known import LAST_SERVER, address_of, enrolled_client, last_address
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from gym_client.agent.global_model import global_model
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from gym_client.cli.offer import Offer
 from gym_client.identity.home import Home
 

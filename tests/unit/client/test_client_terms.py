@@ -14,7 +14,8 @@ import pytest
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from gym_client.agent.global_model import base_source, needs_a_look
 from gym_client.agent.policy import Policy
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from gym_client.hub.traffic import Bytes, Traffic, total_of
 from gym_client.identity.home import Home
 
@@ -44,7 +45,8 @@ def watch(event, args):
 
 sys.addaudithook(watch)
 from gym_client.identity.home import Home
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from tests.unit.client.test_client_waiting import Yes
 from tests.support.agent_scene import Recorder
 from gym_fed.core.errors import GymError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from gym_client.cli.join import JoinOptions, find_target
+from gym_client.cli.join_options import JoinOptions, find_target
 from gym_client.hub.transport import HubClient
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home

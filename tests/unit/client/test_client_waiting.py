@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, RecordDict
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from gym_client.cli.terminal import Consent
 from gym_client.display import (
     Display,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from gym_client.agent.data import load_data
-from gym_client.cli.join import JoinOptions, _remember, _remembered
+from gym_client.cli.join_options import JoinOptions, remember, remembered
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from typer.testing import CliRunner, Result
@@ -82,9 +82,9 @@ def test_a_contributors_columns_are_read_and_remembered_with_their_file(asked: P
         load_data(None, columns=WORDS)
     home = Home.open(tmp_path / "home")
     first = JoinOptions(data=asked, columns=WORDS)
-    _remember(home, _remembered(home, first)[0], first, Address.parse("127.0.0.1:1"))
-    assert _remembered(home, JoinOptions())[0].columns == WORDS
-    assert _remembered(home, JoinOptions(data=asked))[0].columns is None  # of another file, perhaps
+    remember(home, remembered(home, first)[0], first, Address.parse("127.0.0.1:1"))
+    assert remembered(home, JoinOptions())[0].columns == WORDS
+    assert remembered(home, JoinOptions(data=asked))[0].columns is None  # of another file, perhaps
 
 
 def test_a_file_with_other_names_is_refused_with_the_option_that_reads_them(asked: Path) -> None:

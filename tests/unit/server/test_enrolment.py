@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gym_client.cli.join import JoinOptions, join
+from gym_client.cli.join import join
+from gym_client.cli.join_options import JoinOptions
 from gym_client.cli.terminal import Consent
 from gym_client.display import Display
 from gym_client.identity.address import Address

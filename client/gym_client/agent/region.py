@@ -1,0 +1,244 @@
+"""A regional hub as the source of updates: the root's version goes to its rounds, and what they merge comes back.
+
+The hub runs as a process of its own, next to this agent; both meet in the exchange in the hub's folder.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gym_client.agent.data import Data
+from gym_client.agent.hooks import TimeLimit, current_hooks
+from gym_client.agent.version_sum import VersionSum
+from gym_client.hub.heads import Heads
+from gym_client.hub.transfers import ObjectCache, download
+from gym_client.hub.transport import HubClient
+from gym_client.identity.home import Home
+from gym_client.identity.pins import with_account
+from gym_client.ledger.copy import LedgerCopy
+from gym_fed.config.delta import CodecPolicy
+from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
+from gym_fed.config.hub.task import TaskSpec, TrainingRecipe, first_summed
+from gym_fed.config.yaml.file import load_config
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import file_sha256
+from gym_fed.core.json_files import canonical_digest
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.export import verify_file
+from gym_fed.trust.ledger.lineage import VERSION
+from gym_fed.trust.regions.exchange import RegionExchange, RegionVersion, RootVersion
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_POLL_SECONDS = 0.3
+_SHARE_TO_SEND = 0.2
+"""Share of the time to the root's deadline that is left for encoding and upload; with fewer rounds than planned, the
+region's newest version is sent then."""
+
+
+@dataclass(frozen=True)
+class RegionalUpdate:
+    """The region's newest version, as a model to encode.
+
+    Attributes:
+        model: The base model with the weights of that version.
+        num_examples: Examples of its members.
+        metrics: Figures for the manifest.
+    """
+
+    model: Any
+    num_examples: int
+    metrics: dict[str, float]
+
+
+class RegionalHub:
+    """The agent's side of the exchange.
+
+    Args:
+        folder: The regional hub's folder.
+
+    Raises:
+        GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID`` if it holds no hub, or one that is no region.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser().absolute()
+        path = self.folder / CONFIG_NAME
+        if not path.is_file():
+            raise GymError(
+                ErrorCode.FILE_NOT_FOUND, f"no hub in {self.folder}", "give the folder of gym-server init"
+            )
+        config = load_config(path, ServerConfig)
+        self.name, self._root = config.name, config.region.root if config.region is not None else None
+        self._exchange = RegionExchange(self.folder)
+
+    def require_root(self, server: str) -> None:
+        """Raise ``CONFIG_INVALID`` unless the region's members agreed to this root."""
+        if self._root != server:
+            raise GymError(
+                ErrorCode.CONFIG_INVALID,
+                f"region.root of {self.folder / CONFIG_NAME} is {self._root or 'not set'}, and this hub is {server}",
+                f"write `region: {{root: {server}}}` into it and start that hub; its members must agree to the root",
+            )
+
+    def data(self) -> Data:
+        """Describe the source of updates in place of rows."""
+        digest = canonical_digest({"region": str(self.folder)})
+        return Data([], f"the merged rounds of the regional hub {self.name!r} in {self.folder}", digest)
+
+    def keep_receipt(self, receipt: dict[str, Any]) -> None:
+        """Leave the receipt of an update for the hub's ledger."""
+        if receipt.get("update"):
+            self._exchange.put_receipt(receipt)
+
+    def update(self, spec: TaskSpec, home: Home, source: str, time_limit: TimeLimit) -> RegionalUpdate:
+        """Let the region work on a task, and return its newest version.
+
+        Args:
+            spec: The root's task; this machine's sum is already that of its version.
+            home: The home with that sum.
+            source: Where the base is loaded from.
+            time_limit: Limit of the task.
+
+        Raises:
+            GymError: ``POLICY_REFUSED`` for a task that a region cannot do, or after the time limit; ``INTERRUPTED``;
+                errors of the exchange.
+        """
+        require_region_can(spec.recipe, spec.codec)
+        if first_summed(spec.soups):
+            raise _refused(
+                "the root's soups do not add up as integers",
+                "recipe.finetuning: full and soup.codec: lattice",
+            )
+        self.require_root(spec.server)
+        self._hand_over(root_version(spec, home), sum_of(spec, home))
+        version = self._finished(spec, time_limit)
+        metrics = {"num_rounds": float(version.num_rounds), "num_updates": float(version.num_updates)}
+        return RegionalUpdate(self._model(version, spec, source), version.num_examples, metrics)
+
+    def end(self, client: HubClient) -> None:
+        """Hand over the root's last version, after which the region ends.
+
+        Raises:
+            GymError: Errors of the ledger and of the download.
+        """
+        status = client.status()
+        key = bytes.fromhex(client.pin.ledger_key)
+        copy, made = LedgerCopy(client.home, key), _SummedVersions()
+        head = copy.sync(client)
+        verify_file(copy.path, key, made)
+        integers, path = made.by_digest.get(status.version_digest), None
+        if integers is not None:
+            cache = ObjectCache(client.home.objects)
+            path = download(client, cache, str(integers["sum"]), int(integers["sum_bytes"]))
+        last = RootVersion(
+            root=client.pin.server,
+            root_key=client.pin.ledger_key,
+            root_round=0,
+            root_size=head.size,
+            base_digest=status.base_digest,
+            version_digest=status.version_digest,
+            integers=None if integers is None else integers["digest"],
+            sum_sha256=None if integers is None else integers["sum"],
+            is_last=True,
+        )
+        self._hand_over(last, path)
+        if path is not None:
+            path.unlink()
+
+    def _hand_over(self, version: RootVersion, path: Path | None) -> None:
+        if self._exchange.root_version() != version:
+            self._exchange.put_root_version(version, path)
+
+    def _finished(self, spec: TaskSpec, time_limit: TimeLimit) -> RegionVersion:
+        """Wait for the region's rounds; return its version once they are done, or shortly before the deadline."""
+        hooks, begun = current_hooks(), current_hooks().now()
+        send_at = spec.deadline_seconds - _SHARE_TO_SEND * max(0.0, spec.deadline_seconds - begun)
+        while True:
+            found = self._exchange.region_version()
+            if found is not None and found.root_version == spec.version_digest and found.num_rounds:
+                if found.num_rounds >= found.max_rounds or hooks.now() > send_at:
+                    return found
+                hooks.progress("region", found.num_rounds, found.max_rounds, None)
+            time_limit.require("the region's rounds")
+            time.sleep(_POLL_SECONDS)
+
+    def _model(self, version: RegionVersion, spec: TaskSpec, source: str) -> nn.Module:
+        from gym_fed.base.models import load_model
+        from gym_fed.delta.base import BaseSpec, model_tensors
+        from gym_fed.delta.integer_sum import read_sum
+
+        path = self._exchange.sum_path(version)
+        model: nn.Module = load_model(source, dtype="float32", device="cpu").model
+        base = BaseSpec.of(model, source)
+        if path is None or not base.digest == version.base_digest == spec.base_digest:
+            raise GymError(
+                ErrorCode.BASE_MISMATCH,
+                f"the region's base is {version.base_digest}, the root's {spec.base_digest}, and {source!r} has "
+                f"{base.digest}",
+                "a region and its root need the same base_model",
+            )
+        read_sum([(path, base)], str(version.integers)).apply(model_tensors(model))
+        return model
+
+
+class _SummedVersions:
+    """Visitor of a ledger that collects the integer sums of its versions.
+
+    Attributes:
+        by_digest: ``digest``, ``sum`` and ``sum_bytes``, by the version's digest.
+    """
+
+    def __init__(self) -> None:
+        self.by_digest: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
+        """Process the next entry."""
+        if entry.kind == VERSION and "integers" in body:
+            self.by_digest[body["digest"]] = body["integers"]
+
+
+def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
+    """Raise ``POLICY_REFUSED`` for a recipe of the root that the rounds of a region cannot follow."""
+    if recipe.sends_factors:
+        raise _refused(
+            "the root asks for LoRA factors, and a region's rounds add up", "recipe.finetuning: full"
+        )
+    if recipe.privacy is not None:
+        raise _refused("the root asks for DP-SGD on rows, which a region does not have", "no recipe.privacy")
+    if codec.distill_steps:
+        raise _refused(
+            "the root asks to distil on rows, which a region does not have", "codec.distill_steps: 0"
+        )
+
+
+def root_version(spec: TaskSpec, home: Home) -> RootVersion:
+    """Return the version of a task, for the exchange."""
+    key = next(pin.ledger_key for pin in with_account(home) if pin.server == spec.server)
+    newest = Heads(home, bytes.fromhex(key)).newest()
+    path = sum_of(spec, home)
+    return RootVersion(
+        root=spec.server,
+        root_key=key,
+        root_round=spec.server_round,
+        root_size=newest.size if newest is not None else 0,
+        base_digest=spec.base_digest,
+        version_digest=spec.version_digest,
+        integers=spec.soups[-1].integers if spec.soups else None,
+        sum_sha256=file_sha256(path) if path is not None else None,
+    )
+
+
+def sum_of(spec: TaskSpec, home: Home) -> Path | None:
+    """Return the file with the sum of a task's version; None for the base."""
+    return VersionSum(home.versions(spec.server)).path(spec.version_digest) if spec.soups else None
+
+
+def _refused(what: str, remedy: str) -> GymError:
+    return GymError(
+        ErrorCode.POLICY_REFUSED, f"a region cannot do this task: {what}", f"the root must set {remedy}"
+    )
