@@ -340,17 +340,17 @@ def groups_of(links: Matrix, threshold: float) -> list[list[int]]:
         links: ``[n, n]`` strengths of the links between two contributors.
         threshold: Minimum strength of a link.
     """
-    groups = [[i] for i in range(len(links))]
-    while True:
-        joins = [
-            (-float(links[np.ix_(group, other)].min()), a, b)
-            for a, group in enumerate(groups)
-            for b, other in enumerate(groups[:a])
-        ]
-        strength, a, b = min(joins, default=(0.0, 0, 0))
-        if not joins or -strength < threshold:
-            return groups
+    groups = {i: [i] for i in range(len(links))}
+    weakest = np.where(np.tri(len(links), k=-1, dtype=bool), links, -np.inf)  # [a, b] of groups with a > b
+    while len(groups) > 1:
+        a, b = map(int, np.unravel_index(weakest.argmax(), weakest.shape))
+        if not weakest[a, b] >= threshold:
+            break
         groups[b] = sorted(groups[b] + groups.pop(a))
+        joined = np.minimum(np.fmax(weakest[b], weakest[:, b]), np.fmax(weakest[a], weakest[:, a]))
+        weakest[b, :b], weakest[b + 1 :, b] = joined[:b], joined[b + 1 :]
+        weakest[a], weakest[:, a] = -np.inf, -np.inf
+    return list(groups.values())
 
 
 def torn_apart(updates: Sequence[DeltaFile], spec: BaseSpec) -> NDArray[np.bool_]:

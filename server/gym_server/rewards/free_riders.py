@@ -44,6 +44,10 @@ _IDENTICAL = 1.0 - 1e-6
 """Similarity of an update with a scaled or sign-only copy of itself. Training again does not reach it."""
 
 
+_AT_ONCE = 16
+"""Updates that are compared with a soup at once."""
+
+
 @dataclass(frozen=True)
 class FreeRiderFinding:
     """The reason why an update free-rides, or is the same work as another.
@@ -240,27 +244,39 @@ def _stale(
     if threshold is None:
         return found
     earlier = _earlier(config, state.database, state.round_store, server_round)
-    for of_round in _by_round(earlier):
-        left = [row for row in rows if row.update_id not in found]
-        with _all_opened(state.base, state.store, of_round) as opened:
-            if not left or not opened:
-                continue
-            alike = compare([*(files[r.update_id] for r in left), *opened.values()], state.base).similarity
-            for i, row in enumerate(left):
-                for j, old in enumerate(opened):
-                    similarity, own = alike[i, len(left) + j], row.contributor in old.contributors
-                    if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
-                        continue
-                    chance = (
-                        0.0
-                        if own
-                        else _repeated_work(state.base, state.store, row, old, rows, files, earlier)
-                    )
-                    if similarity > chance or similarity >= _IDENTICAL:
-                        reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-                        honest = own or _is_independent(row, old)
-                        found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
+    for old, row, similarity in _to_earlier(state, rows, files, earlier):
+        own = row.contributor in old.contributors
+        if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
+            continue
+        chance = 0.0 if own else _repeated_work(state.base, state.store, row, old, rows, files, earlier)
+        if similarity > chance or similarity >= _IDENTICAL:
+            reason = f"stale: {old.what} again (similarity {similarity:.3f})"
+            honest = own or _is_independent(row, old)
+            found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
     return found
+
+
+def _to_earlier(
+    state: HubState, rows: Sequence[Any], files: dict[str, DeltaFile], earlier: dict[int, list[_Earlier]]
+) -> Iterator[tuple[_Earlier, Any, float]]:
+    """Yield the similarity of every update to every earlier one and every soup, newest rounds first.
+
+    A soup has another codec than updates, so signs compared with it are decoded, and ``compare`` measures all pairs.
+    A few updates at a time keep that linear in their number.
+    """
+    for of_round in _by_round(earlier):
+        for olds, at_once in (
+            ([old for old in of_round if not old.soup], max(1, len(rows))),
+            ([old for old in of_round if old.soup], _AT_ONCE),
+        ):
+            with _all_opened(state.base, state.store, olds) as opened:
+                for start in range(0, len(rows) if opened else 0, at_once):
+                    some = rows[start : start + at_once]
+                    new = [files[row.update_id] for row in some]
+                    alike = compare([*new, *opened.values()], state.base).similarity
+                    for i, row in enumerate(some):
+                        for j, old in enumerate(opened, start=len(some)):
+                            yield old, row, float(alike[i, j])
 
 
 def _is_independent(row: Any, old: _Earlier) -> bool:

@@ -59,7 +59,9 @@ def test_the_commitments_of_an_account_are_bounded(fed: Federation, monkeypatch:
     monkeypatch.setattr(commitments, "MAX_KEPT", 3)
     digests = [hashlib.sha256(bytes([number])).hexdigest() for number in range(5)]
     for number, sha256 in enumerate(digests):
-        Commitments(fed.database, fed.key, fed.server, lambda at=float(number): at).commit(ANN, sha256)  # type: ignore[misc]
+        kept = Commitments(fed.key, fed.server, lambda at=float(number): at)  # type: ignore[misc]
+        with fed.database.transaction() as tx:
+            kept.commit(tx, ANN, sha256)
     with fed.database.reading() as tx:
         assert [committed_at(tx, ANN, sha256) for sha256 in digests] == [None, None, 2.0, 3.0, 4.0]
 

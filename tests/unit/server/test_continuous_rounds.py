@@ -164,7 +164,8 @@ def test_the_same_work_as_an_update_that_was_merged_a_round_earlier_is_not_cheat
     room.fed.round_store.start_merging(1)
     (first,) = sent_by(room, twins[0])
     if declared:
-        room._hub._commitments.commit(twins[1].key.contributor, first.delta_sha256)
+        with room.fed.database.transaction() as tx:
+            room._hub._commitments.commit(tx, twins[1].key.contributor, first.delta_sha256)
     else:
         room._answer(twins[1])
         twins[1].task = None

@@ -16,6 +16,6 @@ from gym_fed.trust.identity.keys import SigningKey
 def test_every_node_id_of_flower_is_kept(tmp_path: Path, node_id: int) -> None:
     database = Database.open("sqlite:///hub.db", tmp_path)
     round_store = RoundStore(database, Ledger(database, SigningKey.generate()), "sha256:" + "0" * 64)
-    round_store.record_task(1, node_id, "first")
-    round_store.record_task(1, node_id, "again")
+    round_store.record_tasks(1, {node_id: "first"})
+    round_store.record_tasks(1, {node_id: "again"})
     assert round_store.tasks(1) == {node_id: ("again", "")}
