@@ -21,9 +21,10 @@ from gym_fed.serving.http import server
 from tests.support.wait import SECONDS
 
 
-def test_a_server_listens_before_it_loads_torch() -> None:
-    modules = "gym_fed.serving.http.server, gym_fed.serving.store.store"
-    program = f"import sys, {modules}; print({{'torch', 'transformers'}} & set(sys.modules))"
+def test_a_server_listens_before_it_loads_torch_and_never_reads_the_schemas_of_training() -> None:
+    modules = "gym_fed.serving.http.server, gym_fed.serving.store.store, gym_fed.base.downloads.ensure"
+    heavy = {"torch", "transformers", "gym_fed.config.train.training"}
+    program = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
