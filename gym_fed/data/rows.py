@@ -328,19 +328,32 @@ def memory_rows(rows: Iterable[Any]) -> Iterable[Any]:
     return (without_filled_nulls(row, features) for row in rows)
 
 
-def representative(rows: Sequence[Row], count: int) -> list[Row]:
+def representative(rows: Iterable[Row], count: int) -> list[Row]:
     """Choose ``count`` rows that stand for all of them; always the same ones.
 
     They are evenly spaced, after rows with equal answers are grouped: a file that is sorted by topic is covered to its
     end, and each label of a classification keeps its share (proportionate systematic sampling; Cochran 1977, "Sampling
     Techniques", sec. 5.5 and 8.3).
+
+    Args:
+        rows: They are read twice; of the others only the answers are held in memory.
+        count: The most rows to return.
+
+    Raises:
+        GymError: ``DATA_INVALID`` if they have changed at the second reading.
     """
-    if len(rows) <= count:
-        return list(rows)
     answers = [_answer(row) for row in rows]
+    if len(answers) <= count:
+        return list(rows)
     times = Counter(answers)
-    grouped = sorted(range(len(rows)), key=lambda i: answers[i] if times[answers[i]] > 1 else "")
-    return [rows[grouped[(2 * k + 1) * len(rows) // (2 * count)]] for k in range(count)]
+    grouped = sorted(range(len(answers)), key=lambda i: answers[i] if times[answers[i]] > 1 else "")
+    places = [grouped[(2 * k + 1) * len(answers) // (2 * count)] for k in range(count)]
+    wanted = set(places)
+    chosen = {place: row for place, row in enumerate(rows) if place in wanted}
+    if len(chosen) < len(wanted):
+        reason = "the rows have changed while they were read"
+        raise GymError(ErrorCode.DATA_INVALID, reason, "start again when the file is complete")
+    return [chosen[place] for place in places]
 
 
 def _answer(row: Row) -> str:

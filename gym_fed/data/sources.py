@@ -15,6 +15,7 @@ from gym_fed.data.formats.base import BadRow, Raw, as_object
 from gym_fed.data.hub import hub_rows
 from gym_fed.data.reading import Learned, PlacedRow, converted, iter_rows, renaming
 from gym_fed.data.registry import DatasetRegistry, default_store, is_dataset_name
+from gym_fed.data.rows import Row
 
 
 def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
@@ -24,6 +25,16 @@ def source_rows(source: DataConfig) -> Iterator[PlacedRow]:
         GymError: See ``load_rows``, ``hub_rows``, ``catalogue_rows``, ``dataset_rows`` and ``generate``.
     """
     return islice(_rows(source), source.num_examples)
+
+
+class SourceRows:
+    """The rows of a source, read again by every iteration; nothing is held in memory."""
+
+    def __init__(self, source: DataConfig) -> None:
+        self._source = source
+
+    def __iter__(self) -> Iterator[Row]:
+        return (row for _, row in source_rows(self._source))
 
 
 def _rows(source: DataConfig) -> Iterator[PlacedRow]:

@@ -23,7 +23,7 @@ from gym_fed.core.portable import give_back_memory
 from gym_fed.core.text import plain
 from gym_fed.data.generated import generate
 from gym_fed.data.rows import as_kind, representative
-from gym_fed.data.source_store import stored_rows
+from gym_fed.data.sources import SourceRows
 from gym_fed.delta.base import BaseSpec, model_tensors, tensors_digest
 from gym_fed.delta.file import DeltaFile, apply_delta
 from gym_fed.delta.integer_sum import read_sum
@@ -339,7 +339,7 @@ def coordinator_rows(
         names = [part.strip().removeprefix("task:") for part in source.split(",")]
         share = max(1, max_examples // len(names))
         return [row for name in names for row in generate(name, share, seed=0, split=split)]
-    return representative(stored_rows(DataConfig(path=folder / source, format=layout)), max_examples)
+    return representative(SourceRows(DataConfig(path=folder / source, format=layout)), max_examples)
 
 
 def write_version(

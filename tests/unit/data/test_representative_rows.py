@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gym_server.rounds.hub_model import coordinator_rows
 
+from gym_fed.core.errors import GymError
 from gym_fed.data.rows import representative
 
 
@@ -44,3 +46,15 @@ def test_a_hub_judges_by_every_topic_of_a_held_out_file_that_is_sorted_by_topic(
     assert labels(coordinator_rows("heldout.jsonl", "auto", 30, tmp_path, "heldout")) == dict.fromkeys(
         ("law", "art", "war"), 10
     )
+
+
+def test_a_file_that_is_cut_between_the_two_readings_is_refused() -> None:
+    class Cut:
+        readings = 0
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            self.readings += 1
+            return iter([{"text": f"text {k}"} for k in range(10 if self.readings == 1 else 3)])
+
+    with pytest.raises(GymError, match="changed while they were read"):
+        representative(Cut(), 4)
