@@ -47,9 +47,9 @@ class Checkpoint:
         """Load every tensor in a dtype, for the ``state_dict`` argument of ``from_pretrained``."""
         loaded = {}
         for name, entry in self.entries.items():
-            whole = torch.empty(entry.shape, dtype=dtype)
+            whole = _separate_tensor(entry.shape, dtype)
             for at, block in _blocks(entry):
-                whole.view(-1)[at : at + len(block)] = block.to(dtype)
+                whole.view(-1)[at : at + len(block)].copy_(block)
             loaded[name] = whole
         return loaded
 
@@ -98,6 +98,17 @@ def config_of(folder: Path) -> Any:
 def _blocks(entry: FileTensor) -> Iterator[tuple[int, Tensor]]:
     for at, raw in entry.blocks():
         yield at, torch.frombuffer(raw, dtype=_DTYPES[entry.dtype])
+
+
+def _separate_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return a tensor of zeros in a mapping of its own, which goes back to the system with its last reference.
+
+    The C library's heap would keep the holes between tensors that stay, while a server packs one after the other.
+    """
+    count = math.prod(shape)
+    if count * dtype.itemsize < mmap.PAGESIZE:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
 _maps: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()
