@@ -1,6 +1,6 @@
 """Finish a release after `make package wheel`: try the wheel with every extra, build the images, sum it all up.
 
-    python -m tools.release [--extras NAME,NAME] [--no-images] [--base IMAGE]
+    python -m tools.release [--extras NAME,NAME] [--no-images] [--base IMAGE] [--build-options WORDS]
 
 Nothing is pushed; the commands that push are printed.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,12 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument(
         "--base", help="base image, by default that of the Dockerfile; a release pins it by digest"
     )
+    parser.add_argument(
+        "--build-options",
+        default="",
+        metavar="WORDS",
+        help="more options of its build command, such as --volume and --build-arg for a machine without a network",
+    )
     options = parser.parse_args(words)
     chosen = [name for name in options.extras.split(",") if name]
     if unknown := sorted({*chosen} - {*extras}):
@@ -54,10 +61,14 @@ def main(words: Sequence[str]) -> None:
     number = version.check(ROOT)
     wheel, sdist = _one(DIST, f"gym_fed-{number}-*.whl"), _one(SDISTS, f"gym_fed-{number}.tar.gz")
     builder = None if options.no_images else _builder()
+    more = [
+        *(["--build-arg", f"BASE={options.base}"] if options.base else []),
+        *shlex.split(options.build_options),
+    ]
     sdist = Path(shutil.copy(sdist, DIST))
     for extra in ("", *chosen):
         try_extra(wheel, extra, number)
-    images = [] if builder is None else [build_image(builder, name, number, options.base) for name in IMAGES]
+    images = [] if builder is None else [build_image(builder, name, number, more) for name in IMAGES]
     sums = write_checksums([wheel, sdist, wheel.with_name(wheel.name + ".cdx.json")])
     print(f"release {number}: {wheel.name}, {sdist.name}, its SBOM and {sums.name} are in {DIST}")
     print("to publish it, after the commit and its tag are reviewed:")
@@ -89,24 +100,16 @@ def try_extra(wheel: Path, extra: str, number: str) -> None:
     print(f"release: {wanted} installs and imports", flush=True)
 
 
-def build_image(builder: str, target: str, number: str, base: str | None) -> str:
-    """Build a target of deploy/docker/Dockerfile and return its name, with the version as the tag."""
+def build_image(builder: str, target: str, number: str, options: Sequence[str]) -> str:
+    """Build a target of deploy/docker/Dockerfile and return its name, with the version as the tag.
+
+    Raises:
+        SystemExit: If it cannot be built.
+    """
     name = f"gym-fed-{target}:{number}"
     docker_format = ["--format", "docker"] if builder == "buildah" else []  # OCI has no health checks
-    given = ["--build-arg", f"BASE={base}"] if base else []
-    _run(
-        builder,
-        "build",
-        *docker_format,
-        *given,
-        "--target",
-        target,
-        "-f",
-        "deploy/docker/Dockerfile",
-        "-t",
-        name,
-        ".",
-    )
+    place = ["--target", target, "-f", "deploy/docker/Dockerfile", "-t", name]
+    _run(builder, "build", *docker_format, *options, *place, ".")
     return name
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import ssl
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -235,16 +236,24 @@ def test_the_workbench_in_a_container_asks_for_a_key(images: Images, tmp_path: P
         assert key
         words = ["gym", "webui", "serve", "--host", "0.0.0.0", "--no-open", "--port", str(port)]
         with running(webui.command(*words, volumes=volumes), log) as server:
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
 
-            def page() -> str:
+            def status(path: str, body: dict[str, str] | None = None) -> int:
                 assert server.poll() is None, log.read_text()[-4000:]
+                content = None if body is None else json.dumps(body).encode()
+                url, kind = f"http://127.0.0.1:{port}/api/v1/{path}", {"Content-Type": "application/json"}
                 try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=SECONDS) as reply:
-                        return str(reply.read().decode())
-                except OSError:
-                    return ""
+                    with opener.open(urllib.request.Request(url, content, kind), timeout=SECONDS) as reply:
+                        return int(reply.status)
+                except urllib.error.HTTPError as refused:
+                    return refused.code
+                except OSError:  # it does not listen yet
+                    return 0
 
-            assert "key" in until(page, "the workbench answers", 3 * SECONDS).lower()
+            assert until(lambda: status("runs"), "the workbench answers", 3 * SECONDS) == 401
+            assert status("login", {"key": f"not {key}"}) == 401
+            assert status("login", {"key": key}) == 200
+            assert status("runs") == 200
 
 
 @pytest.mark.parametrize("target", ["hub", "api"])
