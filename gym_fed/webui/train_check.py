@@ -161,14 +161,17 @@ def _named(message: str, folder: str) -> str:
 def input_problems(
     workbench: Workbench, config: TrainingConfig, marks: dict[KeyPath, Mark]
 ) -> list[dict[str, Any]]:
-    """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would reject."""
-    problems = []
+    """Return ``{line, column, key, message, hint}`` for inputs that ``gym train`` would reject.
+
+    An input that is not chosen yet also has ``choose``, its name in words.
+    """
+    problems: list[dict[str, Any]] = []
     if config.model is None and config.model_init is None:
-        problems.append(_problem(marks, ("model",), "not given", "name a model, or give model_init"))
+        problem = _problem(marks, ("model",), "not given", "name a model, or give model_init")
+        problems.append({**problem, "choose": "a model"})
     if not config.data:
-        problems.append(
-            _problem(marks, ("data",), "no rows to train on", "list at least one path or tasks entry")
-        )
+        problem = _problem(marks, ("data",), "no rows to train on", "list at least one path or tasks entry")
+        problems.append({**problem, "choose": "data"})
     for part in ("data", "eval_data"):
         for number, source in enumerate(getattr(config, part)):
             file = None if source.path is None else _file(workbench, source.path)

@@ -27,6 +27,18 @@ max_steps: 100
 """
 
 
+def test_nothing_is_a_problem_before_something_is_chosen(webui: Served, page: Page) -> None:
+    page.goto(webui.url)
+    with page.expect_response("**/train/check"):
+        page.goto(f"{webui.address}/train")
+    page.locator("#run-name").wait_for()
+    assert page.locator("#problems").inner_text() == ""
+    assert page.locator("#main .struck").count() == 0
+    page.get_by_role("radio", name="A style").check()
+    page.get_by_text("Choose data", exact=True).wait_for()
+    assert page.locator("#main .struck").count() == 0
+
+
 @pytest.mark.parametrize(
     ("screen", "key", "place"), [("train?tab=yaml", "max_steps", "6:1"), ("tune", "num_trials", "14:3")]
 )

@@ -15,7 +15,7 @@ export async function show(root, parameters, query) {
   let checked = null, agreed = false, overwrite = false, keys = null;
 
   const yaml = editor({
-    label: "Configuration, YAML", value: localStorage.getItem(DRAFT) || FIRST, readonly: !mayChange(),
+    label: "Configuration, YAML", value: localStorage.getItem(DRAFT) || FIRST, untouched: FIRST, readonly: !mayChange(),
     check: (given) => (mayChange() ? post("train/check", {text: given}) : null),
     shown: (found) => { checked = found; draw(); },
     typed: (given) => { agreed = overwrite = false; localStorage.setItem(DRAFT, given); remember({recipe: ""}); },

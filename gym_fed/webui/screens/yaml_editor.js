@@ -1,10 +1,11 @@
 // A text of YAML with line numbers and the problems of a check beside them, which is run while one types.
 import {el, leave, message, replace, state} from "../static/app.js";
 
-// editor({label, value, readonly, check, shown, typed}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
-// check(text) gives {problems, notes}, or null where nothing is checked; shown(found) is called with the newest answer alone,
-// and typed(text) when a person changed the text, here or by the form. seek() brings the text into view before a place in it is shown.
-export function editor({label, value, readonly = false, check, shown = () => {}, typed = () => {}, seek = () => {}}) {
+// editor({label, value, untouched, readonly, check, shown, typed, seek}) -> {node, problems, area, changed(), set(value), goTo(line, column)}.
+// check(text) gives {problems, notes}, or null where nothing is checked. A problem with `choose` is an input that is still to
+// be chosen; of the `untouched` text it is not shown. shown(found) is called with the newest answer alone, and typed(text)
+// when a person changed the text, here or by the form. seek() brings the text into view before a place in it is shown.
+export function editor({label, value, untouched = "", readonly = false, check, shown = () => {}, typed = () => {}, seek = () => {}}) {
   const gutter = el("div", {class: "gutter", "aria-hidden": "true"});
   const problems = el("div", {id: "problems", class: "problems", role: "status", "aria-live": "polite"});
   const area = el("textarea", {class: "code", id: "yaml", spellcheck: "false", autocapitalize: "off", autocomplete: "off", wrap: "off", rows: 26, readonly, "aria-label": label, "aria-describedby": "problems", oninput: () => changed(), onscroll: () => { gutter.scrollTop = area.scrollTop; }, onkeydown: indent});
@@ -33,10 +34,13 @@ export function editor({label, value, readonly = false, check, shown = () => {},
     let found;
     try { found = await check(area.value); } catch (error) { if (mine === turn) replace(problems, el("p", {class: "problem"}, error.message)); return; }
     if (mine !== turn || !found) return;
-    area.setAttribute("aria-invalid", found.problems.length ? "true" : "false");
-    lines(found.problems);
-    replace(problems, el("p", {}, found.problems.length ? state("struck", found.problems.length === 1 ? "One problem" : `${found.problems.length} problems`) : state("filled", "Valid")),
-      found.problems.length > 0 && el("ul", {class: "problem-list"}, found.problems.map((one) => el("li", {},
+    const wrong = found.problems.filter((one) => !one.choose), open = found.problems.filter((one) => one.choose).map((one) => one.choose);
+    area.setAttribute("aria-invalid", wrong.length ? "true" : "false");
+    lines(wrong);
+    const verdict = wrong.length ? state("struck", wrong.length === 1 ? "One problem" : `${wrong.length} problems`) : open.length ? null : state("filled", "Valid");
+    replace(problems, verdict && el("p", {}, verdict),
+      open.length > 0 && area.value !== untouched && el("p", {}, state("hollow", `Choose ${open.join(" and ")}`)),
+      wrong.length > 0 && el("ul", {class: "problem-list"}, wrong.map((one) => el("li", {},
         one.line ? el("button", {type: "button", class: "place", onclick: () => goTo(one.line, one.column), "aria-label": `Go to line ${one.line}, column ${one.column}`}, `${one.line}:${one.column}`) : el("span"),
         el("span", {}, one.key && el("code", {}, one.key), one.key && " ", one.hint ? message(one) : one.message)))),
       found.notes.map((note) => el("p", {class: "small quiet"}, `Note: ${note}`)));

@@ -81,7 +81,8 @@ def test_rows_and_models_that_are_missing_are_said_before_the_start(
     (tmp_path / "fine.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     rows = "{tasks: [double], num_examples: 40}"
     nano = NANO.format(name="x", steps=4)
-    assert [one["key"] for one in check(client, "seed: 1")["problems"]] == ["model", "data"]
+    unchosen = check(client, "seed: 1")["problems"]
+    assert [(one["key"], one["choose"]) for one in unchosen] == [("model", "a model"), ("data", "data")]
     for source, said in {
         "{path: nowhere.jsonl}": "no data file at nowhere.jsonl",
         "{path: other.jsonl}": "no format is known with the columns",
@@ -91,6 +92,7 @@ def test_rows_and_models_that_are_missing_are_said_before_the_start(
         assert (problem["line"], problem["column"], problem["key"]) == (5, 6, "data.0.path")
         assert said in problem["message"]
         assert str(tmp_path) not in json.dumps(problem)
+        assert "choose" not in problem
         if "no format" in said:
             assert problem["hint"].endswith('add: columns: {"prompt": "question", "completion": "answer"}')
     for source in (
