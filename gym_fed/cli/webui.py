@@ -16,6 +16,7 @@ from gym_fed.core.help import (
     App,
     DefaultCommandGroup,
     KeyName,
+    OpenOption,
     RoleOption,
     RootPathOption,
     TrustedProxyOption,
@@ -51,9 +52,7 @@ def serve(
     root_path: RootPathOption = None,
     trusted_proxy: TrustedProxyOption = None,
     runs: RunsOption = DEFAULT_RUNS,
-    open_page: Annotated[
-        bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
-    ] = None,
+    open_page: OpenOption = None,
     as_json: AsJsonLines = False,
 ) -> None:
     """Serve the workbench of this folder, as `gym webui` does. Ctrl-C ends it; jobs continue."""

@@ -91,6 +91,9 @@ IgnoreUnsupported = Annotated[
 HOST = typer.Option(
     "--host", metavar="ADDRESS", help="Address to listen on; beyond loopback, keys are needed."
 )
+OpenOption = Annotated[
+    bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")
+]
 PORT = typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 takes a free one.")
 
 RootPathOption = Annotated[

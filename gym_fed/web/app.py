@@ -74,6 +74,7 @@ class Face:
         routes: Routes under ``/api/v1``; those that make changes depend on ``changing``.
         feed: Feed behind ``/events``.
         root_router: Routes outside of ``/api/v1``, such as ``/metrics``.
+        more_screens: Folders with modules of screens that other sites share.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Face:
     routes: APIRouter
     feed: Feed
     root_router: APIRouter = field(default_factory=APIRouter)
+    more_screens: tuple[Path, ...] = ()
 
 
 class _Login(StrictModel):
@@ -146,7 +148,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
     app.include_router(face.root_router)
     app.include_router(joined_files())
     app.mount("/static", StaticFiles(directory=STATIC), "static")
-    app.mount("/screens", StaticFiles(directory=face.screens), "screens")
+    app.mount("/screens", _Screens(face.screens, face.more_screens), "screens")
 
     @app.get("/{path:path}")
     def page(request: Request, path: str) -> Response:
@@ -299,6 +301,14 @@ class _Guarded:
             if not begun:
                 defect = GymError(ErrorCode.INTERNAL, "the server failed", "its log has the trace")
                 await _answer(defect)(scope, receive, sending)
+
+
+class _Screens(StaticFiles):
+    """The modules of several folders; the first one that has a name counts."""
+
+    def __init__(self, folder: Path, others: tuple[Path, ...]) -> None:
+        super().__init__(directory=folder)
+        self.all_directories = [folder, *others]
 
 
 def joined_files() -> APIRouter:

@@ -68,9 +68,9 @@ class WebServer:
         """The URL to print, with the token if there is one."""
         access = Access(f"gym_{face.name}_{port}", token=token, keys=keys, public=public)
         self._feed = face.feed
-        self._server = LimitedServer(
-            create_app(face, access), _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies
-        )
+        self.app = create_app(face, access)
+        """The application behind the address."""
+        self._server = LimitedServer(self.app, _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -86,6 +86,10 @@ class WebServer:
         finally:
             self._listener.close()
 
+    def end(self) -> None:
+        """Make ``run`` return, from any thread."""
+        self._server.should_exit = True
+
     def start(self) -> None:
         """Serve in a thread until ``stop``. Failures are only logged."""
         self._thread = threading.Thread(target=self._run_in_thread, name="web", daemon=True)
@@ -93,7 +97,7 @@ class WebServer:
 
     def stop(self) -> None:
         """Stop the thread of ``start``: streams end, and requests get some seconds to finish."""
-        self._server.should_exit = True
+        self.end()
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS + 2)
         self._listener.close()

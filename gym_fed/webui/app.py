@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter
+from gym_client.web import contribute
+from gym_client.web.app import SCREENS_FOLDER as CLIENT_SCREENS
 
 from gym_fed.serving.http.connections import NO_PROXIES
 from gym_fed.serving.http.proxies import Proxies
 from gym_fed.web.access import KEYS_NAME, WebKeys
-from gym_fed.web.app import Changing, Face, Looking
+from gym_fed.web.app import Face
+from gym_fed.web.jobs import job_routes
 from gym_fed.web.server import WebServer
-from gym_fed.webui import data, evals, join, models, play, runs, train, tune
+from gym_fed.webui import data, evals, models, play, runs, train, tune
 from gym_fed.webui.workbench import Workbench
 
 
@@ -26,7 +28,7 @@ def open_webui(workbench: Workbench, listen: str, title: str, proxies: Proxies =
     routes = APIRouter()
     for router in routers(workbench):
         routes.include_router(router)
-    face = Face("webui", title, screens, routes, workbench.feed)
+    face = Face("webui", title, screens, routes, workbench.feed, more_screens=(CLIENT_SCREENS,))
     keys = WebKeys(workbench.runs / KEYS_NAME)
     add_key = "gym webui keys add NAME --role operator"
     return WebServer(face, listen, keys=keys, add_key=add_key, proxies=proxies)
@@ -34,35 +36,10 @@ def open_webui(workbench: Workbench, listen: str, title: str, proxies: Proxies =
 
 def routers(workbench: Workbench) -> list[APIRouter]:
     """Create the routes of all screens and those below ``/jobs``."""
-    screens = (data, evals, models, play, runs, train, tune, join)
-    return [_job_routes(workbench), *(screen.routes(workbench) for screen in screens)]
+    screens = (data, evals, models, play, runs, train, tune)
 
+    def files() -> list[str]:
+        return [file["name"] for file in data.data_files(workbench)["files"]]
 
-def _job_routes(workbench: Workbench) -> APIRouter:
-    """Create the routes below ``/jobs``."""
-    router, jobs = APIRouter(), workbench.jobs
-
-    @router.get("/jobs")
-    def listed(visitor: Looking) -> dict[str, Any]:
-        """List the newest jobs."""
-        every = jobs.list()
-        return {"jobs": [job.facts() for job in every], "total": len(every)}
-
-    @router.get("/jobs/{id}")
-    def one(id: str, visitor: Looking) -> dict[str, Any]:
-        """Describe a job."""
-        return jobs.get(id).facts()
-
-    @router.get("/jobs/{id}/output")
-    def output(
-        id: str, visitor: Looking, offset: Annotated[int, Query(ge=-(2**40), le=2**40)] = 0
-    ) -> dict[str, Any]:
-        """Return a job's output from a byte offset."""
-        return jobs.output(id, offset)
-
-    @router.post("/jobs/{id}/stop")
-    def stop(id: str, visitor: Changing) -> dict[str, Any]:
-        """Interrupt a job; a second call terminates it, and a third kills it."""
-        return jobs.stop(id).facts()
-
-    return router
+    contributing = contribute.routes(contribute.Workplace(workbench.jobs, workbench.folder, files))
+    return [job_routes(workbench.jobs), contributing, *(screen.routes(workbench) for screen in screens)]

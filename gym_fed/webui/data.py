@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Body, Depends, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import Field
 
 from gym_fed.base.models import NANO
@@ -19,10 +19,12 @@ from gym_fed.data.files import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.web.app import Changing, Looking
-from gym_fed.webui.uploads import PART_BYTES, Uploads
+from gym_fed.web.uploads import Uploads, upload_routes
 from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
+UPLOADS_FOLDER = "data"
+"""The folder of uploaded files, below the workbench's folder."""
 MAX_SMALL_BYTES = 32 * 2**20
 """Maximum size of a file that is searched for duplicates without starting a job."""
 _MAX_ENTRIES = 20_000
@@ -43,11 +45,6 @@ Name = Annotated[str, Query(min_length=1, max_length=1000)]
 
 class _Pull(StrictModel):
     reference: str = Field(pattern=r"^[a-z0-9][a-z0-9._/-]{0,128}(@[0-9]{1,6})?$")
-
-
-class _NewUpload(StrictModel):
-    name: str = Field(min_length=1, max_length=200)
-    bytes: int = Field(ge=0, le=2**50)
 
 
 class _Dedup(StrictModel):
@@ -80,7 +77,8 @@ Reading = Annotated[dict[str, Any], Depends(_reading)]
 def routes(workbench: Workbench) -> APIRouter:
     """Create the routes below ``/data``."""
     router, rows = APIRouter(), ViewProcess("gym_fed.webui.row_views:RowViews", workbench.folder)
-    uploads = Uploads(workbench)
+    uploads = Uploads(lambda: workbench.inside(UPLOADS_FOLDER), workbench.named)
+    router.include_router(upload_routes(uploads, rows.begin))
 
     def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         name, model = _relative(workbench, request["name"]), model_of(workbench, request["model"])
@@ -91,24 +89,6 @@ def routes(workbench: Workbench) -> APIRouter:
         """List the data files below the workbench's folder."""
         rows.begin()
         return {"folder": str(workbench.folder), **data_files(workbench)}
-
-    @router.post("/data/uploads")
-    def upload(given: _NewUpload, visitor: Changing) -> dict[str, Any]:
-        """Begin an upload; return its id, and the bytes of a part."""
-        return {"id": uploads.begin(given.name, given.bytes), "part_bytes": PART_BYTES}
-
-    @router.put("/data/uploads/{id}")
-    def part(
-        id: str,
-        visitor: Changing,
-        content: Annotated[bytes, Body(media_type="application/octet-stream", max_length=PART_BYTES)],
-        offset: Annotated[int, Query(ge=0, le=2**50)] = 0,
-    ) -> dict[str, Any]:
-        """Append a part; return the file's name after the last one, otherwise null."""
-        name = uploads.append(id, offset, content)
-        if name is not None:
-            rows.begin()
-        return {"name": name}
 
     @router.get("/data/registry")
     def registry(visitor: Looking) -> dict[str, Any]:

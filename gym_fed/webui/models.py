@@ -23,8 +23,8 @@ from gym_fed.serving.store.naming import variants_folder
 from gym_fed.training.run.folder import is_held
 from gym_fed.trust.identity.variant import VariantName
 from gym_fed.web.app import Changing, Looking
+from gym_fed.web.jobs import json_of
 from gym_fed.webui.inventory import LocalModel, find_base, local_bases, local_variants, servers_of
-from gym_fed.webui.jobs import json_of
 from gym_fed.webui.model_actions import ModelAction, ModelId, merge_rules
 from gym_fed.webui.workbench import Workbench
 

@@ -15,8 +15,8 @@ from gym_fed.core.errors import GymError
 from gym_fed.tracking.trackers.base import flat
 from gym_fed.training.run.folder import is_held
 from gym_fed.training.run.result import listed, read_json
+from gym_fed.web.jobs import Jobs, WebJob
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns, RunCurves, last_values, thinned
-from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.run_places import RunPlaces
 from gym_fed.webui.train_check import MAX_CHARACTERS
 from gym_fed.webui.workbench import Workbench, plain, text

@@ -28,8 +28,8 @@ from gym_fed.training.run.result import read_json
 from gym_fed.web.access import Role
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.events import Feed, PageEvent
+from gym_fed.web.jobs import Jobs, WebJob
 from gym_fed.webui.curves import CurvesOfRuns, last_values
-from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.run_detail import (
     RunList,
     config_text,

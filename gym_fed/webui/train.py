@@ -22,6 +22,7 @@ from gym_fed.config.recipes import get_recipe, recipes, relocated
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.config.train.defaults import LARGE, ROW_KEYS, method_defaults
 from gym_fed.config.train.training import TrainingConfig
+from gym_fed.config.yaml.edit import with_value
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
 from gym_fed.training.run.folder import is_held
@@ -40,7 +41,7 @@ from gym_fed.webui.train_check import (
     problems_of,
     read,
 )
-from gym_fed.webui.train_form import form, with_value
+from gym_fed.webui.train_form import form
 from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, plain, resolved, text
 

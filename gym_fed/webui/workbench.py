@@ -13,7 +13,7 @@ from gym_fed.base.models import NANO
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.web.events import Feed, PageEvent
-from gym_fed.webui.jobs import Jobs
+from gym_fed.web.jobs import Jobs
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?")
 

@@ -171,5 +171,20 @@ def webui(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The page of `gym-client ui` in a new home, for this file of tests."""
+    from gym_client.identity.home import Home
+    from gym_client.web.app import open_ui
+
+    home = Home.open(tmp_path_factory.mktemp("client") / "home")
+    server, jobs = open_ui(home, "127.0.0.1:0")
+    server.start()
+    yield Served(server.address, server.url, home.folder, {})
+    for job in jobs.list():
+        jobs.stop(job.id)
+    server.stop()
+
+
 def _quiet() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -356,7 +356,7 @@ def read_invite(data: bytes) -> None:
 
 
 def invite_seeds() -> list[bytes]:
-    return [f"gym-invite:{host}:9443:{'a' * 64}:{'b' * 32}".encode() for host in ("hub.example", "[::1]")]
+    return [f"gym://{host}:9443/{'a' * 64}/{'b' * 32}".encode() for host in ("hub.example", "[::1]")]
 
 
 def remove_scratch() -> None:

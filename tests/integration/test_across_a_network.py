@@ -65,8 +65,8 @@ def test_a_friend_joins_by_invite_over_a_slow_line_that_loses_packets(
                 until(lambda: "listens on" in log.read_text() or hub.poll() is not None, "the hub's start")
                 assert "a friend types" in log.read_text(), log.read_text()
                 invite = at(HUB, shown("gym-server invites create")).strip()
-                assert invite.startswith("gym-invite:hub.example.org:9443:")
-                join = re.sub(r"gym-invite:\S+", invite, shown("gym-client join"))
+                assert invite.startswith("gym://hub.example.org:9443/")
+                join = re.sub(r"gym://\S+", invite, shown("gym-client join"))
                 begun = time.monotonic()
                 friend = subprocess.Popen(
                     line.inside(FRIEND, f"exec {join} --name ada --yes"),

@@ -82,7 +82,7 @@ def test_a_picture_keeps_frames_in_their_place_and_refuses_what_it_may_not_show(
     assert shown.text is not None
     assert (len(shown.text), shown.text[-1]) == (len(line.text), "│")
     cut = [Line(0.1, (("in /some", False),)), Line(0.1, (("where", False),))]
-    for secret in ([Line(0.1, (("gym-invite:hub.example.org:9443:AB:CD", False),))], cut):
+    for secret in ([Line(0.1, (("gym://hub.example.org:9443/AB/CD", False),))], cut):
         with pytest.raises(ValueError, match="would show"):
             drawn("one", secret, {}, ["/somewhere"])
 

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FACES = {"hub": ROOT / "server/gym_server/web/screens", "webui": ROOT / "gym_fed/webui/screens"}
+FACES = {
+    "hub": ROOT / "server/gym_server/web/screens",
+    "webui": ROOT / "gym_fed/webui/screens",
+    "client": ROOT / "client/gym_client/web/screens",
+}
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Screen:
     """One line of the list.
 
     Attributes:
-        face: ``hub`` or ``webui``.
+        face: ``hub``, ``webui`` or ``client``.
         pattern: Its URL, with ``:name`` or ``*name`` for what differs.
         module: Its file's name without ``.js``.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fastapi import APIRouter
+from gym_client.web.app import SCREENS_FOLDER as CLIENT_SCREENS
 from starlette.testclient import TestClient
 
 from gym_fed import webui
@@ -28,7 +29,7 @@ def webui_client(folder: Path, *, login: bool = True, public: bool = False) -> T
     for router in routers(workbench):
         routes.include_router(router)
     screens = Path(webui.__file__).parent / "screens"
-    face = Face("webui", "test", screens, routes, workbench.feed)
+    face = Face("webui", "test", screens, routes, workbench.feed, more_screens=(CLIENT_SCREENS,))
     client = TestClient(
         create_app(face, Access("session", token=TOKEN, public=public)), base_url="http://127.0.0.1:7860"
     )

@@ -19,7 +19,7 @@ MOST_WAIT_SECONDS = 0.4
 """Longer waits between two lines are cut to this; the page has the real seconds."""
 FRAME = " │"
 GREYS = TerminalTheme((24, 24, 24), (216, 216, 216), [(160, 160, 160)] * 8, [(216, 216, 216)] * 8)
-SECRETS = re.compile(r"gym-invite:|token=|PRIVATE KEY|BEGIN CERTIFICATE|\bsk-")
+SECRETS = re.compile(r"gym://|token=|PRIVATE KEY|BEGIN CERTIFICATE|\bsk-")
 """Patterns that no picture may show: invites, login links, keys."""
 
 FORMAT = """\

@@ -43,8 +43,23 @@ def set_paused(home: Home) -> None:
 
 
 def set_resumed(home: Home) -> None:
-    """Resume this home's agent."""
+    """Resume this home's agent.
+
+    Raises:
+        GymError: ``POLICY_REFUSED`` if ``policy.yaml`` also has ``pause: true``.
+    """
     (home.folder / _FILE).unlink(missing_ok=True)
+    if Policy.load(home.policy_path).pause:
+        raise GymError(
+            ErrorCode.POLICY_REFUSED,
+            f"{home.policy_path} has pause: true, so that the agent still waits",
+            "remove the line",
+        )
+
+
+def is_paused(home: Home) -> bool:
+    """Return True after `gym-client pause`, until `gym-client resume`."""
+    return (home.folder / _FILE).exists()
 
 
 def on_battery() -> bool:
@@ -175,7 +190,7 @@ class Pauses:
 
     def _found(self) -> _Wait | None:
         policy = self._policy
-        if (self._home.folder / _FILE).exists():
+        if is_paused(self._home):
             return _Wait("paused: run `gym-client resume` to continue", at_once=True)
         if policy.pause:
             return _Wait("paused: policy.yaml has pause: true", at_once=True)

@@ -12,7 +12,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.pins import LAST_SERVER, parse_fingerprint
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import require_utf8
-from gym_fed.trust.identity.login import parse_invite
+from gym_fed.trust.identity.login import INVITE_SCHEME, find_invite, parse_invite
 
 _REMEMBERED = ("data", "data_format", "columns", "region", "model", "name")
 
@@ -59,8 +59,8 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
     """
     fingerprint = parse_fingerprint(options.fingerprint) if options.fingerprint else None
     given = Address.parse(options.server) if options.server else None
-    text = (options.invite or "").strip()
-    if not text.startswith("gym-invite:"):
+    text = find_invite(options.invite or "")
+    if not text.startswith(INVITE_SCHEME):
         given = given or last
         if given is None:
             raise GymError(

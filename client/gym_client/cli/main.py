@@ -12,7 +12,8 @@ from gym_client.cli.audit import audit_app
 from gym_client.cli.keys import key_app, transfer
 from gym_client.cli.ledger import ledger_app, rewards
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
-from gym_client.cli.service import install_service, pause, resume
+from gym_client.cli.service import install_service, pause, resume, uninstall
+from gym_client.cli.ui import ui
 from gym_fed.core.console import (
     AsJson,
     AsJsonLines,
@@ -39,6 +40,7 @@ class _ClientCommands(CommandGroup):
     activities: ClassVar = {
         "Contribute": {
             "join": "train for a hub, round after round",
+            "ui": "do it all on a page in your browser",
             "status": "your balance, and the verdicts on your updates",
             "rewards": "what you earned, round by round",
             "pause": "let the agent of this home wait",
@@ -55,6 +57,7 @@ class _ClientCommands(CommandGroup):
             "key": "encrypt, rotate, revoke, export and import your key",
             "transfer": "send credits to another contributor",
             "install-service": "join in the background of this machine",
+            "uninstall": "delete what gym-client wrote on this machine",
         },
     }
 
@@ -74,6 +77,8 @@ app.command()(rewards)
 app.command()(pause)
 app.command()(resume)
 app.command("install-service")(install_service)
+app.command()(uninstall)
+app.command()(ui)
 
 
 @app.callback()
@@ -168,9 +173,9 @@ def join(
     from gym_client.agent.policy import Policy
     from gym_client.cli.join import join as run_join
     from gym_client.cli.join_options import JoinOptions
-    from gym_client.cli.service import needs_a_person
     from gym_client.cli.terminal import TerminalConsent
     from gym_client.observe.observed import observed
+    from gym_client.service_files import needs_a_person
 
     options = JoinOptions(
         server=server,

@@ -1,6 +1,6 @@
 """Enrolment and login: one-time invites, the claims that a contributor signs, and proof of work.
 
-An invite is a string with an address, a fingerprint and a token: ``gym-invite:HOST:PORT:FINGERPRINT_HEX:TOKEN``. The
+An invite is a link with an address, a fingerprint and a token: ``gym://HOST:PORT/FINGERPRINT_HEX/TOKEN``. The
 hub stores only the token's sha256.
 
 Both claims name the hub's id and the TLS key of the contributor's connection. A hub that copies another hub's id
@@ -87,8 +87,9 @@ def do_work(
     raise AssertionError("unreachable")
 
 
+INVITE_SCHEME = "gym://"
 _PATTERN = re.compile(
-    r"gym-invite:(?P<host>[^\s]+):(?P<port>\d{1,5}):(?P<fingerprint>[0-9a-f]{64}):(?P<token>[0-9a-f]{32})"
+    r"gym://(?P<host>[^\s/]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})/(?P<token>[0-9a-f]{32})\b"
 )
 
 
@@ -114,9 +115,15 @@ def token_hash(token: str) -> str:
 
 
 def format_invite(invite: Invite) -> str:
-    return (
-        f"gym-invite:{invite.host}:{invite.port}:{invite.fingerprint.removeprefix('sha256:')}:{invite.token}"
-    )
+    """Return the link of an invite."""
+    fingerprint = invite.fingerprint.removeprefix("sha256:")
+    return f"{INVITE_SCHEME}{invite.host}:{invite.port}/{fingerprint}/{invite.token}"
+
+
+def find_invite(text: str) -> str:
+    """Return the first invite in a message; the text itself, which may be a token, if there is none."""
+    match = _PATTERN.search(text)
+    return text.strip() if match is None else match[0]
 
 
 def parse_invite(text: str) -> Invite:
@@ -126,7 +133,7 @@ def parse_invite(text: str) -> Invite:
         raise GymError(
             ErrorCode.INVITE_INVALID,
             f"{text[:40]!r} is not an invite",
-            "an invite reads gym-invite:HOST:PORT:FINGERPRINT:TOKEN; gym-server invites create makes one",
+            "an invite reads gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create makes one",
         )
     port = int(match["port"])
     if not 0 < port < 65536:

@@ -7,8 +7,8 @@ const WIDTHS = [1.75, 1.75, 1.75, 1.5, 1.25, 1.25];
 const MARKERS = ["", "hollow", "", "filled", "hollow", "filled"];
 const EVERY_POINT = 14, SOME_POINTS = 56; // pixels between two markers: of every point where there is room, of some elsewhere
 
-// chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw},
-// where raw, if given, is drawn faintly behind; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range
+// chart({title, xLabel, yLabel, height, log}) -> {node, set(series), zoom(min, max)}; a series is {name, points: [[x, y], ...], raw, errors},
+// where raw, if given, is drawn faintly behind, and errors are the standard errors of the points, drawn as upright bars; marks are [{x, text}], drawn as upright lines. `onZoom(min, max)` is called when a range
 // was chosen by dragging, and with null to show all. Charts of one `group` move their cursors together.
 export function chart({title, xLabel = "step", yLabel = "", height = 260, log = false, onZoom = null, range = null, group = "", xText = number, none = "No values yet.", whole = ["version", "step", "round"].includes(xLabel)}) {
   const spoken = el("p", {class: "visually-hidden", role: "status"});
@@ -25,14 +25,14 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     const axis = {stroke: quiet, font, grid: {stroke: line, width: 1}, ticks: {stroke: line, width: 1, size: 4}};
     return {
       width, height, legend: {show: false}, cursor: {points: {size: 6}, drag: {x: true, y: false, setScale: !onZoom}, ...(group && {sync: {key: group}}), ...(onZoom && {bind: {dblclick: () => () => onZoom(null, null)}})},
-      scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : {}},
+      scales: {x: {time: false, range: limits ? () => limits : undefined}, y: log ? {distr: 3} : series.some((one) => one.errors) ? {range: withErrors} : {}},
       axes: [{...axis, ...(whole ? {incrs: WHOLE} : {values: (_, ticks) => ticks.map((tick) => xText(tick))}), label: xLabel, labelFont: font, labelSize: 18, size: 34}, {...axis, label: yLabel || null, labelFont: font, labelSize: yLabel ? 16 : 0, size: 58, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : compact(tick)))}],
       series: [{}, ...raws().map((one) => ({label: `${one.name}, not smoothed`, stroke: ink, alpha: 0.28, width: 1, spanGaps: true, points: {show: false}})), ...series.map((one, at) => ({
         label: one.name, stroke: ink, width: WIDTHS[at % 6], dash: DASHES[at % 6], spanGaps: true,
         points: {show: one.points.length < 3, filter: one.points.length > 2 && MARKERS[at % 6] ? marked : undefined, size: 6, width: 1.25, stroke: ink, fill: MARKERS[at % 6] === "filled" ? ink : style.getPropertyValue("--paper").trim()},
       }))],
       hooks: {
-        draw: [(drawn) => drawMarks(drawn, ink)],
+        draw: [(drawn) => { drawMarks(drawn, ink); drawErrors(drawn, ink); }],
         setCursor: [(drawn) => showValues(drawn.cursor.idx)],
         setSelect: [(drawn) => {
           if (!onZoom || drawn.select.width < 4) return;
@@ -73,6 +73,34 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     ctx.restore();
   }
 
+  function drawErrors(drawn, ink) {
+    const {ctx, bbox} = drawn, cap = 3 * devicePixelRatio;
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.clip();
+    ctx.strokeStyle = ink;
+    ctx.lineWidth = devicePixelRatio;
+    for (const {points, errors} of series) {
+      for (const [at, [x, y]] of (errors ? points : []).entries()) {
+        if (errors[at] === null) continue;
+        const left = drawn.valToPos(x, "x", true), ends = [y - errors[at], y + errors[at]].map((value) => drawn.valToPos(value, "y", true));
+        ctx.beginPath();
+        ctx.moveTo(left, ends[0]);
+        ctx.lineTo(left, ends[1]);
+        for (const end of ends) { ctx.moveTo(left - cap, end); ctx.lineTo(left + cap, end); }
+        ctx.stroke();
+      }
+    }
+    ctx.restore();
+  }
+
+  // From the lowest to the highest value, with its error; the scale of a chart without errors is uPlot's.
+  function withErrors(drawn, low, high) {
+    for (const {points, errors} of series) for (const [at, [, y]] of (errors ? points : []).entries()) { low = Math.min(low, y - (errors[at] ?? 0)); high = Math.max(high, y + (errors[at] ?? 0)); }
+    return uPlot.rangeNum(low, high, 0.1, true);
+  }
+
   // The values at the cursor: of a line without a point there, those of its nearest point.
   function showValues(at) {
     if (!plot) return;
@@ -80,9 +108,10 @@ export function chart({title, xLabel = "step", yLabel = "", height = 260, log = 
     legend.querySelector(".at").textContent = isAt ? `${xLabel} ${xText(plot.data[0][at])}` : "";
     series.forEach((one, place) => {
       const [x, value] = isAt ? nearest(one.points, plot.data[0][at]) : one.points.at(-1);
+      const error = one.errors?.[one.points.findIndex(([other]) => other === x)];
       const raw = one.raw && isAt ? nearest(one.raw, plot.data[0][at])[1] : null;
       const node = legend.children[place + 1].querySelector(".value");
-      node.textContent = [number(value, 4), raw !== null && `(raw ${number(raw, 4)})`, isAt && x !== plot.data[0][at] && `at ${xText(x)}`].filter(Boolean).join(" ");
+      node.textContent = [number(value, 4), error !== null && error !== undefined && `± ${number(error, 3)}`, raw !== null && `(raw ${number(raw, 4)})`, isAt && x !== plot.data[0][at] && `at ${xText(x)}`].filter(Boolean).join(" ");
     });
   }
 

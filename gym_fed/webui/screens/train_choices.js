@@ -1,5 +1,6 @@
 // Three choices: a model, rows and a goal. Each changes the YAML in place, and shows what the YAML says.
-import {ApiError, api, bytes, count, el, failed, loading, mayChange, message, namedColumns, number, pathUrl, post, progress, replace, say, session, state} from "../static/app.js";
+import {ApiError, api, bytes, count, el, failed, loading, mayChange, message, namedColumns, number, pathUrl, post, replace, say, state} from "../static/app.js";
+import {dropArea} from "../static/upload.js";
 
 const KINDS = {package: "comes with gym-fed", cache: "Hugging Face cache", run: "run", folder: "folder", adapter: "adapter", gguf: "GGUF file"};
 const MOST_SHOWN = 8, PREVIEW = 3;
@@ -91,23 +92,12 @@ function modelChoice({offered, text, change}) {
 
 function dataChoice({offered, change, rows, redraw: redrawGoal}) {
   let files = offered.files.map((one) => one.name), seen = "", turn = 0;
-  const about = el("div", {class: "stack", role: "status"}), preview = el("section", {"aria-label": "The first rows as the model reads them"}), bar = el("div"), holder = el("div", {class: "row"});
-  const input = el("input", {type: "file", id: "rows-file", accept: ".jsonl,.json,.ndjson,.csv,.tsv,.parquet,.txt,.gz", disabled: !mayChange(), onchange: () => input.files.length && take(input.files[0])});
-  const drop = el("div", {class: "drop", ondragover: (event) => { event.preventDefault(); drop.dataset.over = "1"; }, ondragleave: () => { delete drop.dataset.over; }, ondrop: (event) => {
-    event.preventDefault();
-    delete drop.dataset.over;
-    if (mayChange() && event.dataTransfer.files.length) take(event.dataTransfer.files[0]);
-  }}, el("label", {for: "rows-file"}, "Drop a file of rows here, or choose one: JSONL, JSON, CSV, TSV, Parquet or text"), input, bar);
+  const about = el("div", {class: "stack", role: "status"}), preview = el("section", {"aria-label": "The first rows as the model reads them"}), holder = el("div", {class: "row"});
+  const drop = dropArea({id: "rows-file", taken: async (name) => {
+    if (!files.includes(name)) files = [name, ...files];
+    await choose(name);
+  }});
   const part = {node: step(2, "Data", drop, holder, about), preview, checked: null, draw};
-
-  async function take(file) {
-    try {
-      const name = await upload(file, (done) => replace(bar, progress(done, file.size, `Uploading ${file.name}`)));
-      replace(bar);
-      if (!files.includes(name)) files = [name, ...files];
-      await choose(name);
-    } catch (error) { replace(bar, el("p", {class: "problem", role: "alert"}, error instanceof ApiError ? message(error) : `${file.name} could not be read.`)); } finally { input.value = ""; }
-  }
 
   // A new file takes the place of all sources; columns of no known layout are guessed, and the goal follows the rows.
   async function choose(name) {
@@ -166,17 +156,6 @@ function dataChoice({offered, change, rows, redraw: redrawGoal}) {
 }
 
 const named = (source) => (source.tasks ? `${source.num_examples ? `${count(source.num_examples, "generated row")}` : "Generated rows"} of ${source.tasks.join(", ")}` : source.path || source.name || source.hub || source.dataset || "rows");
-
-// Sends a file in parts, and returns its name in the workbench's folder.
-async function upload(file, report) {
-  const {id, part_bytes: size} = await post("data/uploads", {name: file.name, bytes: file.size});
-  let name = null;
-  for (let at = 0; at < file.size; at += size) {
-    report(at);
-    ({name} = await api(`data/uploads/${id}?offset=${at}`, {method: "PUT", body: await file.slice(at, at + size).arrayBuffer(), headers: {"Content-Type": "application/octet-stream", "X-CSRF-Token": session.csrf}}));
-  }
-  return name;
-}
 
 // ---- the goal ----
 

@@ -216,7 +216,7 @@ def test_the_steps_after_init_suit_who_may_join(tmp_path: Path) -> None:
 def test_an_invite_to_this_machine_alone_says_so(tmp_path: Path, address: str) -> None:
     assert init(tmp_path / "hub", "--address", address).exit_code == 0
     done = CliRunner().invoke(app, ["invites", "create", "--dir", str(tmp_path / "hub")])
-    assert done.stdout.strip().startswith(f"gym-invite:{address}:")
+    assert done.stdout.strip().startswith(f"gym://{address}/")
     for word in (
         "pip install",
         "gym-client join --invite INVITE --data FILE",

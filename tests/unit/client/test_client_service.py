@@ -11,12 +11,12 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from gym_client.cli.service import ServiceJob, needs_a_person, service_file
 from gym_client.hub.known import LAST_SERVER
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin
+from gym_client.service_files import ServiceJob, needs_a_person, service_file
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.passphrase import PassphraseSource

@@ -27,7 +27,7 @@ NAMED_IN = {
     "gym_fed/core/portable.py",
     "gym_fed/serving/vllm/process.py",  # vLLM does not run on Windows
     "gym_fed/serving/vllm_plugin/launch.py",
-    "gym_fed/webui/jobs.py",  # looks first
+    "gym_fed/web/jobs.py",  # looks first
 }
 """Files that may name a function, a flag or a signal that Windows lacks."""
 

@@ -23,7 +23,7 @@ FINDERS = {
     "gym_fed/core/child_process.py",
     "gym_fed/local_federation.py",  # the folder of installed commands
     "gym_fed/training/processes/ranks.py",  # torchrun takes the interpreter apart from its arguments
-    "client/gym_client/cli/service.py",  # the same folder
+    "client/gym_client/service_files.py",  # the same folder
 }
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

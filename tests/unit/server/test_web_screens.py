@@ -393,7 +393,7 @@ def test_an_invite_is_shown_once_and_admits_whom_it_is_given_to(
 
 
 def test_the_code_of_an_invite_is_the_qr_code_of_its_text() -> None:
-    text = "gym-invite:hub.example.org:9443:" + "ab" * 32 + ":" + "cd" * 16
+    text = "gym://hub.example.org:9443/" + "ab" * 32 + "/" + "cd" * 16
     rows = qr_rows(text)
     assert len({len(row) for row in rows} | {len(rows)}) == 1, "a square"
     assert [[int(module) for module in row] for row in rows] == [

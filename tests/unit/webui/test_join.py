@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.web import contribute
 from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.webui import join
-from gym_fed.webui.jobs import Jobs, WebJob
+from gym_fed.web.jobs import Jobs, WebJob
 from tests.support.webui_client import webui_client
 
 API = "/api/v1/join"
 TERMS = f"offer:{'a' * 32}"
-INVITE = "gym-invite:the-secret-token"
+INVITE = "the-secret-token"
 
 
 class FakeJobs:
@@ -164,7 +164,7 @@ def test_an_account_is_what_gym_client_status_prints(
     monkeypatch.setattr(subprocess, "run", lambda *words, **more: ended)
     unknown = client.get(f"{API}/account", params={"server": "hub:1"})
     assert unknown.status_code == 404, "no page has this machine call an address of its choice"
-    monkeypatch.setattr(join, "_require_known", lambda server: None)
+    monkeypatch.setattr(contribute, "_require_known", lambda home, server: None)
     assert client.get(f"{API}/account", params={"server": "hub:1"}).json() == {"balance": 7}
     ended.returncode, ended.stderr = 60, GymError(ErrorCode.UNAUTHENTICATED, "unknown").to_json_line()
     refused = client.get(f"{API}/account", params={"server": "hub:1"})

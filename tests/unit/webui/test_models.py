@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.run.folder import FolderLock
+from gym_fed.web.jobs import Jobs
 from gym_fed.webui import models
-from gym_fed.webui.jobs import Jobs
 from tests.support.nano_store import nano_store
 from tests.support.webui_client import webui_client
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from gym_fed.web.jobs import Jobs
 from gym_fed.web.model_server import ModelServer
 from gym_fed.webui.inventory import ModelServers
-from gym_fed.webui.jobs import Jobs
 from tests.support.wait import until
 from tests.support.webui_client import webui_client
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from gym_fed.webui import uploads
+from gym_fed.web import uploads
 from tests.support.webui_client import webui_client
 
 ROWS = b"".join(b'{"prompt": "%d", "completion": "a"}\n' % number for number in range(200))

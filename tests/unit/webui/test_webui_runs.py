@@ -18,8 +18,8 @@ from starlette.testclient import TestClient
 from gym_fed.training.run.folder import FolderLock
 from gym_fed.training.run.recent import remember_run
 from gym_fed.web.events import Feed, PageEvent
+from gym_fed.web.jobs import Jobs, WebJob
 from gym_fed.webui.curves import MAX_POINTS, CurvesOfRuns
-from gym_fed.webui.jobs import Jobs, WebJob
 from gym_fed.webui.run_detail import RunList, config_text
 from gym_fed.webui.run_places import RunPlaces
 from gym_fed.webui.runs import RunWatch

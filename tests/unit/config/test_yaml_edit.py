@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gym_fed.config.recipes import recipes
+from gym_fed.config.yaml.edit import with_value
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.webui.train_form import with_value
 
 TEXT = """\
 # What it is.
@@ -122,3 +122,12 @@ def test_any_value_is_read_back_as_it_was_given_or_refused(value: Any) -> None:
     except GymError:
         return
     assert yaml.safe_load(edited) == {**yaml.safe_load(TEXT), "model": value}
+
+
+def test_a_list_of_strings_is_replaced_as_a_whole() -> None:
+    hours = ["22:00-07:00", "12:00-13:00"]
+    assert yaml.safe_load(with_value("pause: false  # now\n", ("hours",), hours))["hours"] == hours
+    edited = with_value("hours:\n  - '01:00-02:00'\npause: false  # now\n", ("hours",), hours)
+    assert yaml.safe_load(edited) == {"hours": hours, "pause": False}
+    assert edited.endswith("pause: false  # now\n")
+    assert with_value(edited, ("hours",), None) == "pause: false  # now\n"

@@ -1,4 +1,4 @@
-"""Receive files of rows from a page: in parts, into ``data/``, never over another file."""
+"""Receive files of rows from a page: in parts, and never over another file."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
+from fastapi import APIRouter, Body, Query
+from pydantic import Field
+
+from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import full_disk_named, is_safe_path, make_folder, whole_file_or_none
-from gym_fed.core.text import counted, readable_bytes
+from gym_fed.core.text import counted, plain, readable_bytes
 from gym_fed.data.files import SUFFIXES
-from gym_fed.webui.workbench import Workbench, text
+from gym_fed.web.app import Changing
 
-FOLDER = "data"
 PART_BYTES = 2 * 2**20
 """Bytes per request, below the limit of request bodies."""
 MAX_OPEN = 8
@@ -45,11 +50,12 @@ class Uploads:
     """The uploads in progress. Safe from any thread.
 
     Args:
-        workbench: The workbench, below whose folder the files are written.
+        folder: Returns the folder of the files, or refuses; it is created if it is missing.
+        named: Returns the name by which a page knows a file.
     """
 
-    def __init__(self, workbench: Workbench) -> None:
-        self._workbench = workbench
+    def __init__(self, folder: Callable[[], Path], named: Callable[[Path], str]) -> None:
+        self._folder, self._named = folder, named
         self._uploads: dict[str, _Upload] = {}
         self._lock = threading.Lock()
 
@@ -62,17 +68,19 @@ class Uploads:
         """
         if not is_safe_path(name) or "/" in name or name.startswith("."):
             raise GymError(
-                ErrorCode.USAGE, f"{text(name)!r} is no safe file name", "rename the file, and drop it again"
+                ErrorCode.USAGE,
+                f"{plain(name, 200)!r} is no safe file name",
+                "rename the file, and drop it again",
             )
         if not name.lower().removesuffix(".gz").endswith(SUFFIXES):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{text(name)}: rows are not read from such a file",
+                f"{plain(name, 200)}: rows are not read from such a file",
                 f"give a file that ends with {', '.join(SUFFIXES)}, or one of these with .gz",
             )
         if not size_bytes:
-            raise GymError(ErrorCode.DATA_INVALID, f"{text(name)}: is empty", "choose a file with rows")
-        folder = self._workbench.inside(FOLDER)
+            raise GymError(ErrorCode.DATA_INVALID, f"{plain(name, 200)}: is empty", "choose a file with rows")
+        folder = self._folder()
         with self._lock:
             self._forget_idle()
             if len(self._uploads) >= MAX_OPEN:
@@ -85,9 +93,9 @@ class Uploads:
             if size_bytes > free:
                 raise GymError(
                     ErrorCode.DISK_FULL,
-                    f"{text(name)} has {readable_bytes(size_bytes)}, and the disk has room for "
+                    f"{plain(name, 200)} has {readable_bytes(size_bytes)}, and the disk has room for "
                     f"{readable_bytes(max(free, 0))}",
-                    "free some space, or start gym webui on another disk",
+                    "free some space on it",
                 )
             reserved = {upload.file for upload in self._uploads.values()}
             id, file = secrets.token_hex(16), _free(folder / name, reserved)
@@ -96,7 +104,7 @@ class Uploads:
         return id
 
     def append(self, id: str, offset: int, data: bytes) -> str | None:
-        """Append a part; return the file's name in the workbench after the last part, otherwise None.
+        """Append a part; return the file's name after the last part, otherwise None.
 
         Raises:
             GymError: ``NOT_FOUND`` for an unknown id; ``USAGE`` for another offset than the next;
@@ -126,7 +134,7 @@ class Uploads:
                 return None
             del self._uploads[id]
             upload.room.__exit__(None, None, None)
-        return self._workbench.named(upload.file)
+        return self._named(upload.file)
 
     def _forget_idle(self) -> None:
         oldest = time.monotonic() - _IDLE_SECONDS
@@ -144,3 +152,33 @@ def _free(file: Path, reserved: set[Path]) -> Path:
         if candidate not in reserved and not candidate.exists():
             return candidate
     raise GymError(ErrorCode.FILE_EXISTS, f"{file.name}: 999 such files exist", "rename the file")
+
+
+class _NewUpload(StrictModel):
+    name: str = Field(min_length=1, max_length=200)
+    bytes: int = Field(ge=0, le=2**50)
+
+
+def upload_routes(uploads: Uploads, received: Callable[[], None] = lambda: None) -> APIRouter:
+    """Create the routes below ``/data/uploads``; ``received`` is called after the last part of a file."""
+    router = APIRouter()
+
+    @router.post("/data/uploads")
+    def upload(given: _NewUpload, visitor: Changing) -> dict[str, Any]:
+        """Begin an upload; return its id, and the bytes of a part."""
+        return {"id": uploads.begin(given.name, given.bytes), "part_bytes": PART_BYTES}
+
+    @router.put("/data/uploads/{id}")
+    def part(
+        id: str,
+        visitor: Changing,
+        content: Annotated[bytes, Body(media_type="application/octet-stream", max_length=PART_BYTES)],
+        offset: Annotated[int, Query(ge=0, le=2**50)] = 0,
+    ) -> dict[str, Any]:
+        """Append a part; return the file's name after the last one, otherwise null."""
+        name = uploads.append(id, offset, content)
+        if name is not None:
+            received()
+        return {"name": name}
+
+    return router

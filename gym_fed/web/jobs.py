@@ -2,7 +2,7 @@
 
 Each job has a folder with ``job.json`` (the command, and the process by id and start time, since ids are reused),
 ``output.txt`` and, after it has ended, ``status.json``. A workbench started later finds the jobs there. The process is
-``python -m gym_fed.webui.jobs``, which runs the command and records its exit code.
+``python -m gym_fed.web.jobs``, which runs the command and records its exit code.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+from fastapi import APIRouter, Query
 
 from gym_fed.core.child_process import module_command
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.json_files import read_object
 from gym_fed.core.portable import SIGKILL
+from gym_fed.web.app import Changing, Looking
 
 PROGRAMS = {
     "gym": "gym_fed.cli.main",
@@ -185,7 +187,7 @@ class Jobs:
         make_folder(place)
         # The wrapper waits for this pipe to close and for job.json, so a workbench killed here starts nothing.
         process = subprocess.Popen(
-            module_command("gym_fed.webui.jobs", place, PROGRAMS[command[0]], *command[1:]),
+            module_command("gym_fed.web.jobs", place, PROGRAMS[command[0]], *command[1:]),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -318,6 +320,36 @@ class Jobs:
             return is_same and not has_restarted and process.status() != psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
             return False
+
+
+def job_routes(jobs: Jobs) -> APIRouter:
+    """Create the routes below ``/jobs``."""
+    router = APIRouter()
+
+    @router.get("/jobs")
+    def listed(visitor: Looking) -> dict[str, Any]:
+        """List the newest jobs."""
+        every = jobs.list()
+        return {"jobs": [job.facts() for job in every], "total": len(every)}
+
+    @router.get("/jobs/{id}")
+    def one(id: str, visitor: Looking) -> dict[str, Any]:
+        """Describe a job."""
+        return jobs.get(id).facts()
+
+    @router.get("/jobs/{id}/output")
+    def output(
+        id: str, visitor: Looking, offset: Annotated[int, Query(ge=-(2**40), le=2**40)] = 0
+    ) -> dict[str, Any]:
+        """Return a job's output from a byte offset."""
+        return jobs.output(id, offset)
+
+    @router.post("/jobs/{id}/stop")
+    def stop(id: str, visitor: Changing) -> dict[str, Any]:
+        """Interrupt a job; a second call terminates it, and a third kills it."""
+        return jobs.stop(id).facts()
+
+    return router
 
 
 def _seconds_after_boot(process: psutil.Process) -> float:

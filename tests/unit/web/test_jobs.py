@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.webui import jobs as jobs_module
-from gym_fed.webui.jobs import MAX_OUTPUT_BYTES, Jobs, WebJob
+from gym_fed.web import jobs as jobs_module
+from gym_fed.web.jobs import MAX_OUTPUT_BYTES, Jobs, WebJob
 from tests.support.wait import SECONDS
 
 _SLEEPER = """
@@ -60,7 +60,7 @@ def test_a_command_that_ends_leaves_its_output_and_exit_code(jobs: Jobs) -> None
 
 def test_a_job_outlives_its_workbench_and_a_second_one_finds_and_stops_it(jobs: Jobs, tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from gym_fed.webui import jobs; jobs.PROGRAMS['sleeper'] = 'sleeper'\n"
+        "import sys; from pathlib import Path; from gym_fed.web import jobs; jobs.PROGRAMS['sleeper'] = 'sleeper'\n"
         "print(jobs.Jobs(Path(sys.argv[1])).start(['sleeper', 'a b'], title='t').id, flush=True); input()"
     )
     first = subprocess.Popen(
@@ -156,7 +156,7 @@ def test_a_workbench_that_is_killed_before_it_wrote_the_job_starts_nothing(
     place = jobs.folder / "20260101-000000-01234567"
     place.mkdir(parents=True)
     subprocess.run(
-        [sys.executable, "-m", "gym_fed.webui.jobs", str(place), "sleeper"],
+        [sys.executable, "-m", "gym_fed.web.jobs", str(place), "sleeper"],
         stdin=subprocess.DEVNULL,
         check=True,
         timeout=SECONDS,

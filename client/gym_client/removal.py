@@ -1,0 +1,88 @@
+"""Remove from this machine what `gym-client` has written: its files in the home, and the service file.
+
+`gym` keeps variants, models and data sets in the same folder by default. They stay, and are named.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from gym_client.identity.home import Home
+from gym_client.identity.pins import enrolled
+from gym_fed.core.errors import ErrorCode, GymError
+
+_OWN = (
+    *("audits", "bases", "consents.json", "data", "instance", "jobs", "key.pem", "keys", "lock", "machine"),
+    *("objects", "paused", "policy.yaml", "privacy.jsonl", "proofs", "receipts.jsonl", "residuals", "secure"),
+    *(
+        "seeding.json",
+        "seeds",
+        "servers",
+        "service.log",
+        "settings.json",
+        "tasks",
+        "traffic.json",
+        "versions",
+    ),
+)
+"""Names of the files and folders of a home."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What `gym-client uninstall` deletes.
+
+    Attributes:
+        files: Files and folders of the client.
+        others: Files and folders of other programs in the same folder, which stay.
+        hubs: Names of hubs that still have an account of this home.
+    """
+
+    files: tuple[Path, ...]
+    others: tuple[Path, ...]
+    hubs: tuple[str, ...]
+
+    def require_left(self, abandon: bool) -> None:
+        """Check that no account would be lost with the key, unless ``abandon`` is True.
+
+        Raises:
+            GymError: ``USAGE`` with the hubs that were not left.
+        """
+        if self.hubs and not abandon:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"this home still contributes to {', '.join(self.hubs)}, and its key cannot be made again",
+                "leave first: gym-client leave --server HOST; for a hub that is gone: --abandon",
+            )
+
+
+def removal_of(home: Home, service_files: tuple[Path, ...]) -> Removal:
+    """List what is deleted, without deleting anything.
+
+    Args:
+        home: The home.
+        service_files: Files for a service manager, as far as they exist.
+    """
+    inside = sorted(home.folder.iterdir())
+    files = (*(path for path in inside if path.name in _OWN), *(one for one in service_files if one.exists()))
+    others = tuple(path for path in inside if path not in files)
+    hubs = tuple(pin.name or pin.address for pin in enrolled(home))
+    return Removal(files, others, hubs)
+
+
+def remove(home: Home, removal: Removal) -> None:
+    """Delete the files, and the home if nothing else is in it.
+
+    Raises:
+        GymError: ``STATE_LOCKED`` while an agent of this home runs.
+    """
+    with home.locked():
+        for path in removal.files:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+    if not removal.others:
+        home.folder.rmdir()

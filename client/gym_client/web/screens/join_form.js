@@ -1,0 +1,41 @@
+// What is needed to see a hub's terms: an invite or an address, a file of rows, and a name.
+import {action, count, el, section} from "../static/app.js";
+import {dropArea} from "../static/upload.js";
+
+const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})\/[0-9a-f]{32}\b/;
+
+// joinForm(answer of "join", {invite, begin(given)}) -> element
+export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, begin}) {
+  const field = (id, label, node, help) => el("div", {class: "field"}, el("label", {for: id}, label), node, help && el("span", {class: "help"}, help));
+  const input = (id, label, more, help) => { const node = el("input", {id, ...more}); return {node, part: field(id, label, node, help)}; };
+  const read = el("p", {class: "small", role: "status"});
+  const message = el("textarea", {id: "invite", rows: 3, autocomplete: "off", spellcheck: "false", value: invite, maxlength: 4096, placeholder: "gym://…", oninput: () => readInvite()});
+  const server = input("server", "Hub", {placeholder: "hub.example.org:9443", maxlength: 255, list: "hubs"}, "host or host:port");
+  const chosen = el("select", {id: "data"}), place = anyPath && input("path", "or its place on this machine", {placeholder: "/home/me/my.jsonl", maxlength: 4096, autocomplete: "off"});
+  const name = input("name", "Your name there", {value: last.name || "", maxlength: 64, autocomplete: "off"}, "The coordinator sees it. Empty: your id.");
+  const columns = input("columns", "Columns, ours=theirs", {placeholder: "prompt=question,completion=answer", maxlength: 1024}, "if the file names them differently");
+  const rounds = input("rounds", "Rounds", {type: "number", min: 1, placeholder: "all"}, "stop after N rounds");
+
+  function offer(names, taken) {
+    chosen.replaceChildren(el("option", {value: ""}, last.data ? `the last one, ${last.data}` : "a small example that comes with gym-fed"), ...names.map((one) => el("option", {value: one, selected: one === taken}, one.replace(/^data\//, ""))));
+  }
+
+  function readInvite() {
+    const found = INVITE.exec(message.value), text = message.value.trim();
+    read.textContent = found ? `From ${found[1]}. Its key begins with ${found[2].slice(0, 12)}.` : text.includes("gym://") ? "This invite is not whole: copy all of it." : text && /\s/.test(text) ? "There is no invite in this text: it begins with gym://." : text ? "A code: give the hub’s address too." : "";
+    if (text && !found) other.open = true;
+  }
+
+  const other = el("details", {}, el("summary", {}, hubs.length ? "Without an invite: a hub’s address" : "No invite? An open hub needs its address alone"), server.part);
+  const step = (number, text, ...inside) => el("section", {class: "choice-step", "aria-labelledby": `step-${number}`}, el("h3", {id: `step-${number}`}, el("span", {class: "quiet"}, `${number} `), text), inside);
+  offer(files, "");
+  readInvite();
+  const form = el("form", {class: "joining", onsubmit: (event) => event.preventDefault()},
+    el("datalist", {id: "hubs"}, hubs.map((hub) => el("option", {value: hub.address}))),
+    step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, "It is neither stored nor shown in a command."), read, other),
+    step(2, "Data", dropArea({id: "rows-file", taken: (taken) => { if (!files.includes(taken)) files = [taken, ...files]; offer(files, taken); if (place) place.node.value = ""; }}),
+      el("div", {class: "doing-fields"}, field("data", files.length ? `${count(files.length, "file")} here` : "or one that is here", chosen), place && place.part)),
+    step(3, "Name", name.part, el("details", {}, el("summary", {}, "More"), el("div", {class: "doing-fields"}, columns.part, rounds.part))),
+    action("See the terms", () => begin({server: server.node.value.trim() || null, invite: message.value.trim(), data: place?.node.value.trim() || chosen.value, columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}), {primary: true}));
+  return hubs.length ? el("details", {}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
+}

@@ -1,0 +1,50 @@
+"""The routes of `gym-client ui` that delete what the client wrote on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.background import BackgroundTask
+from starlette.responses import JSONResponse, Response
+
+from gym_client.identity.home import Home
+from gym_client.removal import removal_of, remove
+from gym_client.service_files import written_files
+from gym_client.web.contribute import Workplace
+from gym_fed.config.schema.base import StrictModel
+from gym_fed.web.app import Changing, Looking
+
+
+class UninstallRequest(StrictModel):
+    abandon: bool = False
+    """True to lose the accounts of hubs that were not left."""
+
+
+def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
+    """Create the routes ``/uninstall``; ``ended`` is called after everything is deleted, to end the page's server."""
+    router = APIRouter()
+
+    @router.get("/uninstall")
+    def listed(visitor: Looking) -> dict[str, Any]:
+        """List what would be deleted, what stays, and the hubs that were not left."""
+        home = Home.open(place.home)
+        removal = removal_of(home, written_files(home))
+        return {
+            "folder": str(home.folder),
+            "files": [path.name for path in removal.files],
+            "others": [path.name for path in removal.others],
+            "hubs": list(removal.hubs),
+        }
+
+    @router.post("/uninstall")
+    def uninstall(given: UninstallRequest, visitor: Changing) -> Response:
+        """Delete the files like `gym-client uninstall --yes`."""
+        home = Home.open(place.home)
+        removal = removal_of(home, written_files(home))
+        removal.require_left(given.abandon)
+        remove(home, removal)
+        return JSONResponse({"deleted": len(removal.files)}, background=BackgroundTask(ended))
+
+    return router
