@@ -308,6 +308,16 @@ class DashboardConfig(StrictModel):
         default_factory=list, max_length=10
     )
     """Prompts that every version answers, greedily."""
+    ask_by: Literal["operators", "viewers"] = "operators"
+    """Who may ask the newest version questions of their own, if ``ask`` is true. Viewers may at hubs that everybody can
+    join, one question at a time and six in a minute, together."""
+    public_url: Annotated[str, Field(pattern=r"^https?://[^\s/?#]+(/[^\s?#]*)?$", max_length=500)] | None = (
+        None
+    )
+    """The address at which others reach the pages, such as ``https://hub.example.org``; invites and the page for
+    members name it."""
+    install: str = Field("pip install gym-fed", min_length=1, max_length=500, pattern=r"^[^\r\n]+$")
+    """The command that installs the client, in invites and on the page for members."""
 
     @field_validator("listen")
     @classmethod

@@ -1,7 +1,7 @@
 """Enrolment and login: one-time invites, the claims that a contributor signs, and proof of work.
 
 An invite is a link with an address, a fingerprint and a token: ``gym://HOST:PORT/FINGERPRINT_HEX/TOKEN``. The
-hub stores only the token's sha256.
+link of a hub that everybody can join has no token. The hub stores only the token's sha256.
 
 Both claims name the hub's id and the TLS key of the contributor's connection. A hub that copies another hub's id
 cannot copy its TLS key, so a claim made to it is useless at the other hub.
@@ -89,7 +89,7 @@ def do_work(
 
 INVITE_SCHEME = "gym://"
 _PATTERN = re.compile(
-    r"gym://(?P<host>[^\s/]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})/(?P<token>[0-9a-f]{32})\b"
+    r"gym://(?P<host>[^\s/]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
 )
 
 
@@ -117,7 +117,8 @@ def token_hash(token: str) -> str:
 def format_invite(invite: Invite) -> str:
     """Return the link of an invite."""
     fingerprint = invite.fingerprint.removeprefix("sha256:")
-    return f"{INVITE_SCHEME}{invite.host}:{invite.port}/{fingerprint}/{invite.token}"
+    link = f"{INVITE_SCHEME}{invite.host}:{invite.port}/{fingerprint}"
+    return f"{link}/{invite.token}" if invite.token else link
 
 
 def find_invite(text: str) -> str:
@@ -138,4 +139,4 @@ def parse_invite(text: str) -> Invite:
     port = int(match["port"])
     if not 0 < port < 65536:
         raise GymError(ErrorCode.INVITE_INVALID, f"invite: port {port} does not exist")
-    return Invite(match["host"], port, "sha256:" + match["fingerprint"], match["token"])
+    return Invite(match["host"], port, "sha256:" + match["fingerprint"], match["token"] or "")

@@ -210,7 +210,11 @@ export function between(points, x) {
 }
 
 const last = (points) => (points.length ? points.at(-1)[1] : null);
-const compact = (value) => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-5) ? value.toExponential(0) : String(Number(value.toPrecision(4))));
+function compact(value) {
+  if (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-5)) return value.toExponential(0);
+  const text = String(Number(value.toPrecision(4)));
+  return text.length > 8 ? value.toExponential(3) : text; // the axis has room for no more
+}
 
 function swatch(at) {
   return el("svg", {width: 26, height: 8, "aria-hidden": "true", class: "swatch"},

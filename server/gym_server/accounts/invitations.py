@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from gym_fed.config.hub.sections import DashboardConfig
 from gym_fed.config.hub.server import CONFIG_NAME, ServerConfig
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.core.errors import ErrorCode, GymError
@@ -21,6 +22,7 @@ MAX_NOTE = 200
 """Maximum length of an invite's note, in characters."""
 
 _ID_DIGITS = 12
+_DAY_SECONDS = 86_400
 _CANCELLED = 0.0
 """``expires_at`` of a cancelled invite."""
 
@@ -34,7 +36,7 @@ def make_invites(
     note: str,
     valid_seconds: float,
 ) -> list[dict[str, str]]:
-    """Create invites, each for one contributor: its id on this hub, and the text to hand out.
+    """Create invites, each for one contributor: its id on this hub, its link, and a message to send to a person.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if other machines cannot connect to the address in the invites.
@@ -44,8 +46,53 @@ def make_invites(
     for _ in range(count):
         token = accounts.invite(note, valid_seconds)
         text = format_invite(Invite(where.host, where.port, fingerprint, token))
-        made.append({"id": token_hash(token)[:_ID_DIGITS], "invite": text})
+        message = invite_message(config, text, f"within {span_in_words(valid_seconds)}; it works once")
+        made.append({"id": token_hash(token)[:_ID_DIGITS], "invite": text, "message": message})
     return made
+
+
+def open_link(config: ServerConfig, folder: Path, fingerprint: str) -> str | None:
+    """Return the link by which everybody can join; None at a hub that needs invites, or has no address for others."""
+    if config.enrolment.policy != "open":
+        return None
+    try:
+        where = address_for_others(config, folder)
+    except GymError:
+        return None
+    return format_invite(Invite(where.host, where.port, fingerprint, ""))
+
+
+def install_lines(config: ServerConfig) -> list[str]:
+    """Return the two commands that install the client and open its page."""
+    return [(config.dashboard or DashboardConfig()).install, "gym-client ui"]
+
+
+def invite_message(config: ServerConfig, link: str, valid: str) -> str:
+    """Return the message of an invite, for people who do not know gym-fed.
+
+    Args:
+        config: The hub's config.
+        link: The invite.
+        valid: How long and for whom it is valid.
+    """
+    pages = config.dashboard and config.dashboard.public_url
+    lines = [
+        f"You are invited to improve the model of {plain(config.name)} with us. Your data stays on your machine.",
+        *([f"What we have made so far: {pages}"] if pages else []),
+        "",
+        "Install the client, and open its page:",
+        *(f"    {line}" for line in install_lines(config)),
+        "",
+        f"Paste this link there ({valid}):",
+        f"    {link}",
+    ]
+    return "\n".join(lines)
+
+
+def span_in_words(seconds: float) -> str:
+    """Return the time for which an invite is valid, such as ``7 days`` or ``24 h``."""
+    days = seconds / _DAY_SECONDS
+    return f"{days:g} days" if days >= 2 else f"{days * 24:g} h"
 
 
 def address_for_others(config: ServerConfig, folder: Path) -> Endpoint:

@@ -239,10 +239,10 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
 
 _MESSAGE = """\
 use each once, within {span}; to send along with it:
-  install    gym-fed {version}: pip install WHEEL, the file that this hub was installed from
-  join       gym-client join --invite INVITE --data FILE
+  install    {install} (this hub has gym-fed {version})
+  join       gym-client ui, and paste the invite; or gym-client join --invite INVITE --data FILE
   leave      gym-client leave
-  uninstall  pip uninstall gym-fed, and delete ~/.gym-fed: keys and receipts"""
+  uninstall  gym-client uninstall, and then pip uninstall gym-fed"""
 """Instructions for the receiver of an invite."""
 
 
@@ -260,12 +260,17 @@ def create_invites(
 ) -> None:
     """Create invites, a line each; every one works once."""
     with opened(folder) as fed:
-        from gym_server.accounts.invitations import address_for_others, make_invites
+        from gym_server.accounts.invitations import (
+            address_for_others,
+            install_lines,
+            make_invites,
+            span_in_words,
+        )
 
         invites = make_invites(
             fed.config, fed.folder, fed.accounts, fed.fingerprint, count, note, expires_days * _DAY_SECONDS
         )
-        where = address_for_others(fed.config, fed.folder)
+        where, (install, _) = address_for_others(fed.config, fed.folder), install_lines(fed.config)
     print_result(
         as_json,
         {"invite": invites[0]["invite"], "invites": invites, "expires_days": expires_days},
@@ -273,17 +278,15 @@ def create_invites(
             f"{plain(note)}: {invite['invite']}" if note and out.is_terminal else invite["invite"]
             for invite in invites
         ),
-        note=_MESSAGE.format(span=_span(expires_days), version=__version__)
+        note=_MESSAGE.format(
+            span=span_in_words(expires_days * _DAY_SECONDS), version=__version__, install=install
+        )
         + (
             f"\nonly this machine can connect to {where.host}; for others set advertise"
             if where.is_loopback
             else ""
         ),
     )
-
-
-def _span(days: float) -> str:
-    return f"{days:g} days" if days >= 2 else f"{days * 24:g} h"
 
 
 @invites_app.command("list")

@@ -105,7 +105,8 @@ def routes(view: HubView, payouts: Payouts, keys: Keys) -> APIRouter:
                 "newest_round": newest,
                 "strip_rounds": LONG_STRIP_ROUNDS,
                 "strip": _strips(view, tx, visitor, [contributor], newest - LONG_STRIP_ROUNDS)[contributor],
-                "over_rounds": _over_rounds(tx, contributor),
+                "over_rounds": (over_rounds := _over_rounds(tx, contributor)),
+                "is_whole": len(over_rounds) < MAX_POINTS,
             }
         privacy = spent_on(view.config, view.state.database, [contributor]).get(contributor)
         return {

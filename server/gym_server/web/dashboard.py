@@ -16,7 +16,18 @@ from gym_fed.web.app import Face
 from gym_fed.web.events import PageEvent
 from gym_fed.web.server import WebServer
 from gym_server.federation import Federation
-from gym_server.web import contributors, health, home, invites, ledger, model, privacy, rounds, variants
+from gym_server.web import (
+    contributors,
+    health,
+    home,
+    invites,
+    ledger,
+    members,
+    model,
+    privacy,
+    rounds,
+    variants,
+)
 from gym_server.web.feed import HubFeed
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
@@ -34,6 +45,7 @@ def routers(fed: Federation, view: HubView) -> list[APIRouter]:
         model.routes(view),
         privacy.routes(view),
         ledger.routes(view),
+        members.routes(view, fed.fingerprint),
         invites.routes(view, fed.accounts, fed.fingerprint),
         variants.routes(view, fed.variants),
         health.routes(view, fed.traffic),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from pydantic import Field
 from sqlalchemy import Connection, func, select
 from starlette.responses import StreamingResponse
@@ -15,11 +16,11 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.ledger.evaluations import EVALUATED
 from gym_fed.web.access import Visitor
-from gym_fed.web.app import Changing, Looking
+from gym_fed.web.app import Changing, Looking, changing
 from gym_fed.web.model_server import stream_answer
 from gym_server.evaluations.groups import saved_sentence
 from gym_server.rounds.versions import base_loss, head_of, soups_to
-from gym_server.store.tables import ledger, updates, versions
+from gym_server.store.tables import accounts, ledger, updates, versions
 from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
@@ -30,11 +31,15 @@ MAX_EVALUATIONS = 500
 MAX_TASKS = 200
 """Maximum number of curves in one response."""
 MAX_ANSWER_TOKENS = 512
-"""Maximum length of an answer to an operator, in tokens."""
+"""Maximum length of an answer to a question, in tokens."""
+MAX_QUESTIONS = 6
+"""Maximum number of questions of all viewers in a minute."""
+MAX_HELPERS = 50
+"""Maximum number of named contributors of one version; ``num_updates`` counts all."""
 
 
 class AskedQuestion(StrictModel):
-    """An operator's question. It is forwarded, and neither stored nor logged."""
+    """A visitor's question. It is forwarded, and neither stored nor logged."""
 
     prompt: str = Field(min_length=1, max_length=4000)
 
@@ -60,6 +65,7 @@ def routes(view: HubView) -> APIRouter:
             soups = soups_to(tx, current.height, sums)
             parents = _digests(tx, [row.parent for row in rows])
             groups = saved_sentence(tx)
+            helpers = _helpers(tx, of_rounds)
             up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
         shown = [(row, parents.get(row.parent, view.state.base.digest)) for row in rows]
         leading = {soup.version_digest for soup in soups}
@@ -90,6 +96,7 @@ def routes(view: HubView) -> APIRouter:
                     "soup_bytes": row.soup_bytes,
                     "uploaded_bytes": None if up is None else up.get(row.server_round, 0),
                     "num_updates": row.num_updates,
+                    "merged_from": helpers.get(row.server_round, []),
                     "heldout_before": row.heldout_before,
                     "heldout_after": row.heldout_after,
                     "committed_at": view.moment(visitor, row.committed_at),
@@ -114,9 +121,15 @@ def routes(view: HubView) -> APIRouter:
         """Return the newest version's answers, and its progress."""
         return _newest_facts(view, visitor)
 
+    questions = QuestionLimit()
+
     @found.post("/model/newest/ask")
-    def ask(given: AskedQuestion, visitor: Changing) -> StreamingResponse:
-        """Stream the newest version's answer to an operator."""
+    def ask(given: AskedQuestion, request: Request, visitor: Looking) -> StreamingResponse:
+        """Stream the newest version's answer to an operator, or to a viewer if the hub allows it."""
+        if _may_ask(view, visitor):
+            questions.take(view.state.clock.now())
+        else:
+            changing(request)
         model = _require_newest(view)
         server = model.ready()
         path, body = model.request(given.prompt, MAX_ANSWER_TOKENS, streamed=True)
@@ -142,10 +155,45 @@ def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
     """
     if view.newest is None:
         return {"is_on": False}
-    is_operator = view.is_operator(visitor)
+    is_operator, may_ask = view.is_operator(visitor), _may_ask(view, visitor)
     if not is_operator and view.config.enrolment.policy != "open":
         return {"is_on": True, "is_hidden": True}
-    return {"is_on": True, "is_hidden": False, **view.newest.facts(is_operator)}
+    return {
+        "is_on": True,
+        "is_hidden": False,
+        "may_ask": may_ask or is_operator,
+        **view.newest.facts(is_operator),
+    }
+
+
+def _may_ask(view: HubView, visitor: Visitor) -> bool:
+    """Return True for a viewer who may ask the newest version; operators always may."""
+    pages = view.config.dashboard
+    is_open = view.config.enrolment.policy == "open"
+    return pages is not None and pages.ask_by == "viewers" and is_open and not view.is_operator(visitor)
+
+
+class QuestionLimit:
+    """Bounds the questions of all viewers together, since each computes an answer on the hub's machine."""
+
+    def __init__(self) -> None:
+        self._at: list[float] = []
+        self._lock = threading.Lock()
+
+    def take(self, now: float) -> None:
+        """Count a question.
+
+        Args:
+            now: The hub's time in seconds.
+
+        Raises:
+            GymError: ``BUSY`` after ``MAX_QUESTIONS`` within a minute.
+        """
+        with self._lock:
+            self._at = [at for at in self._at if now - 60 < at <= now]
+            if len(self._at) >= MAX_QUESTIONS:
+                raise GymError(ErrorCode.BUSY, "many are asking the newest version", "ask again in a minute")
+            self._at.append(now)
 
 
 def _require_newest(view: HubView) -> NewestModel:
@@ -167,6 +215,23 @@ def _digests(tx: Connection, heights: list[int]) -> dict[int, str]:
     """Return the digests of versions by height; the base is not included."""
     query = select(versions.c.height, versions.c.digest).where(versions.c.height.in_(heights))
     return {row.height: row.digest for row in tx.execute(query)}
+
+
+def _helpers(tx: Connection, of_rounds: list[int]) -> dict[int, list[dict[str, str]]]:
+    """Return the contributors of the merged updates, by round, in order of their names."""
+    number = updates.c.server_round
+    query = (
+        select(number, updates.c.contributor, accounts.c.name)
+        .outerjoin(accounts, accounts.c.contributor == updates.c.contributor)
+        .where(number.in_(of_rounds), updates.c.verdict == "merged")
+        .order_by(accounts.c.name, updates.c.contributor)
+    )
+    found: dict[int, list[dict[str, str]]] = {}
+    for server_round, contributor, name in tx.execute(query):
+        helpers = found.setdefault(server_round, [])
+        if len(helpers) < MAX_HELPERS:
+            helpers.append({"contributor": contributor, "name": name or contributor})
+    return found
 
 
 def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:

@@ -13,6 +13,7 @@ from gym_server.federation import Federation
 from gym_server.rounds.round_store import RoundStore
 from gym_server.rounds.versions import Version
 from gym_server.web.dashboard import Dashboard
+from gym_server.web.model import MAX_QUESTIONS
 from gym_server.web.newest_answers import MAX_CHARACTERS
 from gym_server.web.newest_model import FOLDER_NAME, NewestModel
 from pydantic import ValidationError
@@ -50,9 +51,9 @@ def opened(tmp_path: Path, head: list[Version]) -> Iterator[Opened]:
     ended: list[Callable[[], None]] = []
 
     def make(
-        prompts: list[str] = PROMPTS, policy: str = "open", is_running: bool = True
+        prompts: list[str] = PROMPTS, policy: str = "open", is_running: bool = True, ask_by: str = "operators"
     ) -> tuple[HubPages, NewestModel]:
-        fed = Federation.open(hub_folder(tmp_path, prompts, policy), read_only=not is_running)
+        fed = Federation.open(hub_folder(tmp_path, prompts, policy, ask_by), read_only=not is_running)
         newest = NewestModel(fed.state, fed.live_config, is_running=is_running, changed=lambda: None)
         ended.extend((newest.stop, fed.close))
         newest.start()
@@ -63,11 +64,11 @@ def opened(tmp_path: Path, head: list[Version]) -> Iterator[Opened]:
         end()
 
 
-def hub_folder(tmp_path: Path, prompts: list[str], policy: str = "open") -> Path:
+def hub_folder(tmp_path: Path, prompts: list[str], policy: str = "open", ask_by: str = "operators") -> Path:
     """A hub that lets its newest version answer; made once."""
     folder = tmp_path / "hub"
     if not folder.exists():
-        dashboard = {"ask": True, "prompts": prompts}
+        dashboard = {"ask": True, "prompts": prompts, "ask_by": ask_by}
         LoopbackHub(folder, dashboard=dashboard, enrolment={"policy": policy}).close()
     return folder
 
@@ -111,6 +112,33 @@ def test_a_hub_answers_nothing_unless_its_operator_says_so(tmp_path: Path) -> No
         assert "ask: true" in error["hint"]
     hub.close()
     assert not (tmp_path / "hub" / FOLDER_NAME).exists()
+
+
+def test_viewers_ask_only_where_everybody_may_have_the_model_and_not_without_end(
+    opened: Opened, model: FakeModel
+) -> None:
+    pages, _ = opened(ask_by="viewers")
+    reached(pages, "ready")
+    assert pages.seen("model/newest")["may_ask"]
+    url = "/api/v1/model/newest/ask"
+    for _ in range(MAX_QUESTIONS):
+        assert pages.viewer.post(url, json={"prompt": "hello"}).status_code == 200
+    refused = pages.viewer.post(url, json={"prompt": "hello"})
+    assert refused.json()["error"]["code"] == "busy"
+    assert (
+        pages.viewer.post(url, json={"prompt": "x"}, headers={"Origin": "http://evil.example"}).status_code
+        == 403
+    )
+    headers = {CSRF_HEADER: pages.operator.get("/api/v1/session").json()["csrf"]}
+    assert pages.operator.post(url, json={"prompt": "hello"}, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize(("policy", "ask_by"), [("invite", "viewers"), ("open", "operators")])
+def test_viewers_may_not_ask_elsewhere(opened: Opened, model: FakeModel, policy: str, ask_by: str) -> None:
+    pages, _ = opened(policy=policy, ask_by=ask_by)
+    reached(pages, "ready")
+    assert not pages.seen("model/newest").get("may_ask")
+    assert pages.viewer.post("/api/v1/model/newest/ask", json={"prompt": "hello"}).status_code == 403
 
 
 def test_a_dashboard_answers_where_its_operator_says_so(

@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 import segno
-from gym_server.accounts.invitations import invites_of
+from gym_server.accounts.invitations import invites_of, open_link
 from gym_server.cli.accounts import accounts_of
 from gym_server.cli.show import rewards_shown
 from gym_server.federation import Federation
 from gym_server.store.tables import contributions, royalties, transfers, updates, versions
 from gym_server.web import ledger as ledger_screen
 from gym_server.web.invites import qr_rows
+from gym_server.web.members import leaving
 from sqlalchemy import insert, select, update
 from starlette.testclient import TestClient
 
+from gym_fed.config.hub.privacy import LocalPrivacy
 from gym_fed.trust.identity.keys import SigningKey
-from gym_fed.trust.identity.login import parse_invite, token_hash
+from gym_fed.trust.identity.login import Invite, find_invite, parse_invite, token_hash
 from gym_fed.trust.ledger.export import verify_file
 from gym_fed.web.access import CSRF_HEADER
 from tests.support.hub_pages import HubPages
@@ -370,6 +372,46 @@ def test_so_many_downloads_at_once_and_their_places_are_given_back(
     assert pages.viewer.get(url).status_code == 200
 
 
+# ---- members ----
+
+
+def test_a_version_names_those_whose_updates_it_was_merged_from(pages: HubPages) -> None:
+    for one in pages.seen("model")["versions"]:
+        merged = [
+            update["name"]
+            for update in pages.seen(f"rounds/{one['server_round']}")["updates"]
+            if update["verdict"] == "merged"
+        ]
+        assert sorted(helper["name"] for helper in one["merged_from"]) == sorted(merged)
+        assert len(merged) == one["num_updates"]
+
+
+def test_members_read_what_leaves_their_machine(pages: HubPages, rounds: PrivateRounds) -> None:
+    found = pages.seen("members")
+    assert found["stays"] == "your data and your private key"
+    assert any("with loss" in line for line in found["leaves"])
+    assert found["link"] is None, "this hub needs invites"
+    config = rounds.fed.config
+    local = LocalPrivacy(noise_multiplier=3.0)
+    recipe = config.recipe.model_copy(update={"privacy": local})
+    lines = leaving(config.model_copy(update={"recipe": recipe}), None)
+    assert any("multiplier 3" in line for line in lines)
+    assert any("without loss" in line for line in lines)
+    assert not any("at most" in line for line in lines), "no size is known"
+
+
+def test_the_link_of_an_open_hub_pins_its_key_and_admits_everybody(rounds: PrivateRounds) -> None:
+    config = rounds.fed.config
+    everybody = config.model_copy(
+        update={"enrolment": config.enrolment.model_copy(update={"policy": "open"})}
+    )
+    link = open_link(everybody, rounds.fed.folder, rounds.fed.fingerprint)
+    assert link is not None
+    assert parse_invite(link) == Invite("hub.example.org", 9443, rounds.fed.fingerprint, "")
+    assert find_invite(f"see {link}.") == link
+    assert find_invite(f"{link}/abc") == f"{link}/abc", "part of an invite is not the link of an open hub"
+
+
 # ---- invites ----
 
 
@@ -380,6 +422,11 @@ def test_an_invite_is_shown_once_and_admits_whom_it_is_given_to(
     token = parse_invite(made["invite"]).token
     assert made["id"] == token_hash(token)[:12]
     assert made["code"] == qr_rows(made["invite"])
+    assert find_invite(made["message"]) == made["invite"]
+    assert [line.strip() for line in made["message"].splitlines() if line.startswith("    ")][:2] == [
+        "pip install gym-fed",
+        "gym-client ui",
+    ]
     listed = pages.operator.get("/api/v1/invites").text
     assert made["id"] in listed
     assert token not in listed

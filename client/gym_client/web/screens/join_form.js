@@ -2,7 +2,7 @@
 import {action, count, el, section} from "../static/app.js";
 import {dropArea} from "../static/upload.js";
 
-const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})\/[0-9a-f]{32}\b/;
+const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})(?:\/[0-9a-f]{32})?(?![\w/])/;
 
 // joinForm(answer of "join", {invite, begin(given)}) -> element
 export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, begin}) {

@@ -47,7 +47,7 @@ export function hubsPanel({changed}) {
       ], found.verdicts.slice(0, VERDICTS), {label: `Verdicts of ${one.address}`, none: "No verdicts on your updates yet."}));
     if (!rounds.length) return;
     const {chart} = await import("../static/charts.js");
-    const worthOverTime = chart({title: "Your contribution by round", xLabel: "round", height: 200});
+    const worthOverTime = chart({title: "Your contribution, in nats of held-out loss", xLabel: "round", height: 200});
     plot.hidden = false;
     replace(plot, worthOverTime.node);
     worthOverTime.set([{name: "contribution", points: rounds.map((row) => [row.server_round, row.score]), errors: rounds.map((row) => row.error ?? null)}]);

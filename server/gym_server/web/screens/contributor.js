@@ -11,6 +11,7 @@ export async function show(root, {id}) {
   const head = el("header"), figures = el("div", {class: "figures"}), marks = el("div", {class: "marks"}), rows = el("div", {}, loading()), more = el("div"), keys = el("div"), acts = el("div", {class: "row"});
   const reputation = chart({title: "Reputation", xLabel: "round", height: 220});
   const earned = chart({title: "Credits earned, in all", xLabel: "round", height: 220});
+  const worth = chart({title: "Contribution, in nats of held-out loss", xLabel: "round", height: 220});
   let shown = ROWS;
 
   async function load() {
@@ -25,9 +26,13 @@ export async function show(root, {id}) {
       found.privacy && figure("Epsilon spent", number(found.privacy.epsilon, 4), `of ${number(found.privacy.budget)}, in ${count(found.privacy.rounds, "round")}`),
       figure("Member since", new Date(found.enrolled_at * 1000).toLocaleDateString()));
     replace(marks, found.newest_round ? [strip(found.strip, found.newest_round, found.strip_rounds), stripLegend()] : el("p", {class: "quiet"}, "No round has begun."));
-    reputation.set([{name: "after the round", points: found.over_rounds.map((one) => [one.server_round, one.reputation])}]);
+    const begun = found.is_whole && found.over_rounds.length ? [[found.over_rounds[0].server_round - 1, 0]] : []; // a new account has neither
+    reputation.set([{name: "after the round", points: [...begun, ...found.over_rounds.map((one) => [one.server_round, one.reputation])]}]);
     let sum = 0;
-    earned.set([{name: "credits", points: found.over_rounds.map((one) => [one.server_round, (sum += one.credit)])}]);
+    earned.set([{name: "credits", points: [...begun, ...found.over_rounds.map((one) => [one.server_round, (sum += one.credit)])]}]);
+    const scored = found.over_rounds.filter((one) => one.score !== null);
+    worth.node.hidden = !scored.length;
+    if (scored.length) worth.set([{name: "score", points: scored.map((one) => [one.server_round, one.score]), errors: scored.map((one) => one.error)}]);
     const of = new Map(found.over_rounds.map((one) => [one.server_round, one]));
     const newest = [...found.strip].reverse();
     replace(rows, table([
@@ -56,7 +61,7 @@ export async function show(root, {id}) {
     run: async (key) => { await post(`contributors/${encodeURIComponent(id)}/rebind`, {public_key: key}); say("The account has the new key."); await load(); },
   })}, "Bind another key");
 
-  root.append(head, figures, section("Verdicts", marks), el("div", {class: "columns"}, reputation.node, earned.node), section("By round", rows, more), keys, acts,
+  root.append(head, figures, section("Verdicts", marks), el("div", {class: "columns"}, worth.node, reputation.node, earned.node), section("By round", rows, more), keys, acts,
     el("p", {}, el("a", {href: `/ledger?contributor=${encodeURIComponent(id)}`}, "Entries of the ledger that name this contributor")));
   await load();
   refreshOn(["verdict", "version", "ledger"], load);

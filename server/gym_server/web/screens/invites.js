@@ -50,7 +50,7 @@ export async function show(root, _, query) {
   const once = (invite) => el("section", {class: "panel invite"},
     el("div", {class: "invite-text"}, el("h2", {}, "Copy it now: it is shown this once"),
       el("p", {class: "quiet"}, `It admits one contributor within ${count(invite.valid_hours, "hour")}. The hub keeps only its hash.`),
-      copyable(invite.invite), el("p", {class: "quiet small"}, "The receiver runs this, or scans the code:"), copyable(`gym-client join --invite ${invite.invite}`),
+      copyable(invite.message), el("p", {class: "quiet small"}, "The link alone, which the code holds too:"), copyable(invite.invite),
       el("button", {type: "button", onclick: () => replace(made)}, "Done, hide it")),
     qr(invite.code));
 

@@ -4,10 +4,11 @@ import {start} from "../static/app.js";
 const screen = (name) => () => import(`./${name}.js`);
 
 start({
-  links: [["/", "Hub"], ["/rounds", "Rounds"], ["/contributors", "Contributors"], ["/model", "Model"], ["/privacy", "Privacy"],
+  links: [["/", "Hub"], ["/members", "Members"], ["/rounds", "Rounds"], ["/contributors", "Contributors"], ["/model", "Model"], ["/privacy", "Privacy"],
     ["/ledger", "Ledger"], ["/invites", "Invites"], ["/variants", "Variants"], ["/health", "Health"]],
   screens: [
     ["/", screen("home")],
+    ["/members", screen("members")],
     ["/rounds", screen("rounds")],
     ["/rounds/:round", screen("round")],
     ["/contributors", screen("contributors")],

@@ -1,7 +1,7 @@
 // The model's versions: how well each does, what the newest answers, and the chain of digests that they are.
 import {action, ago, api, bytes, copyable, count, el, empty, facts, figure, leave, loading, mayChange, message, number, post, remember, replace, section, short, state, streamed, table} from "../static/app.js";
 import {chart} from "../static/charts.js";
-import {change, pager, refreshOn} from "./parts.js";
+import {change, helpers, pager, refreshOn} from "./parts.js";
 
 export const title = "Model";
 const LIMIT = 25, CURVES = 6;
@@ -33,6 +33,7 @@ export async function show(root, _, query) {
         {name: "Soup", of: (one) => short(one.soup, 16)},
         {name: "Round", number: true, of: (one) => el("a", {href: `/rounds/${one.server_round}`}, one.server_round)},
         {name: "Updates", number: true, of: (one) => number(one.num_updates)},
+        {name: "Merged from", class: "reason", of: helpers},
         {name: "Sent in", number: true, of: (one) => bytes(one.uploaded_bytes)},
         {name: "Sent out", number: true, of: (one) => bytes(one.soup_bytes)},
         {name: "Held-out loss", number: true, of: (one) => number(one.heldout_after)},
@@ -72,7 +73,7 @@ const PHASES = {waiting: ["hollow", () => "Not loaded yet"], writing: ["half", (
 const named = (version) => (version === null ? "The newest version" : version === 0 ? "Version 0, the base," : `Version ${number(version)}`);
 
 // Its answers to the operator's prompts beside those of the version before, and for operators a box to ask anything.
-function newestPanel() {
+export function newestPanel() {
   const said = el("div", {class: "stack", role: "status"}), list = el("div", {}), box = questionBox();
   const node = section("Answers of the newest version", said, list, box.node);
   let isOn = false;
@@ -83,7 +84,7 @@ function newestPanel() {
     set(found) {
       isOn = found.is_on;
       node.hidden = !found.is_on && !mayChange();
-      box.node.hidden = !found.is_on || found.is_hidden || !mayChange();
+      box.node.hidden = !found.is_on || found.is_hidden || !found.may_ask;
       if (!found.is_on) { replace(said, el("p", {class: "quiet"}, "Off. With ", el("code", {}, "dashboard: {ask: true, prompts: [\"…\"]}"), " in gym-server.yaml, every version answers these prompts after its round, and you can ask it more.")); return; }
       if (found.is_hidden) { replace(said, el("p", {class: "quiet"}, "Only members of this hub may have its model, so its answers are for operators.")); return; }
       const [shape, text] = PHASES[found.phase];

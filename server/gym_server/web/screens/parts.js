@@ -71,6 +71,9 @@ export const stripLegend = () => el("ul", {class: "strip-legend", "aria-label": 
 // The link to a contributor; of who has no account there is the name alone.
 export const person = (id, name) => (id ? el("a", {href: `/contributors/${encodeURIComponent(id)}`, title: id}, name || id) : name);
 
+// The contributors of a version's merged updates.
+export const helpers = ({merged_from: from, num_updates: total}) => (from.length ? el("span", {}, from.map((one, at) => [at > 0 && ", ", person(one.contributor, one.name)]), total > from.length && ` and ${number(total - from.length)} more`) : null);
+
 export const counted = (verdicts) => Object.entries(verdicts).sort().map(([verdict, count]) => `${count} ${verdict}`).join(", ");
 
 const isKnown = (loss) => loss !== null && loss !== undefined;
