@@ -14,7 +14,7 @@ from gym_client.identity.pins import enrolled
 from gym_fed.core.errors import ErrorCode, GymError
 
 _OWN = (
-    *("audits", "bases", "consents.json", "data", "instance", "jobs", "key.pem", "keys", "lock", "machine"),
+    *("audits", "bases", "consents.json", "data", "instance", "jobs", "key.pem", "keys", "machine"),
     *("objects", "paused", "policy.yaml", "privacy.jsonl", "proofs", "receipts.jsonl", "residuals", "secure"),
     *(
         "seeding.json",
@@ -28,6 +28,7 @@ _OWN = (
     ),
 )
 """Names of the files and folders of a home."""
+_LOCK = "lock"
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def removal_of(home: Home, service_files: tuple[Path, ...]) -> Removal:
     """
     inside = sorted(home.folder.iterdir())
     files = (*(path for path in inside if path.name in _OWN), *(one for one in service_files if one.exists()))
-    others = tuple(path for path in inside if path not in files)
+    others = tuple(path for path in inside if path not in files and path.name != _LOCK)
     hubs = tuple(pin.name or pin.address for pin in enrolled(home))
     return Removal(files, others, hubs)
 
@@ -84,5 +85,6 @@ def remove(home: Home, removal: Removal) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+    (home.folder / _LOCK).unlink(missing_ok=True)  # taking the lock creates its file
     if not removal.others:
         home.folder.rmdir()

@@ -14,7 +14,7 @@ from gym_fed.web.access import KEYS_NAME, WebKeys
 from gym_fed.web.app import Face
 from gym_fed.web.jobs import job_routes
 from gym_fed.web.server import WebServer
-from gym_fed.webui import data, evals, models, play, runs, train, tune
+from gym_fed.webui import chats, data, evals, models, play, runs, train, tune
 from gym_fed.webui.workbench import Workbench
 
 
@@ -36,7 +36,7 @@ def open_webui(workbench: Workbench, listen: str, title: str, proxies: Proxies =
 
 def routers(workbench: Workbench) -> list[APIRouter]:
     """Create the routes of all screens and those below ``/jobs``."""
-    screens = (data, evals, models, play, runs, train, tune)
+    screens = (chats, data, evals, models, play, runs, train, tune)
 
     def files() -> list[str]:
         return [file["name"] for file in data.data_files(workbench)["files"]]

@@ -1,15 +1,16 @@
-// Chat with the models of this machine: streamed, one or two side by side, with each token's probability, and taught.
+// Chat with the models of this machine: streamed, one or two side by side, with each token's probability, kept and taught.
 import {action, api, bytes, count, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
 import {answerText, tokenView} from "./play_tokens.js";
+import {historyPanel} from "./play_history.js";
 import {taughtPanel} from "./play_taught.js";
 
 export const title = "Play";
 
-// What was said and chosen stays while other screens are shown; closing the tab forgets it.
-const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, before: [], plain: false};
+// What was said and chosen stays while other screens are shown. `chat` is the id under which the conversation is kept.
+const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, chat: "", temporary: false, plain: false};
 const KINDS = {package: "Comes with gym-fed", run: "Runs", folder: "Folders", adapter: "Adapters", gguf: "GGUF files", cache: "Hugging Face cache"};
 const SIDES = ["A", "B"];
-const MOST_KEPT = 20;
+const MOST_ATTEMPTS = 100;
 
 export async function show(root, parameters, query) {
   let options = new Map(), servers = [], running = null, tick = null;
@@ -31,14 +32,15 @@ export async function show(root, parameters, query) {
   const problem = el("p", {class: "problem", role: "alert"}), hint = el("span", {class: "quiet small"});
   const compose = el("form", {class: "compose", onsubmit: (event) => { event.preventDefault(); ask(); }},
     el("label", {for: "prompt"}, "Message"), prompt, el("div", {class: "spread"}, hint, el("span", {class: "row"}, stop, send)), problem);
-  const earlier = el("select", {"aria-label": "Earlier conversations", onchange: () => earlier.value && reopen(Number(earlier.value))});
+  const history = historyPanel({open: (id, chat) => open(id, chat), deleted: (id) => { if (memory.chat === id) memory.chat = ""; }, current: () => memory.chat});
+  const system = el("textarea", {id: "set-system", rows: 3, value: memory.system, oninput: (event) => { memory.system = event.target.value; }});
   const taught = taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
     memory.chosen = [base, `${base}:${variant}`];
     memory.compares = true;
     choose();
   }});
   replace(root,
-    el("header", {}, el("h1", {}, "Play"), el("div", {class: "row"}, earlier, el("button", {type: "button", onclick: forget}, "New conversation"))),
+    el("header", {}, el("h1", {}, "Play"), el("button", {type: "button", onclick: () => open("", null)}, "New conversation")),
     el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "A viewer may look, and not ask.")), settings()),
     status, taught.node);
 
@@ -48,7 +50,7 @@ export async function show(root, parameters, query) {
   drawSides();
   drawTurns();
   drawButtons();
-  drawEarlier();
+  if (mayChange()) history.load().catch((error) => replace(problem, message(error)));
   if (memory.chosen[0] && mayChange()) await serve();
   prompt.focus({preventScroll: true});
 
@@ -123,15 +125,17 @@ export async function show(root, parameters, query) {
   function settings() {
     const field = (name, label, input, help = "") => el("div", {class: "field"}, el("label", {for: `set-${name}`}, label), input, help && el("span", {class: "help"}, help));
     const figure = (name, label, more, help) => field(name, label, el("input", {id: `set-${name}`, type: "number", value: memory[name], ...more, oninput: (event) => { memory[name] = event.target.value; }}), help);
-    return el("aside", {class: "set", "aria-label": "Settings"},
-      field("system", "System prompt", el("textarea", {id: "set-system", rows: 3, value: memory.system, oninput: (event) => { memory.system = event.target.value; }})),
+    return el("aside", {class: "set", "aria-label": "Conversations and settings"},
+      mayChange() && history.node,
+      field("system", "System prompt", system),
       el("div", {class: "pairs"},
         figure("temperature", "Temperature", {min: 0, max: 2, step: 0.1}, "0 takes the likeliest"),
         figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
         figure("max_tokens", "Most tokens", {min: 1, max: 32768, step: 1}),
         figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
       el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"),
-      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: !memory.plain, onchange: (event) => { memory.plain = !event.target.checked; drawTurns(); }}), " Format Markdown"));
+      el("label", {class: "tick"}, el("input", {type: "checkbox", checked: !memory.plain, onchange: (event) => { memory.plain = !event.target.checked; drawTurns(); }}), " Format Markdown"),
+      mayChange() && el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.temporary, onchange: (event) => { memory.temporary = event.target.checked; }}), " Do not keep conversations"));
   }
 
   function asked(option, messages) {
@@ -141,37 +145,43 @@ export async function show(root, parameters, query) {
 
   // ---- the conversation ----
 
-  function forget() { open([]); }
-
-  // Shows a conversation, and keeps the one before it in the list of this tab.
-  function open(turns) {
+  // Shows a kept conversation, or a new one.
+  function open(id, chat) {
     if (running) { running.abort(); running = null; }
-    if (memory.turns.length) memory.before = [memory.turns, ...memory.before].slice(0, MOST_KEPT);
-    memory.turns = turns;
-    drawEarlier();
+    memory.chat = id;
+    memory.turns = (chat?.turns || []).map(({prompt: asked, attempts, shown}) => ({prompt: asked, attempts: attempts.map((answers) => answers.map((answer) => ({...answer, logprobs: false, tokens: []}))), shown: Math.min(shown, attempts.length - 1)}));
+    for (const turn of memory.turns) turn.answers = turn.attempts[turn.shown];
+    if (chat) memory.system = system.value = chat.system;
+    for (const [index, turn] of memory.turns.entries()) for (const answers of turn.attempts) answers.forEach((answer, at) => { answer.heard = heard(at, index).concat({role: "user", content: turn.prompt}); });
     drawTurns();
     drawButtons();
+    history.draw();
     prompt.focus();
   }
 
-  function reopen(at) {
-    const [turns] = memory.before.splice(at, 1);
-    open(turns);
+  const KEPT = ["base", "variant", "label", "text", "error", "finish", "count", "first", "took"];
+
+  // What was said is kept after every answer, unless the person does not want it.
+  async function keep() {
+    if (memory.temporary || !memory.turns.length) return;
+    const {turns} = memory, chat = {system: memory.system, turns: turns.map(({prompt: asked, attempts, shown}) => ({prompt: asked, shown, attempts: attempts.map((answers) => answers.map((answer) => Object.fromEntries(KEPT.map((key) => [key, answer[key]]))))}))};
+    try {
+      const id = await history.keep(memory.chat, chat);
+      if (memory.turns === turns) { memory.chat = id; history.draw(); }
+    } catch (error) { replace(problem, `The conversation is not kept: ${message(error)}`); }
   }
 
-  function drawEarlier() {
-    earlier.hidden = !memory.before.length;
-    replace(earlier, el("option", {value: ""}, `Earlier conversations (${memory.before.length})`), memory.before.map((turns, at) => el("option", {value: at}, turns[0].prompt.slice(0, 60))));
-  }
-
-  // The conversation up to a turn, whose prompt is asked again, or is written anew.
-  function back(turn, again) {
-    if (running) return;
-    memory.turns = memory.turns.slice(0, memory.turns.indexOf(turn));
+  // A prompt is written again: what followed it stays in the conversation that is kept, and a new one goes on from here.
+  function edit(turn) {
+    const at = memory.turns.indexOf(turn);
+    if (running || (!memory.chat && at < memory.turns.length - 1 && !window.confirm("This conversation is not kept. Replace all that follows?"))) return;
+    memory.turns = memory.turns.slice(0, at);
+    memory.chat = "";
     prompt.value = turn.prompt;
     drawTurns();
     drawButtons();
-    if (again) ask(); else prompt.focus();
+    history.draw();
+    prompt.focus();
   }
 
   // What a side has heard: of a turn before the comparison there is one answer, which both continue.
@@ -183,13 +193,22 @@ export async function show(root, parameters, query) {
     })];
   }
 
-  async function ask() {
+  function ask() {
     const text = prompt.value.trim();
     if (running || !text || !isReady()) return;
-    const turn = {prompt: text, answers: picked().map((option) => ({...option, logprobs: memory.logprobs, text: "", tokens: [], error: "", finish: "", first: 0, took: 0, count: 0}))};
-    memory.turns.push(turn);
-    turn.answers.forEach((answer, at) => { answer.heard = heard(at, memory.turns.length - 1).concat({role: "user", content: text}); });
+    memory.turns.push({prompt: text, attempts: [], shown: 0, answers: []});
     prompt.value = "";
+    answerLast();
+  }
+
+  // Answers the last prompt with the chosen models; earlier answers to it stay, and can be shown.
+  async function answerLast() {
+    const turn = memory.turns.at(-1);
+    if (running || !isReady()) return;
+    turn.answers = picked().map((option) => ({base: option.base, variant: option.variant, label: option.label, logprobs: memory.logprobs, text: "", tokens: [], error: "", finish: "", first: 0, took: 0, count: 0}));
+    turn.answers.forEach((answer, at) => { answer.heard = heard(at, memory.turns.length - 1).concat({role: "user", content: turn.prompt}); });
+    turn.attempts = [...turn.attempts, turn.answers].slice(-MOST_ATTEMPTS);
+    turn.shown = turn.attempts.length - 1;
     running = new AbortController();
     replace(problem);
     drawTurns();
@@ -203,6 +222,14 @@ export async function show(root, parameters, query) {
     status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
     drawTurns();
     drawButtons();
+    await keep();
+  }
+
+  function showAttempt(turn, at) {
+    turn.shown = at;
+    turn.answers = turn.attempts[at];
+    drawTurns();
+    keep();
   }
 
   async function stream(answer, signal) {
@@ -233,12 +260,17 @@ export async function show(root, parameters, query) {
   }
 
   function drawTurns() {
-    if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. The conversation stays on this machine and is written nowhere." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
+    if (!memory.turns.length) { replace(talk, empty(options.size > 1 ? "Ask something. Conversations are kept on this machine alone." : "gym-nano comes with gym-fed; models that you train are listed beside it.", !memory.chosen[0] && options.has("gym-nano") && el("button", {type: "button", onclick: () => { memory.chosen[0] = "gym-nano"; choose(); }}, "Load gym-nano"))); return; }
     replace(talk, memory.turns.map((turn) => el("article", {class: "exchange"},
       el("div", {class: "asked"}, el("h2", {class: "who"}, "You"), el("p", {class: "said"}, turn.prompt),
-        !running && mayChange() && el("div", {class: "row small"}, el("button", {type: "button", class: "plain", onclick: () => back(turn, false)}, "Edit"), el("button", {type: "button", class: "plain", disabled: !isReady(), onclick: () => back(turn, true)}, "Ask again"))),
+        !running && mayChange() && el("div", {class: "row small"}, el("button", {type: "button", class: "plain", onclick: () => edit(turn)}, "Edit"), turn === memory.turns.at(-1) && el("button", {type: "button", class: "plain", disabled: !isReady(), onclick: answerLast}, "Ask again"), attemptsOf(turn))),
       el("div", {class: turn.answers.length > 1 ? "answers two" : "answers"}, turn.answers.map((answer, at) => drawAnswer(turn, answer, at))),
       !running && turn.answers.length > 1 && preference(turn))));
+  }
+
+  function attemptsOf(turn) {
+    const total = turn.attempts.length, step = (by, label, sign) => el("button", {type: "button", class: "plain", "aria-label": label, disabled: !turn.attempts[turn.shown + by], onclick: () => showAttempt(turn, turn.shown + by)}, sign);
+    return total > 1 && el("span", {class: "row quiet"}, step(-1, "The answer before", "‹"), `${turn.shown + 1} of ${total}`, step(1, "The next answer", "›"));
   }
 
   function drawAnswer(turn, answer, at) {

@@ -1,4 +1,4 @@
-// An answer's Markdown as elements: paragraphs, headings, lists, quotes, code, emphasis and links. HTML stays text.
+// An answer's Markdown as elements: paragraphs, headings, nested lists, tables, quotes, code, emphasis and links. HTML stays text.
 import {copyable, el} from "../static/app.js";
 
 const MOST = 200_000; // characters; a longer answer is shown as it came
@@ -17,6 +17,14 @@ export function markdown(text) {
       continue;
     }
     if (!line.trim()) { at++; continue; }
+    if (RULE.test(line)) { nodes.push(el("hr")); at++; continue; }
+    if (line.includes("|") && DIVIDER.test(lines[at + 1] || "") && (lines[at + 1] || "").includes("-")) {
+      let to = at + 2;
+      while (to < lines.length && lines[to].includes("|")) to++;
+      nodes.push(tableOf(line, lines.slice(at + 2, to)));
+      at = to;
+      continue;
+    }
     const kind = kindOf(line);
     let to = at + 1;
     while (to < lines.length && lines[to].trim() && continues(kind, lines[to])) to++;
@@ -26,19 +34,50 @@ export function markdown(text) {
   return nodes;
 }
 
+const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
+const DIVIDER = /^[ |:-]+$/;
+const MOST_COLUMNS = 50, MOST_DEPTH = 8;
+const cells = (line) => line.trim().replace(/^\|/, "").replace(/\|$/, "").split("|", MOST_COLUMNS).map((cell) => cell.trim());
+
+function tableOf(head, rows) {
+  const names = cells(head);
+  return el("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": "Table"}, el("table", {}, el("thead", {}, el("tr", {}, names.map((name) => el("th", {scope: "col"}, spans(name))))),
+    el("tbody", {}, rows.map(cells).map((row) => el("tr", {}, names.map((_, at) => el("td", {}, spans(row[at] || ""))))))));
+}
+
+// Items by their indentation: one that stands deeper than the item before it begins a list inside of it.
+function listOf(lines) {
+  const root = {indent: -1, inner: []}, open = [root];
+  for (const line of lines) {
+    const found = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+/.exec(line);
+    if (!found) { open.at(-1).text += `\n${line.trim()}`; continue; }
+    const item = {indent: found[1].length, number: found[2] === undefined ? null : Number(found[2]), text: line.slice(found[0].length), inner: []};
+    while (open.length > 1 && (item.indent <= open.at(-1).indent || open.length > MOST_DEPTH)) open.pop();
+    open.at(-1).inner.push(item);
+    open.push(item);
+  }
+  return drawList(root.inner);
+}
+
+function drawList(items) {
+  const {number} = items[0];
+  return el(number === null ? "ul" : "ol", {class: "md-list", start: number}, items.map(({text, inner}) => el("li", {}, inner.length ? [...spans(text), drawList(inner)] : spans(text))));
+}
+
 const ITEM = {ul: /^\s*[-*+]\s+/, ol: /^\s*\d{1,9}[.)]\s+/, quote: /^\s*>\s?/, heading: /^ {0,3}#{1,6}\s+/};
 const kindOf = (line) => Object.keys(ITEM).find((kind) => ITEM[kind].test(line)) || (/^ {0,3}(```+|~~~+)/.test(line) ? "fence" : "p");
-// A line goes on with the block before it: an item of the same list, or text; a heading is one line.
-const continues = (kind, line) => kind !== "heading" && (kindOf(line) === kind || (kindOf(line) === "p" && kind !== "heading"));
+const isList = (kind) => kind === "ul" || kind === "ol";
+// A line goes on with the block before it: an item of its list, or text; a heading is one line.
+const continues = (kind, line) => {
+  const next = kindOf(line);
+  return kind !== "heading" && !RULE.test(line) && (next === kind || next === "p" || (isList(kind) && isList(next) && /^\s/.test(line)));
+};
 
 function block(kind, lines) {
   if (kind === "heading") return el("p", {class: "md-heading", role: "heading", "aria-level": 4}, spans(lines[0].replace(ITEM.heading, "")));
   if (kind === "quote") return el("blockquote", {}, spans(lines.map((line) => line.replace(ITEM.quote, "")).join("\n")));
   if (kind === "p") return el("p", {class: "said"}, spans(lines.join("\n")));
-  const items = [];
-  for (const line of lines) if (ITEM[kind].test(line)) items.push(line.replace(ITEM[kind], "")); else items.push(`${items.pop()}\n${line.trim()}`);
-  const first = kind === "ol" ? Number(/\d+/.exec(lines[0])[0]) : null;
-  return el(kind, {class: "md-list", start: first}, items.map((item) => el("li", {}, spans(item))));
+  return listOf(lines);
 }
 
 // Code first, since nothing in it is marked; then links, strong and emphasised text. Each pattern is linear: a run of backticks is tried once, as a whole.

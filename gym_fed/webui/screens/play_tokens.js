@@ -6,24 +6,33 @@ export function answerText(text) {
   return {root, add: (more) => root.append(more)};
 }
 
-// Weight and line say how likely a token was; its alternatives are shown when it has the focus (arrow keys move it).
+// Weight and line say how likely a token was. Its alternatives are shown in a card while the pointer is over it, and below
+// when it has the focus (arrow keys move it).
 export function tokenView(tokens) {
   const line = el("p", {class: "said tokens", role: "group", "aria-label": "Tokens; the arrow keys move, and show the alternatives of each"});
   const about = el("div", {class: "about", "aria-live": "polite"}, legend());
-  const root = el("div", {class: "token-view"}, line, about);
+  const card = el("div", {class: "token-card", hidden: true, "aria-hidden": "true"});
+  const root = el("div", {class: "token-view", onmouseleave: () => { card.hidden = true; }}, line, about, card);
   const add = (text, more) => {
     for (const token of more) line.append(node(token, line.childElementCount === 0));
     if (!more.length && text) line.append(text);
   };
   const node = (token, isFirst) => {
     const share = Math.exp(token.logprob);
-    return el("span", {class: `token ${level(share)}`, role: "button", tabindex: isFirst ? 0 : -1, "aria-label": `${spoken(token.token)}, ${percent(share)}`, onfocus: (event) => focus(event.target, token), onclick: (event) => event.target.focus(), onkeydown: move}, visible(token.token));
+    return el("span", {class: `token ${level(share)}`, role: "button", tabindex: isFirst ? 0 : -1, "aria-label": `${spoken(token.token)}, ${percent(share)}`, onfocus: (event) => focus(event.target, token), onmouseenter: (event) => hover(event.target, token), onmouseleave: () => { card.hidden = true; }, onclick: (event) => event.target.focus(), onkeydown: move}, visible(token.token));
   };
   const focus = (target, token) => {
     for (const other of line.querySelectorAll("[tabindex='0']")) other.tabIndex = -1;
     target.tabIndex = 0;
-    replace(about, el("p", {class: "small"}, el("code", {}, spoken(token.token)), ` had ${percent(Math.exp(token.logprob))}. The likeliest were:`),
-      el("ol", {class: "alternatives"}, token.top_logprobs.map((one) => alternative(one, one.token === token.token))));
+    replace(about, alternatives(token));
+  };
+  const alternatives = (token) => [el("p", {class: "small"}, el("code", {}, spoken(token.token)), ` had ${percent(Math.exp(token.logprob))}. The likeliest were:`),
+    el("ol", {class: "alternatives"}, token.top_logprobs.map((one) => alternative(one, one.token === token.token)))];
+  const hover = (target, token) => {
+    replace(card, alternatives(token));
+    card.hidden = false;
+    card.style.top = `${target.offsetTop + target.offsetHeight + 2}px`;
+    card.style.left = `${Math.max(0, Math.min(target.offsetLeft, root.clientWidth - card.offsetWidth))}px`;
   };
   const move = (event) => {
     const {target} = event, to = {ArrowRight: target.nextElementSibling, ArrowLeft: target.previousElementSibling, Home: line.firstElementChild, End: line.lastElementChild}[event.key];

@@ -51,7 +51,10 @@ def page(server: WebServer) -> TestClient:
 
 
 def enrol(home: Home, address: str = "hub.example.org:9443") -> None:
-    pin = ServerPin(address=address, fingerprint=f"sha256:{'a' * 64}", contributor="c" * 33, name="our hub")
+    key = f"sha256:{'a' * 64}"
+    pin = ServerPin(
+        address=address, fingerprint=key, certificate_pem="", contributor="c" * 33, name="our hub"
+    )
     pin.save(home, Address.parse(address))
 
 

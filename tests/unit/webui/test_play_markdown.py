@@ -15,7 +15,7 @@ from tests.support.wait import SECONDS
 
 SCREEN = Path(webui.__file__).parent / "screens" / "play_markdown.js"
 ELEMENTS = """
-export const el = (tag, attributes, content = []) => [tag, content];
+export const el = (tag, attributes, content = [], ...more) => [tag, more.length ? [content, ...more] : content];
 export const copyable = (text) => text;
 """
 PROGRAM = """
@@ -77,3 +77,30 @@ def test_inline_code_is_between_runs_of_as_many_backticks(
 def test_an_answer_of_the_maximum_length_in_backticks_stays_text(tmp_path: Path) -> None:
     text = f"x{'`' * 199_999}"
     assert rendered(tmp_path, text) == [[["p", [text]]]]
+
+
+def test_lists_are_nested_by_their_indentation(tmp_path: Path) -> None:
+    (answer,) = rendered(tmp_path, "1. one\n   - inner\n     more\n   - other\n2. two\n\n---\nend")
+    assert answer == [
+        ["ol", [["li", ["one", ["ul", [["li", ["inner\nmore"]], ["li", ["other"]]]]]], ["li", ["two"]]]],
+        ["hr", []],
+        ["p", ["end"]],
+    ]
+
+
+def test_a_table_has_the_columns_of_its_head(tmp_path: Path) -> None:
+    (answer,) = rendered(tmp_path, "| a | b |\n|---|:-:|\n| `1` | <b> | x |\n| 2 |\n\na | b\nno table")
+    ((tag, (kind, (head, body))), text) = answer
+    assert (tag, kind) == ("div", "table")
+    assert head == ["thead", ["tr", [["th", ["a"]], ["th", ["b"]]]]]
+    first = ["tr", [["td", ["", ["code", "1"], ""]], ["td", ["<b>"]]]]
+    assert body == ["tbody", [first, ["tr", [["td", ["2"]], ["td", [""]]]]]]
+    assert text == ["p", ["a | b\nno table"]]
+
+
+def test_deep_lists_and_wide_tables_are_bounded(tmp_path: Path) -> None:
+    deep = "\n".join(f"{' ' * depth}- x" for depth in range(300))
+    wide = f"{'a|' * 20_000}\n{'-|' * 20_000}\n{'b|' * 20_000}"
+    lists, tables = rendered(tmp_path, deep, wide)
+    assert json.dumps(lists).count('"ul"') <= 9
+    assert json.dumps(tables).count('"th"') == 50
