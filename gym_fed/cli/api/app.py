@@ -17,6 +17,7 @@ from gym_fed.cli.api.health import health
 from gym_fed.cli.api.keys import keys_app
 from gym_fed.cli.api.other_servers import NamesOurOptions
 from gym_fed.cli.api.settings import serving_config, with_own_variants
+from gym_fed.cli.api.usage import usage
 from gym_fed.cli.completion import models
 from gym_fed.cli.models.needed import YesOption, ensure_models
 from gym_fed.core.child_process import leave_at_eof
@@ -58,6 +59,7 @@ app = App(
 )
 app.add_typer(keys_app, name="keys")
 app.command()(health)
+app.command()(usage)
 
 
 @app.command(cls=NamesOurOptions)

@@ -27,6 +27,7 @@ from gym_fed.core.help import App
 from gym_fed.core.text import counted, plain
 
 if TYPE_CHECKING:
+    from gym_fed.config.serving import ServingConfig
     from gym_fed.personalization.writer import LocalRemoval
     from gym_fed.serving.store.records import VariantRecord
     from gym_fed.serving.store.store import VariantStore
@@ -46,6 +47,15 @@ def remove(
     receipt: Annotated[
         Path | None,
         typer.Option("--receipt", metavar="FILE", help="File for the receipt.", show_default="the store"),
+    ] = None,
+    serving: Annotated[
+        Path | None,
+        typer.Option(
+            "--serving",
+            metavar="FILE",
+            help="Config of gym api: also clean its usage log and its keys.",
+            show_default=False,
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     key: KeyOption = None,
@@ -79,6 +89,7 @@ def remove(
         raise GymError(ErrorCode.INTERRUPTED, "nothing was removed")
     at = open_home(home, passphrase_file)
     signer = signing_key(key, home) if record is None else owners_key(key, folder, record, home)
+    served = None if serving is None else _serving_config(serving)
     path = receipt or folder / RECEIPTS / f"{name}-{_now()}-{secrets.token_hex(4)}.json"
     with _reserved(path):
         hubs = (
@@ -86,13 +97,14 @@ def remove(
             if everywhere
             else [_not_requested(pin.address, pin.server) for pin in pushed_to(at, name)]
         )
+        traces = _forget_traces(served, name)  # first, so that a failure can be repeated
         try:
             local = remove_variant(folder, name)
         except GymError as error:
             if error.code is not ErrorCode.NOT_FOUND or all(hub.status != "removed" for hub in hubs):
                 raise
             local = LocalRemoval(None, ())  # only a hub had the variant
-        removal = _removal(name, folder, record, local, hubs)
+        removal = _removal(name, folder, record, local, hubs, traces)
         signed = SignedRemoval.sign(removal, signer)
         _write(path, signed)
     console.print_result(
@@ -154,10 +166,41 @@ def _not_requested(address: str, server: str) -> HubRemoval:
     return HubRemoval(address=address, server=server, status="not asked")
 
 
+def _serving_config(file: Path) -> ServingConfig:
+    """Read the config whose usage log and keys are cleaned; relative paths start at its folder."""
+    from gym_fed.config.serving import ServingConfig
+    from gym_fed.config.yaml.file import load_config
+
+    return load_config(file, ServingConfig)
+
+
+def _forget_traces(config: ServingConfig | None, name: str) -> dict[str, Any]:
+    """Remove a variant from the usage log and the keys of a server; return the fields of the receipt."""
+    from gym_fed.serving.http.keys import KeyFile
+    from gym_fed.serving.http.usage_report import forget_variant
+    from gym_fed.trust.identity.variant import NOT_COVERED, SERVERS_NOT_COVERED
+
+    if config is None:
+        return {"not_covered": [*NOT_COVERED, SERVERS_NOT_COVERED]}
+    traces: dict[str, Any] = {"not_covered": list(NOT_COVERED)}
+    if config.usage_log is not None and config.usage_log.exists():
+        lines = forget_variant(config.usage_log, name)
+        traces |= {"usage_log": str(config.usage_log), "usage_lines": lines}
+    if config.api_keys is not None and config.api_keys.exists():
+        removed, changed = KeyFile(config.api_keys).forget_variant(name)
+        traces |= {"keys_removed": removed, "keys_changed": changed}
+    return traces
+
+
 def _removal(
-    name: str, folder: Path, record: VariantRecord | None, local: LocalRemoval, hubs: list[HubRemoval]
+    name: str,
+    folder: Path,
+    record: VariantRecord | None,
+    local: LocalRemoval,
+    hubs: list[HubRemoval],
+    traces: dict[str, Any],
 ) -> VariantRemoval:
-    from gym_fed.trust.identity.variant import NOT_COVERED, RemovedRevision, VariantRemoval
+    from gym_fed.trust.identity.variant import RemovedRevision, VariantRemoval
 
     revisions = []
     for revision in () if local.removed is None else local.removed.revisions:
@@ -186,7 +229,7 @@ def _removal(
         shared=[] if local.removed is None else list(local.removed.shared),
         work=list(local.work),
         hubs=hubs,
-        not_covered=list(NOT_COVERED),
+        **traces,
     )
 
 
@@ -271,6 +314,13 @@ def _print(removal: VariantRemoval, path: Path, everywhere: bool) -> None:
     }
     for hub in removal.hubs:
         out.print(f"  hub {hub.address}: {words[hub.status].replace('NAME', removal.variant)}")
+    if removal.usage_log:
+        out.print(
+            f"  {removal.usage_log}: {counted(removal.usage_lines, 'line')} name neither it nor its callers now"
+        )
+    for what, names in (("removed", removal.keys_removed), ("without it", removal.keys_changed)):
+        if names:
+            out.print(f"  API keys {what}: {', '.join(names)}")
     out.print(f"  not covered: {'; '.join(removal.not_covered)}")
     out.print(f"receipt: {path}")
 

@@ -153,6 +153,18 @@ class ApiKey(NamedKey):
     expires_at: int | None = Field(default=None, ge=0)
     """Unix seconds; None: never."""
 
+    @property
+    def allows_anything(self) -> bool:
+        """Return True if the key has a permission."""
+        return bool(
+            self.base
+            or self.everything
+            or self.variants
+            or self.owners
+            or self.metrics
+            or self.manage_variants
+        )
+
     def caller(self) -> Caller:
         variants, owners = frozenset(self.variants), frozenset(self.owners)
         return Caller(
@@ -266,6 +278,34 @@ class KeyFile(KeyRing[ApiKey]):
             raise GymError(ErrorCode.USAGE, f"API key: {first_problem(error)}") from error
         self._add(entry)
         return key
+
+    def forget_variant(self, name: str) -> tuple[list[str], list[str]]:
+        """Remove a variant from all keys, and the keys that allow nothing else.
+
+        Args:
+            name: The variant's name.
+
+        Returns:
+            Names of the removed keys, and of the keys that still allow something.
+
+        Raises:
+            GymError: As ``all``.
+        """
+        removed, changed, remaining = [], [], []
+        with self._changing() as known:
+            for key in known:
+                if name not in key.variants:
+                    remaining.append(key)
+                    continue
+                rest = key.model_copy(update={"variants": tuple(one for one in key.variants if one != name)})
+                if rest.allows_anything:
+                    changed.append(key.name)
+                    remaining.append(rest)
+                else:
+                    removed.append(key.name)
+            if removed or changed:
+                self._write(tuple(remaining))
+        return removed, changed
 
 
 _BEARER = re.compile(r"bearer +(\S+) *", re.IGNORECASE)

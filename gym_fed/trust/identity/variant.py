@@ -164,6 +164,8 @@ NOT_COVERED = (
     "copies that others have pulled",
 )
 """Kinds of copies that a removal does not search for, since no store knows of them."""
+SERVERS_NOT_COVERED = "usage logs and API keys of servers"
+"""Not searched either, unless the removal names the serving config."""
 
 
 class RemovedRevision(StrictModel):
@@ -224,6 +226,18 @@ class VariantRemoval(StrictModel):
     """Unfinished work that was deleted, below the store's folder."""
 
     hubs: list[HubRemoval]
+    usage_log: str = ""
+    """The usage log from which the variant and its callers were removed; empty if none was named."""
+
+    usage_lines: int = Field(default=0, ge=0)
+    """Number of changed lines of the usage log; their tokens stay, for royalties."""
+
+    keys_removed: list[str] = Field(default_factory=list)
+    """Names of API keys that allowed nothing else, and were removed."""
+
+    keys_changed: list[str] = Field(default_factory=list)
+    """Names of API keys that no longer allow the variant."""
+
     not_covered: list[str]
     """Copies that were not searched for."""
 

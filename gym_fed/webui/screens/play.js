@@ -129,9 +129,9 @@ export async function show(root, parameters, query) {
       mayChange() && history.node,
       field("system", "System prompt", system),
       el("div", {class: "pairs"},
-        figure("temperature", "Temperature", {min: 0, max: 2, step: 0.1}, "0 takes the likeliest"),
+        figure("temperature", "Temperature", {min: 0, max: 2, step: 0.1}, "0 = greedy"),
         figure("top_p", "Top p", {min: 0.05, max: 1, step: 0.05}),
-        figure("max_tokens", "Most tokens", {min: 1, max: 32768, step: 1}),
+        figure("max_tokens", "Max tokens", {min: 1, max: 32768, step: 1}),
         figure("seed", "Seed", {min: 0, step: 1, placeholder: "random"}, "the same answer again")),
       el("label", {class: "tick"}, el("input", {type: "checkbox", checked: memory.logprobs, onchange: (event) => { memory.logprobs = event.target.checked; }}), " Show each token’s probability"),
       el("label", {class: "tick"}, el("input", {type: "checkbox", checked: !memory.plain, onchange: (event) => { memory.plain = !event.target.checked; drawTurns(); }}), " Format Markdown"),
@@ -278,7 +278,7 @@ export async function show(root, parameters, query) {
     const isGoing = running && turn === memory.turns.at(-1), place = el("div");
     if (!isGoing && !answer.logprobs && answer.text && !memory.plain) import("./play_markdown.js").then(({markdown}) => replace(answer.node.root, el("div", {class: "stack"}, markdown(answer.text))));
     const rate = answer.count > 1 && answer.took > answer.first ? (1000 * (answer.count - 1)) / (answer.took - answer.first) : 0;
-    const figures = [answer.finish === "length" && "cut at the most tokens", answer.finish === "stopped" && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
+    const figures = [answer.finish === "length" && "cut at max tokens", answer.finish === "stopped" && "stopped", answer.count && count(answer.count, "token"), answer.first && `first after ${Math.round(answer.first)} ms`, rate && `${number(rate, 3)} tok/s`].filter(Boolean);
     return el("div", {class: "answer"},
       el("h3", {class: "who"}, turn.answers.length > 1 && `${SIDES[at]} · `, answer.label),
       answer.node.root,

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.serving.http.keys import KeyFile
 from gym_fed.trust.identity.keys import SigningKey
 from tests.support.loopback_hub import LoopbackHub, some_delta
 from tests.support.small_variants import small_delta
@@ -70,6 +71,34 @@ def test_all_revisions_work_and_names_are_gone_and_the_receipt_says_so(home: Pat
     assert found["signed_by"] == SigningKey.load(home / "key.pem").contributor
     assert receipt.stat().st_mode & 0o777 == 0o600
     gym("verify", "bo")
+
+
+def test_the_usage_log_and_the_keys_of_a_server_are_cleaned_and_the_receipt_counts_it(
+    home: Path, tmp_path: Path
+) -> None:
+    add("ada", 1)
+    use = {
+        "at": 1.0,
+        "model": "base:ada",
+        "tokens": 4,
+        "prompt_tokens": 3,
+        "completion_tokens": 1,
+        "key": "anna",
+    }
+    Path("usage.jsonl").write_text(json.dumps({**use, "user": "a person"}) + "\n")
+    KeyFile(Path("keys.json")).add("anna", base=False, variants=("ada",))
+    Path("serving.yaml").write_text("base: gym-nano\napi_keys: keys.json\nusage_log: usage.jsonl\n")
+    found = gym("remove", "--yes", "ada", "--serving", "serving.yaml", "--json")
+    assert (found["usage_lines"], found["keys_removed"], found["keys_changed"]) == (1, ["anna"], [])
+    assert "a person" not in Path("usage.jsonl").read_text()
+    assert not any("usage logs" in kind for kind in found["not_covered"])
+    assert gym("receipt", "verify", found["file"], "--json")["valid"]
+
+
+def test_without_a_serving_config_the_receipt_names_what_was_not_searched(home: Path) -> None:
+    add("ada", 1)
+    found = gym("remove", "--yes", "ada", "--json")
+    assert "usage logs and API keys of servers" in found["not_covered"]
 
 
 def test_work_that_never_became_a_variant_can_be_removed(home: Path) -> None:
