@@ -32,7 +32,7 @@ _LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class Removal:
+class ClientFiles:
     """What `gym-client uninstall` deletes.
 
     Attributes:
@@ -59,7 +59,7 @@ class Removal:
             )
 
 
-def removal_of(home: Home, service_files: tuple[Path, ...]) -> Removal:
+def client_files_of(home: Home, service_files: tuple[Path, ...]) -> ClientFiles:
     """List what is deleted, without deleting anything.
 
     Args:
@@ -70,10 +70,10 @@ def removal_of(home: Home, service_files: tuple[Path, ...]) -> Removal:
     files = (*(path for path in inside if path.name in _OWN), *(one for one in service_files if one.exists()))
     others = tuple(path for path in inside if path not in files and path.name != _LOCK)
     hubs = tuple(pin.name or pin.address for pin in enrolled(home))
-    return Removal(files, others, hubs)
+    return ClientFiles(files, others, hubs)
 
 
-def remove(home: Home, removal: Removal) -> None:
+def remove(home: Home, removal: ClientFiles) -> None:
     """Delete the files, and the home if nothing else is in it.
 
     Raises:

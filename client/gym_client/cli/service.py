@@ -122,11 +122,11 @@ def uninstall(
 ) -> None:
     """Delete what gym-client wrote on this machine: key, receipts, downloads, and the service file."""
     from gym_client.cli.terminal import confirm
-    from gym_client.removal import removal_of, remove
+    from gym_client.removal import client_files_of, remove
     from gym_client.service_files import written_files
 
     folder = open_home(home, None)
-    removal = removal_of(folder, written_files(folder))
+    removal = client_files_of(folder, written_files(folder))
     removal.require_left(abandon)
     what = f"{counted(len(removal.files), 'entry')} of {folder.folder}"
     if removal.files and not yes:
