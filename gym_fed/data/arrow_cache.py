@@ -166,13 +166,13 @@ class ArrowCache:
             if not is_limit and not is_full:
                 raise
             code = ErrorCode.TOO_LARGE if is_limit else ErrorCode.DISK_FULL
-            what = "the file would be too large" if is_limit else "no space is left"
+            cause = "the file would be too large" if is_limit else "no space is left"
             way = "raise the limit (ulimit -f)" if is_limit else f"free some space ({_SPACE})"
             if self._is_common:
                 way += f", delete {self.path.parent}, set GYM_HOME to a folder of another disk, or set streaming: true"
             else:
                 way += ", or choose another folder"
-            raise GymError(code, f"{self.path}: {what}; complete files of the folder stay", way) from error
+            raise GymError(code, f"{self.path}: {cause}; complete files of the folder stay", way) from error
 
     def _created(self, path: str, flags: int) -> int:
         return os.open(path, flags | O_BINARY, 0o600 if self._is_common else 0o666)

@@ -226,12 +226,12 @@ def _in_order(store: ArrowRows, indices: NDArray[np.int64]) -> Iterator[Row]:
     if len(indices) > 1 and not bool((np.diff(indices) > 0).all()):
         yield from (store[index] for index in indices.tolist())
         return
-    wanted = iter(indices.tolist())
-    following = next(wanted, None)
+    remaining = iter(indices.tolist())
+    following = next(remaining, None)
     for index, row in enumerate(store) if following is not None else ():
         if index == following:
             yield row
-            if (following := next(wanted, None)) is None:
+            if (following := next(remaining, None)) is None:
                 return
 
 

@@ -219,6 +219,6 @@ def _copy(file: Path, out: Any) -> str:
         return copy_hashed(stream, out)[0]
 
 
-def _require(found: str, sha256: str, file: Path) -> None:
-    if found != sha256:
+def _require(digest: str, sha256: str, file: Path) -> None:
+    if digest != sha256:
         raise GymError(ErrorCode.DATA_INVALID, f"{file}: changed while it was read", "push it again")

@@ -75,11 +75,11 @@ class RowCounts:
         """Return counts for rows that are all learned completely; labelled tokens are not counted."""
         return cls(rows=rows, learned=rows)
 
-    def add(self, whole: Sequence[int], kept: Sequence[int]) -> None:
+    def add(self, whole: Sequence[int], remaining: Sequence[int]) -> None:
         """Count one row by its labels before and after it was cut."""
-        learned = num_labels(kept)
-        lost = num_labels(whole) - learned if len(kept) < len(whole) else 0
-        self.count(len(whole), cut=len(kept) < len(whole), tokens=learned, tokens_cut=lost)
+        learned = num_labels(remaining)
+        lost = num_labels(whole) - learned if len(remaining) < len(whole) else 0
+        self.count(len(whole), cut=len(remaining) < len(whole), tokens=learned, tokens_cut=lost)
 
     def count(self, length: int, *, cut: bool, tokens: int, tokens_cut: int) -> None:
         """Count one row of ``length`` tokens; it is dropped if ``tokens`` is 0."""

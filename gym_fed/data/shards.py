@@ -158,7 +158,7 @@ def _row(name: str, key: str, fields: Fields) -> dict[str, Any]:
         answer = {"role": "assistant", "content": _text(name, *fields[caption]).strip()}
         row = {**row, "messages": [question, answer]}
         read.add(caption)
-    columns = {kind: [{"bytes": data} for data in found.values()] for kind, found in media.items()}
+    columns = {kind: [{"bytes": data} for data in files.values()] for kind, files in media.items()}
     if images:
         columns["images"] = [{"bytes": media["images"][suffix]} for suffix in images]
     return {**row, **columns, **{f".{suffix}": True for suffix in fields if suffix not in read}}

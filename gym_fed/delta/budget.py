@@ -216,14 +216,14 @@ def _decoded(delta: Tensor, way: CodecChoice, importance: Tensor | None) -> Tens
     return codec.decode(encoded.payload, tuple(delta.shape), encoded.params)
 
 
-def _in_numbers(found: Sequence[BudgetOption], index: int) -> CodecChoice | None:
+def _in_numbers(options: Sequence[BudgetOption], index: int) -> CodecChoice | None:
     """Add figures to the reason of a choice, if there was an alternative."""
-    choice = found[index].choice
+    choice = options[index].choice
     if choice is None or choice.why != "auto":
         return choice
     bits = 8 * choice.payload_bytes / math.prod(choice.record.shape)
-    if found[0].choice is not None:
-        return replace(choice, why=f"auto: {bits:.2f} bits per weight; cost {found[index].error:.3g}")
-    lost = found[index].error / max(found[0].error, 1e-300)
+    if options[0].choice is not None:
+        return replace(choice, why=f"auto: {bits:.2f} bits per weight; cost {options[index].error:.3g}")
+    lost = options[index].error / max(options[0].error, 1e-300)
     why = f"auto: {bits:.2f} bits per weight lose {lost:.1%} of its energy; other tensors gain more from more bits"
     return replace(choice, why=why)

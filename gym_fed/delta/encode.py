@@ -306,9 +306,11 @@ def energy_of(name: str, delta: Tensor) -> float:
     return sum_of_squares(delta)
 
 
-def _coded(kept: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
+def _coded(choices: Sequence[CodecChoice], corrected: DeltaSource, write: Write) -> Coded:
     """Return all encoded tensors as input of ``Refine``."""
-    return {c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in kept}
+    return {
+        c.record.name: (c.record.codec, c.record.shape, write(c, corrected(c.record.name))) for c in choices
+    }
 
 
 def _encode(
@@ -355,9 +357,9 @@ def _entry(
     return DeltaEntry(record.name, record.shape, record.codec, dict(record.params), payload)
 
 
-def _report(choice: CodecChoice, energy: float, kept: bool) -> TensorReport:
+def _report(choice: CodecChoice, energy: float, is_encoded: bool) -> TensorReport:
     name = choice.record.name
-    if kept:
+    if is_encoded:
         return TensorReport(name, choice.record.codec, choice.why, choice.payload_bytes, energy)
     why = "unchanged" if energy == 0.0 else "over max_bits_per_weight; waits in the residual"
     return TensorReport(name, None, why, 0, energy)

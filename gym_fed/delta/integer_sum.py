@@ -54,17 +54,17 @@ class IntegerSum:
                 exceeds 31 bits.
         """
         for name in delta.names:
-            found = delta.integers(name)
-            if found is None:
+            added = delta.integers(name)
+            if added is None:
                 raise _invalid(delta, name, "is not integers times a power of two")
-            held = self._sums.get(name, Integers(torch.zeros_like(found.codes), found.exponent))
-            if held.codes.shape != found.codes.shape:
+            current = self._sums.get(name, Integers(torch.zeros_like(added.codes), added.exponent))
+            if current.codes.shape != added.codes.shape:
                 raise _invalid(
-                    delta, name, f"has shape {list(found.codes.shape)}, not {list(held.codes.shape)}"
+                    delta, name, f"has shape {list(added.codes.shape)}, not {list(current.codes.shape)}"
                 )
-            exponent = min(held.exponent, found.exponent)
+            exponent = min(current.exponent, added.exponent)
             try:
-                codes = _shifted(held, exponent) + sign * _shifted(found, exponent)
+                codes = _shifted(current, exponent) + sign * _shifted(added, exponent)
                 self._sums[name] = Integers(_narrow(codes), exponent)
             except OverflowError:
                 raise _invalid(delta, name, "makes a sum of more than 31 bits") from None

@@ -163,8 +163,8 @@ def paired_difference(
             f"confidence {confidence:g}, resamples {resamples}",
             "set confidence between 0 and 1, and at least 100 resamples",
         )
-    one, other = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    differences = one - other
+    first_values, second_values = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
+    differences = first_values - second_values
     count, mean = len(differences), float(differences.mean())
     means = _bootstrap_means(differences, resamples, seed)
     tail = (1 - confidence) / 2
@@ -172,8 +172,11 @@ def paired_difference(
     # Tolerance for equal sums that were rounded differently.
     extreme = int(np.count_nonzero(np.abs(means - mean) >= abs(mean) - 1e-12))
     mcnemar: tuple[float, int, int] | tuple[None, None, None] = (None, None, None)
-    if np.isin(one, (0.0, 1.0)).all() and np.isin(other, (0.0, 1.0)).all():
-        only_first, only_second = int((one > other).sum()), int((other > one).sum())
+    if np.isin(first_values, (0.0, 1.0)).all() and np.isin(second_values, (0.0, 1.0)).all():
+        only_first, only_second = (
+            int((first_values > second_values).sum()),
+            int((second_values > first_values).sum()),
+        )
         mcnemar = (exact_mcnemar(only_first, only_second), only_first, only_second)
     return PairedDifference(
         difference=mean,
@@ -229,22 +232,27 @@ def _compared(
             "give --shared-rows to compare on those" if shared else "evaluate both on the same rows",
         )
     pairs = [(ours[key].metrics, theirs[key].metrics) for key in shared]
-    found, means, others = {}, {}, {}
+    differences, first_means, second_means = {}, {}, {}
     for metric in first.figures:
         if metric not in second.figures or not all(metric in a and metric in b for a, b in pairs):
             continue  # a metric of the full set, without values per row
-        ones, twos = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
-        found[metric] = paired_difference(ones, twos, confidence=confidence, resamples=resamples, seed=seed)
-        means[metric], others[metric] = float(np.mean(ones)), float(np.mean(twos))
+        first_values, second_values = [a[metric] for a, _ in pairs], [b[metric] for _, b in pairs]
+        differences[metric] = paired_difference(
+            first_values, second_values, confidence=confidence, resamples=resamples, seed=seed
+        )
+        first_means[metric], second_means[metric] = (
+            float(np.mean(first_values)),
+            float(np.mean(second_values)),
+        )
     return TaskComparison(
         task=first.task,
-        metrics=found,
-        first=means,
-        second=others,
-        higher_is_better={metric: first.figures[metric].higher_is_better for metric in found},
+        metrics=differences,
+        first=first_means,
+        second=second_means,
+        higher_is_better={metric: first.figures[metric].higher_is_better for metric in differences},
         only_first=only_first,
         only_second=only_second,
-        notes=_notes(first, second, found),
+        notes=_notes(first, second, differences),
     )
 
 

@@ -167,7 +167,9 @@ class Environment(Grader):
         if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
             arguments = dict(known)
         else:
-            arguments = {one.name: known[one.name] for one in parameters if one.name in known}
+            arguments = {
+                parameter.name: known[parameter.name] for parameter in parameters if parameter.name in known
+            }
         result = function(**arguments)
         if not inspect.isawaitable(result):
             return result

@@ -105,8 +105,8 @@ def generate_answers(
             chosen = order[start : start + batch_size]
             prompts = [encoded[i] for i in chosen]
             generated = greedy_ids(model, tokenizer, prompts, max_new_tokens=max_new_tokens)
-            for i, one in zip(chosen, generated, strict=True):
-                answers[i] = reader.read(encoded[i], one.ids)
+            for i, answer in zip(chosen, generated, strict=True):
+                answers[i] = reader.read(encoded[i], answer.ids)
     finally:
         model.train(was_training)
     return answers

@@ -274,12 +274,12 @@ def _measured(
     def hook(name: str) -> Any:
         def add(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
             apply = nn.functional.embedding if isinstance(module, nn.Embedding) else nn.functional.linear
-            found = tuple(
+            squares = tuple(
                 float(apply(arguments[0], part[name].to(arguments[0].device)).double().square().sum())
                 for part in (wrong, true)
             )
             before = sums.get(name, (0.0, 0.0))
-            sums[name] = (before[0] + found[0], before[1] + found[1])
+            sums[name] = (before[0] + squares[0], before[1] + squares[1])
 
         return add
 

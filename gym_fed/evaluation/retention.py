@@ -186,8 +186,8 @@ def _right(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], on_done:
 def _is_right(row: dict[str, Any], answer: str) -> bool:
     if "key" in row:
         return any(re.search(rf"(?<!\w){re.escape(key)}(?!\w)", answer.casefold()) for key in row["key"])
-    wanted = row["completion"] if "completion" in row else row["messages"][-1]["content"]
-    return bool(answer.strip() == str(wanted).strip())
+    expected = row["completion"] if "completion" in row else row["messages"][-1]["content"]
+    return bool(answer.strip() == str(expected).strip())
 
 
 def knows_items(model: Any, tokenizer: Any, items: Sequence[dict[str, Any]], losses: Sequence[float]) -> bool:
@@ -217,16 +217,16 @@ def compare_retention(before: RetentionScores, after: RetentionScores) -> Retent
     Items that the base could not score are left out. The result is not finite if the tuned model's losses are not.
     """
     pairs = [(b, a) for b, a in zip(before.losses, after.losses, strict=True) if not math.isnan(b)]
-    one, other = [b for b, _ in pairs], [a for _, a in pairs]
-    difference = paired_difference(other, one)
+    before_losses, after_losses = [b for b, _ in pairs], [a for _, a in pairs]
+    difference = paired_difference(after_losses, before_losses)
     count, right_stderr = len(before.right), 0.0
     if count:
         answers = paired_difference(list(map(float, after.right)), list(map(float, before.right)))
         right_stderr = count * (answers.stderr or 0.0)
     return Retention(
         num_items=len(pairs),
-        before=sum(one) / len(one),
-        after=sum(other) / len(other),
+        before=sum(before_losses) / len(before_losses),
+        after=sum(after_losses) / len(after_losses),
         stderr=difference.stderr or 0.0,
         num_questions=count,
         right_before=sum(before.right),

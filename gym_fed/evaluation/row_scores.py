@@ -224,14 +224,14 @@ def _answers(
     tokenizer: Any,
     reader: AnswerReader,
     prompts: Sequence[list[int]],
-    wanted: Sequence[int],
+    indices: Sequence[int],
     max_tokens: int,
     on_progress: OnProgress,
 ) -> tuple[list[ReadAnswer | None], list[bool | None]]:
-    """Generate greedy answers to the prompts at ``wanted``; None if the prompt leaves no room for one."""
+    """Generate greedy answers to the prompts at ``indices``; None if the prompt leaves no room for one."""
     answers: list[ReadAnswer | None] = [None] * len(prompts)
     ended: list[bool | None] = [None] * len(prompts)
-    fitting = [i for i in wanted if len(prompts[i]) < _context(model)]
+    fitting = [i for i in indices if len(prompts[i]) < _context(model)]
     fitting.sort(key=lambda i: len(prompts[i]))
     for start in range(0, len(fitting), _ANSWERS):
         on_progress(start, len(fitting), "answers")

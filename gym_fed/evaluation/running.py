@@ -91,16 +91,16 @@ class RunningFile:
         """Return True if a request is done under every model."""
         return all(key in outcomes for outcomes in self.outcomes.values())
 
-    def add(self, key: RequestKey, found: Mapping[str, Outcome]) -> None:
+    def add(self, key: RequestKey, new_outcomes: Mapping[str, Outcome]) -> None:
         """Write a request's outcomes to the operating system's buffers, which survive a kill of this process."""
         for name, outcomes in self.outcomes.items():
             if key in outcomes:
                 continue
             if (file := self._files.get(name)) is not None:
                 with full_disk_named(self._paths[name]):
-                    file.write(json.dumps({"key": list(key), "found": _plain(found[name])}) + "\n")
+                    file.write(json.dumps({"key": list(key), "found": _plain(new_outcomes[name])}) + "\n")
                     file.flush()
-            outcomes[key] = found[name]
+            outcomes[key] = new_outcomes[name]
         failpoint("evaluated-request")
 
     def remove(self, name: str) -> None:

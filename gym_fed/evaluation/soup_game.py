@@ -190,8 +190,8 @@ class SoupGame:
                 for name, slope in gradients.items()
             }
         finally:
-            for name, (wanted, gradient) in before.items():
-                parameters[name].requires_grad_(wanted)
+            for name, (requires_grad, gradient) in before.items():
+                parameters[name].requires_grad_(requires_grad)
                 parameters[name].grad = gradient
 
     def _summed(self, coalition: Coalition) -> dict[str, Tensor]:

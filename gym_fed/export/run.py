@@ -158,17 +158,17 @@ def _kept_unchecked(
     error: GymError,
 ) -> GymError:
     """Keep an export that could not be judged under another name, with its record, and return the error."""
-    kept = unchecked_path(path, is_file=chosen.is_file)
+    unchecked = unchecked_path(path, is_file=chosen.is_file)
     record |= {"check": None, "unchecked": error.message}
     if chosen.is_file:
-        require_no_companions(kept, licences=chosen.merges)
-        record["files"] = {kept.name: file_sha256(part)}
-        with _companions(chosen, source, kept, record, card):
-            part.rename(kept)
+        require_no_companions(unchecked, licences=chosen.merges)
+        record["files"] = {unchecked.name: file_sha256(part)}
+        with _companions(chosen, source, unchecked, record, card):
+            part.rename(unchecked)
     else:
         write_atomically(part / RECORD, _text(record))
-        part.rename(kept)
-    return GymError(error.code, f"{error.message}; it is kept, unchecked, as {kept}", error.hint)
+        part.rename(unchecked)
+    return GymError(error.code, f"{error.message}; it is kept, unchecked, as {unchecked}", error.hint)
 
 
 def _about(chosen: ExportFormat, source: Source, options: Options) -> dict[str, Any]:

@@ -109,13 +109,13 @@ def largest_rank(shape: tuple[int, int]) -> int:
     return (rows * cols - 1) // (rows + cols)
 
 
-def _factors(found: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
+def _factors(low_rank: LowRank, scale: float) -> tuple[Tensor, Tensor, float]:
     """Return A, B and the scaling.
 
     If one factor's components are far larger than the other's, a power of two moves between them, so that both fit the
     codec's number format.
     """
-    a, b = found.a, found.b * scale
+    a, b = low_rank.a, low_rank.b * scale
     exponents = [np.frexp(powers_of_two(rows).numpy())[1] for rows in (a, b.T)]
     far = np.maximum(*np.abs(exponents)) > _LIKE_SIZE
     moved = torch.from_numpy(np.ldexp(1.0, np.where(far, (exponents[1] - exponents[0]) // 2, 0)))

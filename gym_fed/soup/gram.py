@@ -40,7 +40,7 @@ class Needs(IntEnum):
 
 @dataclass(frozen=True)
 class RowEvidence:
-    """What the coordinator's clean rows say about the updates of a round.
+    """The evidence of the coordinator's clean rows on the updates of a round.
 
     Attributes:
         verdicts: For each update, whether its length lowers the loss.

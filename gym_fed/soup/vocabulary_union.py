@@ -159,10 +159,10 @@ class VocabularyUnion:
             first = min(self.first, len(self.old[name]))
             if self.tokens.tokens:
                 rows[name] = whole[first:].float().cpu() + delta[first:]
-            kept = delta[: len(self.old[name])].clone()
-            kept[first:] = 0.0
-            if bool(kept.any()):
-                entries.append(DeltaEntry.of(name, kept, "dense", dtype="float32"))
+            base_rows = delta[: len(self.old[name])].clone()
+            base_rows[first:] = 0.0
+            if bool(base_rows.any()):
+                entries.append(DeltaEntry.of(name, base_rows, "dense", dtype="float32"))
         write_delta(path, entries, self.spec, merged.manifest.extra)
         return VocabularyChange(self.tokens, first, rows)
 

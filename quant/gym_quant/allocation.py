@@ -107,20 +107,20 @@ class _SplitPlan:
         return at
 
 
-def hull(found: Sequence[Option]) -> list[int]:
+def hull(options: Sequence[Option]) -> list[int]:
     """Return indices of the options on the lower convex hull of error over bytes, smallest first."""
     best: list[int] = []
-    for index in sorted(range(len(found)), key=lambda i: (found[i], i)):
-        if best and found[index][1] >= found[best[-1]][1]:
+    for index in sorted(range(len(options)), key=lambda i: (options[i], i)):
+        if best and options[index][1] >= options[best[-1]][1]:
             continue
-        while len(best) > 1 and _gain(found, best[-2], best[-1]) <= _gain(found, best[-1], index):
+        while len(best) > 1 and _gain(options, best[-2], best[-1]) <= _gain(options, best[-1], index):
             best.pop()
-        if best and found[best[-1]][0] == found[index][0]:
+        if best and options[best[-1]][0] == options[index][0]:
             best.pop()
         best.append(index)
     return best
 
 
-def _gain(found: Sequence[Option], here: int, there: int) -> float:
+def _gain(options: Sequence[Option], here: int, there: int) -> float:
     """Error removed per byte between two options."""
-    return (found[here][1] - found[there][1]) / max(1, found[there][0] - found[here][0])
+    return (options[here][1] - options[there][1]) / max(1, options[there][0] - options[here][0])

@@ -110,12 +110,12 @@ def encode_both_factors(left: Tensor, right: Tensor, parts: Parts, group: int) -
     left, right = left.double(), right.double()
     total = float(((left.T @ left) * (right @ right.T)).sum())
 
-    def encode_left(wanted: Tensor) -> tuple[Payload, Tensor]:
-        payload = encode_factor(wanted.T.float().contiguous(), parts, group, "b")
+    def encode_left(target: Tensor) -> tuple[Payload, Tensor]:
+        payload = encode_factor(target.T.float().contiguous(), parts, group, "b")
         return payload, decode_factor(payload, parts, left.shape[0], group, "b").T.double()
 
-    def encode_right(wanted: Tensor) -> tuple[Payload, Tensor]:
-        payload = encode_factor(wanted.float().contiguous(), parts, group, "a")
+    def encode_right(target: Tensor) -> tuple[Payload, Tensor]:
+        payload = encode_factor(target.float().contiguous(), parts, group, "a")
         return payload, decode_factor(payload, parts, right.shape[1], group, "a").double()
 
     def loss(got_left: Tensor, got_right: Tensor) -> float:

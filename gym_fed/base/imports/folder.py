@@ -18,8 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gym_fed.base.imports.gguf.reader import GgufImporter
+from gym_fed.base.imports.importer import Importer
+from gym_fed.base.imports.quantised import QuantisedImporter
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.file_lock import lock
 from gym_fed.core.files import (
@@ -33,8 +36,8 @@ from gym_fed.core.files import (
 from gym_fed.core.json_files import read_object
 from gym_fed.core.text import readable_bytes
 
-if TYPE_CHECKING:
-    from gym_fed.base.imports.importer import Importer
+IMPORTERS: tuple[Importer, ...] = (GgufImporter(), QuantisedImporter())
+"""The importers, in the order in which they are tried."""
 
 NOTE = "import.json"
 """Metadata file in each folder: ``source``, ``sha256``, ``format``, importer ``version``, ``files`` with sizes."""
@@ -67,10 +70,13 @@ def usable_folder(folder: Path) -> Path:
     Raises:
         GymError: ``MODEL_INVALID`` if the folder has a special file; errors of ``imported``.
     """
-    from gym_fed.base.imports.formats import importer_of
-
     _require_ordinary(folder)
     return folder if importer_of(folder) is None else imported(folder)
+
+
+def importer_of(source: Path) -> Importer | None:
+    """Return the importer of ``source``; None for a model folder that needs none."""
+    return next((importer for importer in IMPORTERS if importer.takes(source)), None)
 
 
 def _require_ordinary(folder: Path) -> None:
@@ -93,8 +99,6 @@ def imported(source: Path) -> Path:
         GymError: ``USAGE`` for an unsupported format; ``MODEL_INVALID`` for a source that is unreadable or changes
             during the import; ``MISSING_DEPENDENCY``; ``DISK_FULL`` before anything is written.
     """
-    from gym_fed.base.imports.formats import importer_of
-
     importer = importer_of(source)
     if importer is None:
         raise GymError(

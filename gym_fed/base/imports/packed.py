@@ -114,15 +114,15 @@ def _require_kinds(layer: Layer) -> None:
         raise layer.refuse("scales", "holds numbers that are not finite")
 
 
-def require_shape(layer: Layer, part: str, wanted: tuple[int, ...], because: str) -> None:
-    """Reject a tensor whose shape is not ``wanted``.
+def require_shape(layer: Layer, part: str, expected: tuple[int, ...], because: str) -> None:
+    """Reject a tensor whose shape is not ``expected``.
 
     Raises:
         GymError: ``MODEL_INVALID`` with both shapes.
     """
     actual = tuple(getattr(layer, part).shape)
-    if actual != wanted:
-        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(wanted)} is needed")
+    if actual != expected:
+        raise layer.refuse(part, f"has shape {list(actual)}, {because} {list(expected)} is needed")
 
 
 def group_of_inputs(layer: Layer, inputs: int, group_size: int) -> Any:

@@ -70,12 +70,12 @@ def _recorded(adapter: Path) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def _other_base(adapter: Adapter, model: str, wanted: str, found: str) -> GymError:
+def _other_base(adapter: Adapter, model: str, recorded: str, actual: str) -> GymError:
     base = adapter.base or "another base"
     return GymError(
         ErrorCode.BASE_MISMATCH,
-        f"adapter: {adapter.name} was trained on {base} (weights {wanted[:19]}...), and {model} has other weights "
-        f"({found[:19]}...)",
+        f"adapter: {adapter.name} was trained on {base} (weights {recorded[:19]}...), and {model} has other weights "
+        f"({actual[:19]}...)",
         f"use it on {base}, or correct base_model_name_or_path of {adapter.folder / CONFIG}",
     )
 

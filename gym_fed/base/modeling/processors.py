@@ -140,8 +140,8 @@ def media_of(processor: Any) -> frozenset[str]:
     parts = {column: [getattr(processor, name, None) for name in names] for column, names in _PARTS.items()}
     return frozenset(
         column
-        for column, found in parts.items()
-        if any(part is not None and not getattr(part, "is_placeholder", False) for part in found)
+        for column, handlers in parts.items()
+        if any(part is not None and not getattr(part, "is_placeholder", False) for part in handlers)
     )
 
 

@@ -181,10 +181,10 @@ class ChatRenderer:
         The spans of the assistant's ``turns`` include their end tokens; those of other turns are followed by them.
         """
         closed = {turn: ends_of(text, spans, self.ends) for turn, spans in spans_of.items() if turn in turns}
-        starts = [start for found in closed.values() for start, _ in found]
+        starts = [start for end_spans in closed.values() for start, _ in end_spans]
         tokens = {token for token in self.ends if token and any(text.startswith(token, at) for at in starts)}
         closed |= {turn: end_after(text, spans_of[turn][-1][1], tokens) for turn in spans_of.keys() - turns}
-        every = sorted(end for found in closed.values() for end in found)
+        every = sorted(end for end_spans in closed.values() for end in end_spans)
         at = {"turn": selected, "all": set(closed), "last": {max(selected, default=-1)}, "none": set()}[ends]
         spans = without((span for turn in selected for span in spans_of.get(turn, ())), every)
         return spans + [end for turn in at for end in closed.get(turn, ())]

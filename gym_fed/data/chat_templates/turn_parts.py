@@ -70,34 +70,34 @@ def masked_spans(
                 continue
             start, end = text_span(template, text, messages, tools, turn, whole, held)
             offset = start + lead
-            found = ((max(start, offset + first), min(end, offset + last)) for first, last in ranges)
-            spans += [span for span in found if span[0] < span[1]]
+            candidates = ((max(start, offset + first), min(end, offset + last)) for first, last in ranges)
+            spans += [span for span in candidates if span[0] < span[1]]
     return sorted(spans)
 
 
 def without(spans: Iterable[Span], masked: Sequence[Span]) -> list[Span]:
     """Return ``spans``, sorted, without the parts in ``masked``."""
-    kept = []
+    remaining = []
     for start, end in sorted(spans):
         for first, last in masked:
             if first < end and last > start:
-                kept.append((start, first))
+                remaining.append((start, first))
                 start = last
-        kept.append((start, end))
-    return [(start, end) for start, end in kept if start < end]
+        remaining.append((start, end))
+    return [(start, end) for start, end in remaining if start < end]
 
 
 def ends_of(text: str, spans: Iterable[Span], ends: Iterable[str]) -> list[Span]:
     """Return the spans of the tokens of ``ends`` at the ends of a turn's spans."""
-    found, tokens = [], [end for end in ends if end]
+    end_spans, tokens = [], [end for end in ends if end]
     for first, last in spans:
         start = last
         while end := max(
             (end for end in tokens if text[first:start].rstrip().endswith(end)), key=len, default=""
         ):
             start = first + len(text[first:start].rstrip()) - len(end)
-        found += [(start, last)] if start < last else []
-    return found
+        end_spans += [(start, last)] if start < last else []
+    return end_spans
 
 
 def end_after(text: str, at: int, ends: Iterable[str]) -> list[Span]:

@@ -114,7 +114,7 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
         ``tasks_of``.
     """
 
-    def rerun(recorded: EvalResults, wanted: Mapping[str, Sequence[int]]) -> EvalResults:
+    def rerun(recorded: EvalResults, row_numbers: Mapping[str, Sequence[int]]) -> EvalResults:
         from gym_fed.evaluation.scoring.models import (
             ModelRequest,
             open_models,
@@ -127,7 +127,7 @@ def rerun_on(model: Any, data: str | Path | None = None, own: Sequence[str] = ()
             name = models.scorer.models[0]
             tasks = {
                 task: _rerun_task(models.scorer, recorded.tasks[task], numbers, data, own)
-                for task, numbers in wanted.items()
+                for task, numbers in row_numbers.items()
             }
             with_template = any(task.chat_template for task in recorded.tasks.values())
             identity = {

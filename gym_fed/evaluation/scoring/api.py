@@ -179,8 +179,8 @@ class ApiScorer:
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         unfinished = inside or (bool(thought) and not text and reason == "length")
         for stop in until:
-            text, found, _ = text.partition(stop)
-            reason = "stop" if found else reason
+            text, separator, _ = text.partition(stop)
+            reason = "stop" if separator else reason
         return AnswerResult(text, (), reason, thought=thought, is_unfinished=unfinished)
 
 

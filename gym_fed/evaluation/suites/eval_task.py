@@ -78,21 +78,21 @@ def eval_task(
     name: str,
     group: str,
     definition: dict[str, Any],
-    found: TaskRows,
+    task_rows: TaskRows,
     licence: str,
     limit: int | None,
     *,
     is_own: bool = False,
 ) -> EvalTask:
     splits = used_splits(definition)
-    if empty := [split for split in splits if not found.splits.get(split)]:
-        more = f" ({found.partial})" if found.partial else ""
+    if empty := [split for split in splits if not task_rows.splits.get(split)]:
+        more = f" ({task_rows.partial})" if task_rows.partial else ""
         raise GymError(
             ErrorCode.DATA_INVALID,
-            f"task {name}: {found.source}: there are no rows of the split {empty[0]!r}{more}",
+            f"task {name}: {task_rows.source}: there are no rows of the split {empty[0]!r}{more}",
             "give the whole set" if empty[0] == splits[0] else "evaluate without examples: num_fewshot 0",
         )
-    split, used = splits[0], {key: found.splits[key] for key in splits}
+    split, used = splits[0], {key: task_rows.splits[key] for key in splits}
     lock = _digest({"definition": named(definition), "rows": {key: rows_sha256(used[key]) for key in used}})
     grade = definition.pop("grade", None)
     if grade is not None:
@@ -130,8 +130,8 @@ def eval_task(
         kind=_kind(config, grade),
         metric=str(metrics[0]["metric"]),
         licence=licence,
-        source=found.source,
-        partial=found.partial,
+        source=task_rows.source,
+        partial=task_rows.partial,
         limit=limit,
         split=split,
         rows=used,

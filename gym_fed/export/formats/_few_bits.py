@@ -252,8 +252,8 @@ class FewBits(ExportFormat):
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         return source.whole()
 
-    def stored(self, source: Source, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
-        return {"tensors": compare_packed(target, wanted, _MOST_ERROR[self._bits(options)])}
+    def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
+        return {"tensors": compare_packed(target, expected, _MOST_ERROR[self._bits(options)])}
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:
         return {"model": str(target), "packed": True}

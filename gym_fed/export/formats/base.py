@@ -292,7 +292,7 @@ class ExportFormat(ABC):
     def expected(self, source: Source, target: Path, options: Options) -> Any:
         """Return the model in memory that the export must equal."""
 
-    def stored(self, source: Source, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+    def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
         """Compare the values in the files with ``expected``; the result is part of ``check`` in ``export.json``.
 
         Raises:

@@ -170,13 +170,13 @@ class Gguf(ExportFormat):
             )
         return {"notes": notes} if notes else {}
 
-    def stored(self, source: Source, wanted: Any, target: Path, options: Options) -> dict[str, Any]:
+    def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
         from gym_fed.export.gguf.stored import compare_stored
 
         tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
         return {
             "vocabulary": compare_vocabulary(target, tokenizer),
-            "tensors": compare_stored(target, wanted, options.report),
+            "tensors": compare_stored(target, expected, options.report),
         }
 
     def parts(self, source: Source, target: Path) -> dict[str, Any]:

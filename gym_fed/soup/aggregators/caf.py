@@ -58,19 +58,19 @@ class CAF(WeightRule):
         )
 
 
-def filtered(products: Array, counts: Array, kept: float, limit: float) -> Array:
+def filtered(products: Array, counts: Array, min_share: float, limit: float) -> Array:
     """Run algorithm 2 on inner products.
 
     Args:
         products: ``[n, n]`` float64.
         counts: ``[n]`` float64 initial weights; not all zero.
-        kept: Filter while the counts sum to more than this share of their initial sum.
+        min_share: Filter while the counts sum to more than this share of their initial sum.
         limit: Eigenvalue, in squared norms, at which to stop; 0 for the paper's algorithm.
 
     Returns:
         ``[n]`` float64 shares that add up to one.
     """
-    floor = kept * math.fsum(counts.tolist())
+    floor = min_share * math.fsum(counts.tolist())
     best, smallest = counts / math.fsum(counts.tolist()), math.inf
     while True:
         total = math.fsum(counts.tolist())

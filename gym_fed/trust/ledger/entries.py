@@ -88,18 +88,18 @@ class Entry:
         }
 
     @classmethod
-    def from_dict(cls, found: Any) -> Entry:
+    def from_dict(cls, data: Any) -> Entry:
         """Create an entry from the dict that ``to_dict`` returns.
 
         Raises:
-            GymError: ``STATE_CORRUPT`` unless ``found`` has exactly an entry's five fields and a matching hash.
+            GymError: ``STATE_CORRUPT`` unless ``data`` has exactly an entry's five fields and a matching hash.
         """
-        if not isinstance(found, dict) or set(found) != _FIELDS or not isinstance(found["body"], dict):
-            raise corrupt(f"{str(found)[:80]} is not an entry")
-        sequence, kind, previous, own = (found[k] for k in ("sequence", "kind", "previous_hash", "hash"))
+        if not isinstance(data, dict) or set(data) != _FIELDS or not isinstance(data["body"], dict):
+            raise corrupt(f"{str(data)[:80]} is not an entry")
+        sequence, kind, previous, own = (data[k] for k in ("sequence", "kind", "previous_hash", "hash"))
         if type(sequence) is not int or not all(isinstance(text, str) for text in (kind, previous, own)):
             raise corrupt(f"an entry {str(sequence)[:20]} has a field of the wrong type")
-        entry = cls(sequence, kind, canonical_text(found["body"]), previous, own)
+        entry = cls(sequence, kind, canonical_text(data["body"]), previous, own)
         entry.check_hash()
         return entry
 

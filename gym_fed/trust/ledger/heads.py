@@ -69,28 +69,28 @@ class SignedHead:
         return canonical_text(self.to_dict())
 
     @classmethod
-    def from_dict(cls, found: Any) -> SignedHead:
+    def from_dict(cls, data: Any) -> SignedHead:
         """Create a signed head from the dict that ``to_dict`` returns.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for invalid data.
         """
-        head = found.get("head") if isinstance(found, dict) else None
+        head = data.get("head") if isinstance(data, dict) else None
         kinds = {"format": str, "server": str, "hash": str, "root": str}
         whole = {"size": int, "server_round": int, "at": int}
         if (
             not isinstance(head, dict)
-            or set(found) != {"head", "signature"}
+            or set(data) != {"head", "signature"}
             or set(head) != {*kinds, *whole}
             or any(type(head[name]) is not kind for name, kind in {**kinds, **whole}.items())
-            or not isinstance(found["signature"], str)
-            or not _SIGNATURE.fullmatch(found["signature"])
+            or not isinstance(data["signature"], str)
+            or not _SIGNATURE.fullmatch(data["signature"])
             or head["format"] != FORMAT
             or not (is_hash(head["hash"]) and is_hash(head["root"]))
             or head["size"] < 1
         ):
-            raise corrupt(f"{str(found)[:80]} is not a signed head of format {FORMAT}")
-        return cls(Head(**head), found["signature"])
+            raise corrupt(f"{str(data)[:80]} is not a signed head of format {FORMAT}")
+        return cls(Head(**head), data["signature"])
 
     @classmethod
     def from_json(cls, text: str) -> SignedHead:
@@ -128,18 +128,18 @@ class EntryProof:
         return {"entry": self.entry.to_dict(), "head": self.head.to_dict(), "path": list(self.path)}
 
     @classmethod
-    def from_dict(cls, found: Any) -> EntryProof:
+    def from_dict(cls, data: Any) -> EntryProof:
         """Create a proof from the dict that ``to_dict`` returns.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for invalid data.
         """
-        if not isinstance(found, dict) or set(found) != {"entry", "head", "path"}:
-            raise corrupt(f"{str(found)[:80]} is not a proof of an entry")
-        path = found["path"]
+        if not isinstance(data, dict) or set(data) != {"entry", "head", "path"}:
+            raise corrupt(f"{str(data)[:80]} is not a proof of an entry")
+        path = data["path"]
         if not isinstance(path, list) or not all(is_hash(node) for node in path):
             raise corrupt("the path of a proof is not a list of hashes")
-        return cls(Entry.from_dict(found["entry"]), SignedHead.from_dict(found["head"]), tuple(path))
+        return cls(Entry.from_dict(data["entry"]), SignedHead.from_dict(data["head"]), tuple(path))
 
     def verify(self, public_key: bytes) -> None:
         """Raise ``STATE_CORRUPT`` unless the hub signed a head that includes this entry."""
@@ -154,15 +154,15 @@ class EntryProof:
             raise corrupt(f"entry {sequence} ({self.entry.kind}) is not under the head of size {size}")
 
 
-def contradiction(one: SignedHead, other: SignedHead, proof: EntryProof | None = None) -> str | None:
+def contradiction(first: SignedHead, second: SignedHead, proof: EntryProof | None = None) -> str | None:
     """Describe the contradiction between two verified heads of one hub; None if they are consistent.
 
     Args:
-        one: A head.
-        other: Another head of the same hub.
+        first: A head.
+        second: Another head of the same hub.
         proof: For heads of different sizes, a proof of the entry at the smaller size under the larger head.
     """
-    old, new = sorted((one, other), key=lambda signed: signed.size)
+    old, new = sorted((first, second), key=lambda signed: signed.size)
     if old.size == new.size:
         if (old.head.hash, old.head.root) != (new.head.hash, new.head.root):
             return f"two different heads of size {old.size}"
@@ -187,7 +187,7 @@ def fork_document(
     }
 
 
-def check_fork(found: Any, public_key: bytes) -> str:
+def check_fork(document: Any, public_key: bytes) -> str:
     """Verify a fork proof from another party.
 
     Returns:
@@ -197,12 +197,12 @@ def check_fork(found: Any, public_key: bytes) -> str:
         GymError: ``STATE_CORRUPT`` if it does not prove a fork.
     """
     keys = {"format", "public_key", "heads", "proof"}
-    if not isinstance(found, dict) or set(found) != keys or found["format"] != FORK_FORMAT:
-        raise corrupt(f"{str(found)[:80]} is not a proof of format {FORK_FORMAT}")
-    if not isinstance(found["heads"], list) or len(found["heads"]) != 2:
+    if not isinstance(document, dict) or set(document) != keys or document["format"] != FORK_FORMAT:
+        raise corrupt(f"{str(document)[:80]} is not a proof of format {FORK_FORMAT}")
+    if not isinstance(document["heads"], list) or len(document["heads"]) != 2:
         raise corrupt("the proof of a fork needs two heads")
-    first, second = (SignedHead.from_dict(head) for head in found["heads"])
-    proof = None if found["proof"] is None else EntryProof.from_dict(found["proof"])
+    first, second = (SignedHead.from_dict(head) for head in document["heads"])
+    proof = None if document["proof"] is None else EntryProof.from_dict(document["proof"])
     for signed in (first, second, proof):
         if signed is not None:
             signed.verify(public_key)

@@ -70,13 +70,13 @@ class SignedRestored:
         return canonical_text(self.to_dict())
 
     @classmethod
-    def from_dict(cls, found: Any) -> SignedRestored:
+    def from_dict(cls, data: Any) -> SignedRestored:
         """Create a signed statement from the dict that ``to_dict`` returns; extra keys are ignored.
 
         Raises:
             GymError: ``STATE_CORRUPT`` for invalid data.
         """
-        statement = found.get("statement") if isinstance(found, dict) else None
+        statement = data.get("statement") if isinstance(data, dict) else None
         if (
             not isinstance(statement, dict)
             or set(statement) != {*_KINDS, "lost"}
@@ -86,12 +86,12 @@ class SignedRestored:
             or not is_hash(statement["hash"])
             or (statement["restored_at_entry"] == 0 and statement["hash"] != GENESIS_HASH)
             or len(statement["reason"]) > MAX_REASON
-            or not isinstance(found.get("signature"), str)
+            or not isinstance(data.get("signature"), str)
         ):
-            raise corrupt(f"{str(found)[:80]} is not a statement of format {FORMAT}")
+            raise corrupt(f"{str(data)[:80]} is not a statement of format {FORMAT}")
         if statement["lost"] is not None:
             SignedHead.from_dict(statement["lost"])
-        return cls(Restored(**statement), found["signature"])
+        return cls(Restored(**statement), data["signature"])
 
     @classmethod
     def from_json(cls, text: str) -> SignedRestored:

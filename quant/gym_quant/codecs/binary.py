@@ -43,7 +43,7 @@ class Binary(LevelCodec):
         return MergeForm("signs", group_size(params), since=2) if is_symmetric(params) else VALUES
 
     def signs(self, payload: Payload, shape: Shape, params: Params) -> SignMatrix | None:
-        """If symmetric, the bits have the layout of ``bitdelta``."""
+        """Return sign bits and scales in the layout of ``bitdelta``; None for asymmetric scales."""
         if not is_symmetric(params):
             return None
         scales = payload["scales"].to(torch.float32)

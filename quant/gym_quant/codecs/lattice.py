@@ -227,8 +227,8 @@ def _pack(digits: Codes, levels: int, per_byte: int) -> bytes:
 
 def _unpack(numbers: NDArray[np.uint8], levels: int, per_byte: int) -> Codes:
     table = np.arange(256)[:, None] // levels ** np.arange(per_byte)[None] % levels
-    found: Codes = table.astype(np.int16)[numbers].reshape(-1)
-    return found
+    codes: Codes = table.astype(np.int16)[numbers].reshape(-1)
+    return codes
 
 
 def _deflate(data: bytes) -> bytes:
@@ -240,9 +240,9 @@ def _deflate(data: bytes) -> bytes:
 def _inflate(data: bytes, size: int) -> bytes:
     unpacker = zlib.decompressobj(-15)
     try:
-        found = unpacker.decompress(data, size + 1)
+        inflated = unpacker.decompress(data, size + 1)
     except zlib.error as error:
         raise CodecError(f"codes are no deflate stream: {error}") from error
-    if len(found) > size or not unpacker.eof or unpacker.unused_data:
+    if len(inflated) > size or not unpacker.eof or unpacker.unused_data:
         raise CodecError(f"codes do not inflate to {size} bytes exactly")
-    return found
+    return inflated

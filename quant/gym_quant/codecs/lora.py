@@ -179,10 +179,10 @@ class Lora(Codec):
         self.check(payload, shape, normalised)
         return Encoded(normalised, payload)
 
-    def encode_components(self, found: Components, shape: Shape, params: Params) -> Encoded:
+    def encode_components(self, components: Components, shape: Shape, params: Params) -> Encoded:
         """Encode the first components of a product, quantised by the plan in ``params`` (normalised)."""
         parts, group = _plan(params)
-        first = found.first(int(params["rank"]))
+        first = components.first(int(params["rank"]))
         payload = encode_both_factors(first.left, first.right, parts, group)
         self.check(payload, shape, params)
         return Encoded(params, payload)

@@ -70,11 +70,11 @@ class SparseSign(Codec):
 
     def payload_spec(self, shape: Shape, params: Params) -> dict[str, tuple[torch.dtype, Shape]]:
         count = math.prod(shape)
-        kept = _num_kept(count)
+        num_kept = _num_kept(count)
         return {
             "scales": (torch.bfloat16, (-(-count // CHUNK), 2)),
-            "indices": (torch.uint8, (-(-3 * kept // 2),)),
-            "codes": (torch.uint8, (-(-kept // 4),)),
+            "indices": (torch.uint8, (-(-3 * num_kept // 2),)),
+            "codes": (torch.uint8, (-(-num_kept // 4),)),
         }
 
     def encode(self, tensor: Tensor, **params: Any) -> Encoded:
@@ -119,10 +119,10 @@ class SparseSign(Codec):
         check_finite(scales, "scale")
         if bool((scales < 0).any()):
             raise CodecError(f"scale is negative: {float(scales.min())}")
-        kept = _num_kept(count)
-        if kept % 2 and int(payload["indices"][-1]) >> 4:
+        num_kept = _num_kept(count)
+        if num_kept % 2 and int(payload["indices"][-1]) >> 4:
             raise CodecError("indices: the unused bits of the last byte are not zero")
-        if kept % 4 and int(payload["codes"][-1]) >> 2 * (kept % 4):
+        if num_kept % 4 and int(payload["codes"][-1]) >> 2 * (num_kept % 4):
             raise CodecError("codes: the unused bits of the last byte are not zero")
         places, _ = _entries(payload, count, torch.arange(len(scales)))
         if int(places[-1]) >= count:
@@ -166,13 +166,13 @@ def _num_kept(count: int) -> int:
     return chunks * KEPT + -(-rest * KEPT // CHUNK)
 
 
-def _largest(magnitudes: Numbers, kept: int) -> Numbers:
-    """Return the ascending indices ``[chunks, kept]`` of the largest; of equal ones the first, on every machine."""
-    threshold = np.partition(magnitudes, -kept, axis=1)[:, -kept, None]
+def _largest(magnitudes: Numbers, num_kept: int) -> Numbers:
+    """Return the ascending indices ``[chunks, num_kept]`` of the largest; of equal ones the first, on every machine."""
+    threshold = np.partition(magnitudes, -num_kept, axis=1)[:, -num_kept, None]
     above, equal = magnitudes > threshold, magnitudes == threshold
-    wanted = kept - above.sum(axis=1, keepdims=True)
-    chosen = above | (equal & (equal.cumsum(axis=1) <= wanted))
-    return np.asarray(np.nonzero(chosen)[1].reshape(len(magnitudes), kept))
+    num_ties = num_kept - above.sum(axis=1, keepdims=True)
+    chosen = above | (equal & (equal.cumsum(axis=1) <= num_ties))
+    return np.asarray(np.nonzero(chosen)[1].reshape(len(magnitudes), num_kept))
 
 
 def _two_magnitudes(magnitudes: Numbers) -> Tensor:

@@ -36,13 +36,13 @@ def path() -> str:
 
 
 @contextmanager
-def using(wanted: str) -> Iterator[None]:
-    """Use the path ``wanted`` inside this context (this thread or task only).
+def using(name: str) -> Iterator[None]:
+    """Use the path ``name`` inside this context (this thread or task only).
 
     Raises:
         CodecError: If this machine does not have the path.
     """
-    token = _forced.set(_checked(wanted, "using()"))
+    token = _forced.set(_checked(name, "using()"))
     try:
         yield
     finally:
@@ -81,10 +81,10 @@ def _reason(chosen: str) -> str:
     return "the best this processor has"
 
 
-def _checked(wanted: str, source: str) -> str:
-    if wanted in available():
-        return wanted
-    if wanted not in PATHS:
-        raise CodecError(f"{source} names kernels {wanted!r}, not one of {', '.join(PATHS)}")
+def _checked(name: str, source: str) -> str:
+    if name in available():
+        return name
+    if name not in PATHS:
+        raise CodecError(f"{source} names kernels {name!r}, not one of {', '.join(PATHS)}")
     lack = native.absence() if native.features() is None else "this processor lacks the instructions"
-    raise CodecError(f"{source} names kernels {wanted!r}, but {lack} (available: {', '.join(available())})")
+    raise CodecError(f"{source} names kernels {name!r}, but {lack} (available: {', '.join(available())})")

@@ -122,8 +122,8 @@ def _add_by_slot(
                 byte = tl.load(bits_cols + c[:, None], mask=there, other=0).to(tl.int32)
                 for k in tl.static_range(8):
                     column = 8 * c + k
-                    wanted = mine[:, None] & (column < cols)[None, :]
-                    value = tl.load(x_rows + column[None, :], mask=wanted, other=0.0)
+                    mask = mine[:, None] & (column < cols)[None, :]
+                    value = tl.load(x_rows + column[None, :], mask=mask, other=0.0)
                     if WIDE:
                         value = value.to(tl.float32)
                     sign = tl.where(((byte >> k) & 1) == 1, 1.0, -1.0).to(value.dtype)

@@ -338,9 +338,9 @@ class ArchitectureKeys:
                 "give the model folder that it was made of",
             )
 
-    def refused(self, key: str, found: Any) -> GymError:
+    def refused(self, key: str, value: Any) -> GymError:
         """Return the error for an unusable value."""
-        shown = "is missing" if found is None else f"is {plain(str(found), 80)}"
+        shown = "is missing" if value is None else f"is {plain(str(value), 80)}"
         return invalid(
             self._header.file,
             f"{self._prefix}{key} {shown}, which is not supported",

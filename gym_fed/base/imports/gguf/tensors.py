@@ -139,19 +139,19 @@ def values_of(stored: StoredTensor) -> np.ndarray:
     return np.concatenate(list(_rows(stored))).reshape(stored.shape)
 
 
-def stored_values(one: MappedTensor, config: Any) -> torch.Tensor:
+def stored_values(mapped: MappedTensor, config: Any) -> torch.Tensor:
     """Read a parameter as stored: float32, in transformers' row order, including ``offset_of``."""
     import torch
 
-    values = torch.from_numpy(values_of(one.stored))
-    if one.below is not None:
-        values = torch.cat([values, torch.from_numpy(values_of(one.below))], dim=1)
-    return _in_transformers_order(values, one, config)
+    values = torch.from_numpy(values_of(mapped.stored))
+    if mapped.below is not None:
+        values = torch.cat([values, torch.from_numpy(values_of(mapped.below))], dim=1)
+    return _in_transformers_order(values, mapped, config)
 
 
-def offset_of(one: MappedTensor, config: Any) -> int:
+def offset_of(mapped: MappedTensor, config: Any) -> int:
     """Return the offset that llama.cpp adds to a parameter: Gemma's norms multiply by one plus the weight."""
-    return int(str(config.model_type).startswith("gemma") and one.stored.name.endswith("norm.weight"))
+    return int(str(config.model_type).startswith("gemma") and mapped.stored.name.endswith("norm.weight"))
 
 
 def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
@@ -175,7 +175,7 @@ def _rows(stored: StoredTensor) -> Iterator[np.ndarray]:
             yield np.asarray(dequantize(part, kind), dtype=np.float32)
 
 
-def read_parameter(one: MappedTensor, config: Any) -> torch.Tensor:
+def read_parameter(mapped: MappedTensor, config: Any) -> torch.Tensor:
     """Read a parameter in its dtype and shape in transformers.
 
     Raises:
@@ -183,20 +183,20 @@ def read_parameter(one: MappedTensor, config: Any) -> torch.Tensor:
     """
     import torch
 
-    parts = [_cast(stored, one, config) for stored in (one.stored, one.below) if stored is not None]
-    return _in_transformers_order(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), one, config)
+    parts = [_cast(stored, mapped, config) for stored in (mapped.stored, mapped.below) if stored is not None]
+    return _in_transformers_order(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), mapped, config)
 
 
-def _cast(stored: StoredTensor, one: MappedTensor, config: Any) -> torch.Tensor:
+def _cast(stored: StoredTensor, mapped: MappedTensor, config: Any) -> torch.Tensor:
     import torch
 
-    dtype = getattr(torch, one.dtype)
+    dtype = getattr(torch, mapped.dtype)
     parts: list[torch.Tensor] = []
     with np.errstate(over="ignore", invalid="ignore"):
         for rows in _rows(stored):
             if not np.isfinite(rows).all():
                 raise invalid(stored.file, f"tensor {stored.name} has values that are not finite")
-            part = torch.from_numpy(rows - 1 if offset_of(one, config) else rows)
+            part = torch.from_numpy(rows - 1 if offset_of(mapped, config) else rows)
             cast = part.to(dtype)
             if stored.type not in _PLAIN and not torch.isfinite(cast).all():
                 dtype, cast = torch.float32, part
@@ -205,13 +205,13 @@ def _cast(stored: StoredTensor, one: MappedTensor, config: Any) -> torch.Tensor:
     return torch.cat(parts).reshape(stored.shape)
 
 
-def _in_transformers_order(whole: torch.Tensor, one: MappedTensor, config: Any) -> torch.Tensor:
+def _in_transformers_order(whole: torch.Tensor, mapped: MappedTensor, config: Any) -> torch.Tensor:
     """Reorder rows to transformers' order: GGUF permutes Llama's queries and keys, and drops a gate's only row."""
-    if one.stored.name.endswith("ffn_gate_inp_shexp.weight"):
+    if mapped.stored.name.endswith("ffn_gate_inp_shexp.weight"):
         return whole.reshape(1, -1).contiguous()
-    if config.model_type in ("llama", "mistral", "mixtral") and ".attn_" in one.stored.name:
+    if config.model_type in ("llama", "mistral", "mixtral") and ".attn_" in mapped.stored.name:
         heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        count = heads.get(one.stored.name.split(".")[2])
+        count = heads.get(mapped.stored.name.split(".")[2])
         if count is not None:
             return _halves_apart(whole, count)
     return whole.contiguous()

@@ -53,7 +53,7 @@ class Letters(Importer):
 @pytest.fixture
 def letters(monkeypatch: pytest.MonkeyPatch) -> Letters:
     importer = Letters()
-    monkeypatch.setattr("gym_fed.base.imports.formats.IMPORTERS", (importer,))
+    monkeypatch.setattr("gym_fed.base.imports.folder.IMPORTERS", (importer,))
     return importer
 
 
