@@ -182,7 +182,6 @@ SETS: dict[str, Callable[[], Images]] = {
     "digits": _digits,
     "mnist": _mnist,
     "clusters": functools.partial(_clusters, 40, 20, 10, 1.8, 64, 1),
-    "clusters30": functools.partial(_clusters, 30, 15, 7, 1.6, 48, 7),
     "clusters45": functools.partial(_clusters, 45, 20, 11, 1.6, 64, 21),
 }
 
@@ -196,9 +195,6 @@ FEWEST = 8
 Split = Literal["iid", "dirichlet", "dirichlet-1", "lone"]
 """All alike; Dirichlet(0.1) or Dirichlet(1) over the labels; the former, and the first contributor alone holds label 9
 and nothing else."""
-
-HeldOut = Literal["test", "validation"]
-"""On what a model is judged: the test part, or as many rows of the training part, which then nobody trains on."""
 
 
 @dataclass(frozen=True)
@@ -230,13 +226,12 @@ class Digits:
         malicious: int,
         split: Split,
         data: str = "digits",
-        held_out: HeldOut = "test",
         spread: bool = False,
     ) -> None:
         self.seeds, self.contributors, self.malicious = tuple(seeds), contributors, malicious
         self.set = image_set(data)
         self.network = self.set.network
-        drawn = [_draw(self.set, seed, contributors, malicious, split, held_out, spread) for seed in seeds]
+        drawn = [_draw(self.set, seed, contributors, malicious, split, spread) for seed in seeds]
         self.images, self.labels, self.test_images, self.test_labels = (
             torch.stack(part) for part in zip(*(one[:4] for one in drawn), strict=True)
         )
@@ -320,7 +315,6 @@ def _draw(
     contributors: int,
     malicious: int,
     split: Split,
-    held_out: HeldOut,
     spread: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[np.ndarray]]:
     generator = np.random.default_rng(1000 + seed)
@@ -328,10 +322,8 @@ def _draw(
     if order is None:
         order = generator.permutation(len(data.images))
     held, rest = order[: data.test], order[data.test :]
-    if data.fixed_test and held_out == "test":
+    if data.fixed_test:
         rest = generator.permutation(rest)
-    if held_out == "validation":
-        held, rest = rest[: data.test], rest[data.test :]
     if spread:
         rows = [{"row": row, "answer": int(data.labels[row])} for row in rest]
         clean = np.array([one["row"] for one in representative(rows, ROOT_IMAGES)])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from _attacks import TARGET, launched, triggered
 from _defences import Defence
-from _digits import LABELS, Digits, HeldOut, Perceptron, Schedule, Split
+from _digits import LABELS, Digits, Perceptron, Schedule, Split
 from _scene import Scene
 from torch import Tensor
 
@@ -67,12 +67,11 @@ def play(
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4),
     schedule: Schedule | None = None,
     images: str = "digits",
-    held_out: HeldOut = "test",
     spread: bool = False,
 ) -> Outcome:
     """All rounds of ``attack`` against ``rule``, all seeds at once; ``spread`` chooses representative clean images."""
     schedule = schedule or Schedule()
-    data = Digits(seeds, CONTRIBUTORS, malicious, split, images, held_out, spread)
+    data = Digits(seeds, CONTRIBUTORS, malicious, split, images, spread)
     defence = Defence(rule, malicious)
     model, accuracies = run_rounds(data, defence, attack, schedule, packed, generators())
     others = data.test_labels != TARGET

@@ -34,12 +34,26 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Models and data, where no folder is named."""
 
 
-def options(description: str | None) -> argparse.ArgumentParser:
-    """A parser with the three options that every benchmark takes; add your own to it."""
+def options(description: str | None, *more: str, seeds: Sequence[int] | int = ()) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark takes; add your own to it.
+
+    Args:
+        description: The script's docstring.
+        more: ``cells`` and ``shared``, for scripts that store runs or read models and data.
+        seeds: Default of ``--seeds``: the seeds, or their number.
+    """
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="smaller sizes, under a minute")
     parser.add_argument("--json", action="store_true", help="end with one line of JSON")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison into a picture")
+    if "cells" in more:
+        parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured, and resume")
+    if "shared" in more:
+        parser.add_argument("--shared", type=Path, default=SHARED, metavar="FOLDER", help="models and data")
+    if isinstance(seeds, int):
+        parser.add_argument("--seeds", type=int, default=seeds, metavar="N", help="number of seeds")
+    elif seeds:
+        parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds), metavar="N")
     return parser
 
 

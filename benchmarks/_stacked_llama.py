@@ -109,10 +109,6 @@ class Workers:
         self.weights = {
             name: t.expand(number, *t.shape).clone().requires_grad_() for name, t in start.items()
         }
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop the optimisers' moments."""
         self._optimizer = torch.optim.AdamW(
             list(self.weights.values()), 1.0, (0.9, 0.95), weight_decay=0.0, fused=True
         )

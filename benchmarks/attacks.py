@@ -31,7 +31,7 @@ from _attacks import ATTACKS, LONG, LONG_ATTACKS
 from _defences import DEFAULT, RULES, Defence
 from _digits import SETS, Schedule, Split
 from _duel import CONTRIBUTORS, minority, play
-from _report import SHARED, Report, kept, options, picture, show
+from _report import Report, kept, options, picture, show
 
 AIM_ACCURACY = {("digits", True): 90.0, ("digits", False): 88.0, ("mnist", True): 84.0}
 """Accuracy in % of the default under the worst attack, by images and whether updates are packed."""
@@ -99,22 +99,19 @@ def main() -> None:
 
 def parsed() -> argparse.Namespace:
     """The options, with what ``--quick`` leaves of them."""
-    parser = options(__doc__)
+    parser = options(__doc__, "cells", "shared", seeds=3)
     parser.add_argument("--rules", nargs="+", metavar="NAME", help=f"{', '.join(RULES)}, or another chain")
     known = [*ATTACKS, *LONG_ATTACKS]
     parser.add_argument("--attacks", nargs="+", choices=known, metavar="NAME", help=", ".join(known))
     parser.add_argument("--images", nargs="+", choices=[*SETS], default=["digits"], help="data sets")
     parser.add_argument("--first-seed", type=int, default=FIRST_SEED, metavar="N")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="number of seeds")
     parser.add_argument("--rounds", type=int, default=Schedule().rounds, metavar="N")
     parser.add_argument("--malicious", type=int, default=MALICIOUS, metavar="N", help=f"of {CONTRIBUTORS}")
     parser.add_argument("--split", choices=get_args(Split), default="dirichlet", help="of the data by label")
     parser.add_argument("--float", action="store_true", help="float updates instead of sign bits")
     parser.add_argument("--spread", action="store_true", help="clean images with each label in proportion")
     parser.add_argument("--shares", action="store_true", help="what a minority keeps without attackers, too")
-    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
     parser.add_argument("--federation", choices=["stories260K"], help="attack a language model instead")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     arguments.rules = arguments.rules or [*(QUICK_RULES if arguments.quick else RULES)]
     arguments.attacks = arguments.attacks or [*(QUICK_ATTACKS if arguments.quick else known)]

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from _report import SHARED, Report, options
+from _report import Report, options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -211,10 +211,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         child(sys.argv[2:])
         return
-    parser: argparse.ArgumentParser = options(__doc__)
+    parser: argparse.ArgumentParser = options(__doc__, "shared")
     parser.add_argument("--part", choices=("distances", "overhead"))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="tuning and mixed_precision")
-    parser.add_argument("--shared", type=Path, default=SHARED)
     arguments = parser.parse_args()
     report = Report("audits")
     if arguments.part in (None, "distances"):

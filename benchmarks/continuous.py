@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from _federated_learning import one_thread, speaker_sets
-from _report import SHARED, Report, kept, options
+from _report import Report, kept, options
 from _sequences import Delta, Sequences, encoded, loss_of, trained
 from torch import Tensor
 
@@ -314,12 +314,7 @@ def attacked(report: Report, cells: Cells, seeds: list[int], quick: bool) -> Non
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102, 103])
-    parser.add_argument(
-        "--cells", type=Path, metavar="FILE", help="keep runs, and make those that are missing"
-    )
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder of models and data")
+    parser = options(__doc__, "cells", "shared", seeds=[101, 102, 103])
     parser.add_argument("--only", choices=["learning", "attacked"], help="one half of the runs")
     args: argparse.Namespace = parser.parse_args()
     one_thread()

@@ -73,10 +73,9 @@ PREFERENCE_SIDES: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = options(__doc__, seeds=3)
     data = SHARED / "data"
     parser.add_argument("--model", nargs="+", default=["smollm2", "stories260K"])
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rows", nargs="+", choices=[*SETS], default=[*SETS])
     parser.add_argument("--data", type=Path, default=data)
     parser.add_argument("--models", type=Path, default=data.parent / "models", help="holds stories260K")

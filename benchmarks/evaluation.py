@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from _peer import Peer, in_turns, script
-from _report import SHARED, Report, options
+from _report import Report, options
 
 SIDES = ("ours", "theirs")
 NATS = 5e-4
@@ -30,8 +30,7 @@ NATS = 5e-4
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
+    parser = options(__doc__, "shared")
     parser.add_argument("--part", choices=("variants", "tiny"), action="append", help="default: both")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from _report import SHARED, Report, options
+from _report import Report, options
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -76,10 +76,8 @@ SAME_LOSS = 1e-6
 
 
 def main() -> None:
-    parser = options(__doc__)
+    parser = options(__doc__, "cells", "shared")
     parser.add_argument("--part", choices=("network", "learning", "soups"), default="network")
-    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
     arguments = parser.parse_args()
     one_thread()
     model = arguments.shared / "models" / "stories260K"

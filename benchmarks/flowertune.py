@@ -19,13 +19,12 @@ import statistics
 import sys
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from _flowertune import SAMPLED, Federation, Plan, Setup
 from _flowertune_sides import Settings, flower, gym
-from _report import SHARED, Report, kept, options
+from _report import Report, kept, options
 
 SEEDS = (101, 102, 103)
 ROUNDS, QUICK_ROUNDS = 10, 2
@@ -37,10 +36,7 @@ SHARE_OF_BYTES = 1 / 16
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", metavar="N", default=SEEDS)
-    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
+    parser = options(__doc__, "cells", "shared", seeds=SEEDS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     report = Report("flowertune", peer="Flower 1.41 FedAvg")

@@ -189,8 +189,7 @@ Credits = dict[str, float]
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser = options(__doc__, seeds=5)
     parser.add_argument("--first", type=int, default=100, help="first seed; 0 to 9 chose the thresholds")
     parser.add_argument("--heldout", type=int, default=200, help="rows that judge")
     parser.add_argument(

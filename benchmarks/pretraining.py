@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 from _federated_learning import one_thread
-from _report import SHARED, Report, kept, options, show
+from _report import Report, kept, options, show
 from _stacked_llama import Shape, Workers, losses
 from torch import Tensor
 
@@ -74,7 +74,6 @@ class Arm:
     codec: str | None
     rate: float = 0.0
     outer: tuple[float, float] | None = None
-    keeps_state: bool = True
     attack: str = ""
     rule: str = "mean"
 
@@ -100,7 +99,6 @@ METHODS = {
     "DiLoCo": Arm("fp32", outer=OUTER[0]),
     "one bit": Arm("one bit"),
     "sparse_sign": Arm("sparse", outer=OUTER[0]),
-    "sparse_sign, no momentum": Arm("sparse"),
 }
 
 
@@ -169,8 +167,6 @@ class Federation:
         with DeltaFile.open(soup, self.spec) as file:
             apply_delta(self.model, file)
         self.workers.load(self.model)
-        if not self.arm.keeps_state:
-            self.workers.forget()
 
     def _lie(self, files: Sequence[DeltaFile]) -> Path:
         """Write what the malicious send, from the decoded honest updates; its file has their median norm."""
@@ -276,9 +272,8 @@ corpora: dict[str, Tensor] = {}
 
 
 def learned(report: Report, bench: Bench) -> None:
-    """Every method without malicious workers, and what the kept state is worth."""
+    """Every method without malicious workers."""
     arms = {method: bench.chosen(method) for method in METHODS}
-    arms["sparse_sign, state dropped"] = replace(arms["sparse_sign"], keeps_state=False)
     found = {method: bench.of(arm) for method, arm in arms.items()}
     (best, most), averaged = found["data-parallel fp32"], found["fp32 averaging"]
     rows = []
@@ -317,25 +312,18 @@ def learned(report: Report, bench: Bench) -> None:
 
 def attacked(report: Report, bench: Bench) -> None:
     """The default rule with two malicious workers of ten, and with none; the peer is the mean under the same attack."""
-    for method in ("one bit", "sparse_sign"):
-        mean = bench.chosen(method)
-        rule = replace(mean, rule=RULE)
-        without = fmean(bench.of(mean)[0])
-        report.figure(f"{method}, mean, none malicious", without)
-        report.figure(f"{method}, {RULE}, none malicious", fmean(bench.of(rule)[0]))
-        for attack in ATTACKS:
-            loss, under_mean = (fmean(bench.of(replace(arm, attack=attack))[0]) for arm in (rule, mean))
-            report.compare(f"{method}, {attack}", loss, under_mean, unit="nats")
-            report.aim(f"{method}, {attack}: % above none malicious", 100 * (loss / without - 1), 2.0)
+    mean = bench.chosen("one bit")
+    rule = replace(mean, rule=RULE)
+    without = fmean(bench.of(mean)[0])
+    report.figure("one bit, mean, none malicious", without)
+    for attack in ATTACKS:
+        loss, under_mean = (fmean(bench.of(replace(arm, attack=attack))[0]) for arm in (rule, mean))
+        report.compare(f"one bit, {attack}", loss, under_mean, unit="nats")
+        report.aim(f"one bit, {attack}: % above none malicious", 100 * (loss / without - 1), 2.0)
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument(
-        "--cells", type=Path, metavar="FILE", help="keep runs, and make those that are missing"
-    )
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder of models and data")
+    parser = options(__doc__, "cells", "shared", seeds=[1, 2, 3])
     parser.add_argument("--only", choices=["learned", "attacked"], help="one half of the runs")
     args: argparse.Namespace = parser.parse_args()
     one_thread()

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _report import SHARED, Report, options
+from _report import Report, options
 from _sequences import Sequences, encoded, loss_of, train
 
 from gym_fed.base.models import load_model
@@ -110,8 +110,7 @@ def variants(quick: bool) -> list[Variant]:
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--shared", type=Path, default=SHARED, help="models and data")
+    parser = options(__doc__, "shared")
     parser.add_argument("--case", metavar="TEXT", default="", help="fine-tunes whose names hold it")
     parser.add_argument("--only", metavar="TEXT", default="", help="codecs whose names hold it")
     arguments = parser.parse_args()

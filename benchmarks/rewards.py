@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _report import SHARED, Report, options, picture
+from _report import Report, options, picture
 from _rewards_rounds import BATCH, CODEC, COMPOSITIONS, CONTRIBUTORS, LENGTH, Season, World
 from _sequences import Delta, Sequences, opened, trained
 from gym_server.rewards.free_riders import RoundSimilarity
@@ -187,9 +187,7 @@ Found = dict[tuple[str, str], list[Scores]]
 
 
 def main() -> None:
-    parser = options(__doc__)
-    parser.add_argument("--shared", type=Path, default=SHARED, help="stories260K and its data")
-    parser.add_argument("--seeds", type=int, default=5, help="rounds of each composition")
+    parser = options(__doc__, "shared", seeds=5)
     parser.add_argument(
         "--first", type=int, default=10, help="first seed of sybils; 0 to 2 chose the thresholds"
     )

@@ -1,7 +1,7 @@
 """Robust and private at once: accuracy under the worst attack, by epsilon, of rules whose sensitivity is known.
 
     python benchmarks/robust_private.py [--data digits mnist] [--attacks NAME ...] [--seeds N] [--quick]
-        [--json] [--plot FILE] [--cells FILE] [--validation]
+        [--json] [--plot FILE] [--cells FILE]
 
 100 contributors, 20 of them malicious, learn digits or MNIST over 20 rounds.
 Every rule hides one contributor's whole share (zero-out, delta 1e-5) at the epsilon of its column, for all rounds
@@ -9,8 +9,7 @@ together. The noise is that of the package's own merge (``ClippedMiddle``, ``Sig
 accountant. The clip is the norm of the coordinator's own update on its 100 clean rows before the first round, which no
 contributor has a part in. The peer is the clipped mean at the same epsilon under the same attack.
 
-Attacks know rule and clip, and search their strength without the noise. ``--validation`` judges by rows that are
-neither trained on nor reported; defaults were chosen there. ``--cells FILE`` keeps what is measured and goes on.
+Attacks know rule and clip, and search their strength without the noise. ``--cells FILE`` resumes.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ import math
 import secrets
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 import torch
 from _defences import Defence
-from _digits import Digits, HeldOut, Losses, Schedule
+from _digits import Digits, Losses, Schedule
 from _duel import generators, run_rounds
 from _report import Report, kept, options, show
 from torch import Tensor
@@ -39,6 +37,7 @@ from gym_fed.soup.building import build_aggregator
 from gym_fed.soup.private import ClippedMiddle, PrivateMerge, SignVotes
 
 CONTRIBUTORS, MALICIOUS, ROUNDS, LAST = 100, 20, 20, 3
+FIRST_SEED = 30
 TARGET_DELTA = 1e-5
 EPSILONS = (2.0, 8.0, 32.0, math.inf)
 ATTACKS_USED = ("none", "sign_flip", "inflated_scale", "alie", "inner_product", "min_max", "label_flip")
@@ -142,7 +141,7 @@ def main() -> None:
         for rule in arguments.rules:
             for bound in arguments.epsilons:
                 for attack in arguments.attacks:
-                    key = (data, rule, bound, attack, arguments.seeds, arguments.validation)
+                    key = (data, rule, bound, attack, arguments.seeds)
                     make = partial(play, rule, attack, bound, data, arguments)
                     cells[rule, bound, attack] = kept(arguments.cells, key, make)
         _report(report, data, cells, arguments)
@@ -150,14 +149,11 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    parser = options(__doc__)
+    parser = options(__doc__, "cells", seeds=3)
     parser.add_argument("--data", nargs="+", choices=["digits", "mnist"], default=["digits"])
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", nargs="+", choices=[*RULES], default=[*RULES])
     parser.add_argument("--attacks", nargs="+", choices=ATTACKS_USED[1:], default=ATTACKS_USED[1:])
     parser.add_argument("--epsilons", nargs="+", type=float, default=list(EPSILONS))
-    parser.add_argument("--cells", type=Path, metavar="FILE", help="keep what is measured")
-    parser.add_argument("--validation", action="store_true", help="judge by rows that are not reported")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rules, arguments.epsilons, arguments.seeds = ["mean", "root_gate"], [8.0], 1
@@ -168,11 +164,9 @@ def parsed() -> argparse.Namespace:
 
 def play(rule: str, attack: str, bound: float, name: str, arguments: argparse.Namespace) -> list[float]:
     """Accuracy for each seed, mean of the last ``LAST`` rounds."""
-    first = 20 if arguments.validation else 30
-    held_out: HeldOut = "validation" if arguments.validation else "test"
-    seeds = range(first, first + arguments.seeds)
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
     schedule = Schedule(rounds=ROUNDS)
-    data = Digits(seeds, CONTRIBUTORS, MALICIOUS, "iid", name, held_out)
+    data = Digits(seeds, CONTRIBUTORS, MALICIOUS, "iid", name)
     random = generators()
     torch.manual_seed(5)
     model = data.first_model()
