@@ -19,6 +19,7 @@ import math
 import os
 import platform
 import re
+import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 Better = Literal["higher", "lower"]
+Runs = float | Sequence[float]
+"""One figure, or those of several runs."""
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 """Models and data, where no folder is named."""
 
@@ -66,6 +69,9 @@ class Row:
     theirs: float | None
     unit: str
     better: Better
+    spread: str = ""
+    peer_spread: str = ""
+    """The least and the most of several runs, in words."""
 
     @property
     def ratio(self) -> float | None:
@@ -86,14 +92,26 @@ class Report:
         self.aims: list[dict[str, Any]] = []
 
     def compare(
-        self, what: str, ours: float, theirs: float | None = None, *, unit: str = "", better: Better = "lower"
+        self, what: str, ours: Runs, theirs: Runs | None = None, *, unit: str = "", better: Better = "lower"
     ) -> None:
-        """Add a row to the table; the figures get ``what`` (ours) and ``what (peer)``."""
-        self.rows.append(Row(what, ours, theirs, unit, better))
+        """Add a row to the table; the figures get ``what`` (ours) and ``what (peer)``.
+
+        Of several runs the row has the median with the least and the most, which are figures too.
+        """
         name = key(f"{what} {unit}")
-        self.figure(name, ours)
-        if theirs is not None:
-            self.figure(f"{name}_peer", theirs)
+        own, spread = self._of_runs(name, ours)
+        peer, peer_spread = (None, "") if theirs is None else self._of_runs(f"{name}_peer", theirs)
+        self.rows.append(Row(what, own, peer, unit, better, spread, peer_spread))
+
+    def _of_runs(self, name: str, runs: Runs) -> tuple[float, str]:
+        """Add a side's figures, and return its median and its spread in words."""
+        if isinstance(runs, int | float):
+            self.figure(name, runs)
+            return runs, ""
+        middle, least, most = statistics.median(runs), min(runs), max(runs)
+        for suffix, value in (("", middle), ("_least", least), ("_most", most)):
+            self.figure(f"{name}{suffix}", value)
+        return middle, f" ({_short(least)}-{_short(most)})"
 
     def figure(self, key: str, value: float) -> None:
         """Add a figure to the JSON line."""
@@ -130,9 +148,9 @@ class Report:
         for header in ("ours", self.peer or "peer", "times better"):
             table.add_column(header, justify="right")
         for row in self.rows:
-            theirs = "-" if row.theirs is None else f"{_short(row.theirs)} {row.unit}"
+            theirs = "-" if row.theirs is None else f"{_short(row.theirs)}{row.peer_spread} {row.unit}"
             ratio = "-" if row.ratio is None else f"{row.ratio:.2f}x"
-            table.add_row(row.what, f"{_short(row.ours)} {row.unit}", theirs, ratio)
+            table.add_row(row.what, f"{_short(row.ours)}{row.spread} {row.unit}", theirs, ratio)
         return table
 
 

@@ -76,12 +76,7 @@ def variants(report: Report, arguments: Any, folder: Path) -> None:
         what = f"{settings['variants']} variants, {settings['rows'][kind]} rows of {task}"
         for key, label in (("seconds", "all"), ("model_seconds", "the model alone")):
             ours, theirs = ([turn[kind][key] for turn in turns[name]] for name in SIDES)
-            report.compare(
-                f"{what}: {label}", statistics.median(ours), statistics.median(theirs), unit="CPU s"
-            )
-            for name, values in (("ours", ours), ("theirs", theirs)):
-                report.figure(f"{kind} {label} {name} least", min(values))
-                report.figure(f"{kind} {label} {name} most", max(values))
+            report.compare(f"{what}: {label}", ours, theirs, unit="CPU s")
             ratios = sorted(their / our for our, their in zip(ours, theirs, strict=True))
             report.figure(f"{kind} {label} least ratio", ratios[0])
             report.figure(f"{kind} {label} most ratio", ratios[-1])

@@ -145,8 +145,7 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
         in_memory[n] = own
         for rule, measured in own.items():
             where = f"packed, {n} x {size:,}: {in_words(rule)}"
-            report.compare(where, seconds(measured), unit="s")
-            spread(report, where, measured)
+            report.compare(where, [s for s, _ in measured], unit="s")
             report.compare(f"{where}, memory", memory(measured), unit="MB")
     if quick:
         return
@@ -160,36 +159,22 @@ def packed(report: Report, bench: Bench, quick: bool, runs: int) -> None:
 
 
 def compare(report: Report, n: int, size: int, found: dict[str, Runs]) -> None:
-    """Rows of n contributors: seconds and memory next to the better peer's, spreads, and each form's own as figures."""
+    """Rows of n contributors: seconds and memory next to the better peer's, and each form's own as figures."""
     for rule, ours in found["ours"].items():
         peers = {name: runs[rule] for name, runs in found.items() if name != "ours" and rule in runs}
         fastest = min(peers, key=lambda name: seconds(peers[name]), default=None)
         smallest = min((memory(runs) for runs in peers.values() if memory(runs) > 0), default=None)
-        where = f"{n} x {size:,}: {in_words(rule)}"
-        theirs = seconds(peers[fastest]) if fastest else None
-        report.compare(where, seconds(ours), theirs, unit="s")
-        spread(report, where, ours, fastest, peers[fastest] if fastest else None)
+        where = f"{n} x {size:,}: {in_words(rule)}" + (f" (peer: {fastest})" if fastest else "")
+        theirs = [s for s, _ in peers[fastest]] if fastest else None
+        report.compare(where, [s for s, _ in ours], theirs, unit="s")
         report.compare(f"{where}, memory", memory(ours), smallest, unit="MB")
         for name, runs in peers.items():
             key = f"{n}_{rule}_{name}".replace("+", "_").replace("-", "_")
             report.figure(f"{key}_s", seconds(runs))
             report.figure(f"{key}_mb", memory(runs))
         if theirs is not None:
-            report.aim(f"{where}: times faster", theirs / seconds(ours), TIMES_FASTER, better="higher")
-
-
-def spread(
-    report: Report,
-    where: str,
-    ours: list[tuple[float, float]],
-    peer: str | None = None,
-    theirs: list[tuple[float, float]] | None = None,
-) -> None:
-    """The least and the most of the runs."""
-    for word, pick in (("least", min), ("most", max)):
-        their = pick(s for s, _ in theirs) if theirs else None
-        label = f"{where}, {word} of {len(ours)}" + (f" (peer: {peer})" if peer else "")
-        report.compare(label, pick(s for s, _ in ours), their, unit="s")
+            times = statistics.median(theirs) / seconds(ours)
+            report.aim(f"{where}: times faster", times, TIMES_FASTER, better="higher")
 
 
 def seconds(runs: list[tuple[float, float]]) -> float:

@@ -62,10 +62,7 @@ def seconds(report: Report, environment: dict[str, str], runs: int) -> None:
     for what in found[0]:
         figures = [one[what] for one in found]
         peer = [one.get(what, 0.0) for one in bare]
-        report.compare(what, statistics.median(figures), statistics.median(peer) or None, unit="s")
-        spread(report, what, figures)
-    for what in bare[0]:
-        spread(report, f"import torch, {what}", [one[what] for one in bare])
+        report.compare(what, figures, peer if any(peer) else None, unit="s")
     walls = [one["wall until the first answer"] for one in found]
     report.aim("gym-nano's warm start, s", statistics.median(walls), AIM_SECONDS)
 
@@ -149,17 +146,9 @@ def memory(report: Report, environment: dict[str, str], runs: int, model: str) -
             peaks.setdefault(what, []).append((found["peak"] - found["libraries"]) / found["weights"])
             report.figure(f"memory_{what}_run_{number}_seconds", found["seconds"])
     for what, figures in peaks.items():
-        report.compare(f"peak, {what}", statistics.median(figures), unit="of the weights in bfloat16")
-        spread(report, f"peak, {what}", figures)
+        report.compare(f"peak, {what}", figures, unit="of the weights in bfloat16")
     for what in STARTS:
         report.aim(f"peak, {what}", statistics.median(peaks[what]), AIM_PEAK)
-
-
-def spread(report: Report, what: str, figures: list[float]) -> None:
-    key = re.sub(r"\W+", "_", what.lower())
-    report.figure(f"{key}_least", min(figures))
-    report.figure(f"{key}_most", max(figures))
-    print(f"{what}: {min(figures):.2f} to {max(figures):.2f}, median {statistics.median(figures):.2f}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from _peer import Peer, in_turns, script, spread
+from _peer import Peer, in_turns, script
 from _report import Report, options
 
 TASKS = ("sft-full", "sft-lora", "dpo", "grpo")
@@ -59,17 +59,14 @@ def _measure(report: Report, task: str, model: str, folder: Path, quick: bool) -
         far = max(abs(a - b) for a, b in losses)
         if far > 1e-3:
             raise RuntimeError(f"{task}: the two sides do not do the same work: losses differ by {far}")
-    speeds = [side.median("tokens_per_second") for side in sides]
+    speeds = [side.values("tokens_per_second") for side in sides]
     report.compare(f"{task}, tokens", *speeds, unit="/s", better="higher")
     by_cpu = [side.values("tokens_per_cpu_second") for side in sides]
-    report.compare(f"{task}, tokens", *map(statistics.median, by_cpu), unit="/CPU s", better="higher")
+    report.compare(f"{task}, tokens", *by_cpu, unit="/CPU s", better="higher")
     pairs = list(zip(ours.results, theirs.results, strict=True))
     ratios = [a / b for a, b in zip(*by_cpu, strict=True)]
-    print(
-        f"{task}, tokens a CPU second: ours {spread(by_cpu[0])}, theirs {spread(by_cpu[1])}, ratio {spread(ratios)}"
-    )
-    report.compare(f"{task}, peak memory", *(side.median("peak_mb") for side in sides), unit="MB")
-    report.compare(f"{task}, to the first step", *(side.median("first_step") for side in sides), unit="s")
+    report.compare(f"{task}, peak memory", *(side.values("peak_mb") for side in sides), unit="MB")
+    report.compare(f"{task}, to the first step", *(side.values("first_step") for side in sides), unit="s")
     # Neighbouring runs share the machine's mood, so ratios are taken between them.
     late = statistics.median(a["first_step"] - b["first_step"] for a, b in pairs)
     ratio = statistics.median(ratios)

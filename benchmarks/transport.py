@@ -77,18 +77,12 @@ def compare(report: Report, direction: str, ours: Runs, theirs: Runs) -> None:
     """Rows of the marginal cost, the fixed part, whole rounds and peak memory; and the aims."""
     (slope, fixed), (their_slope, their_fixed) = line(ours), line(theirs)
     report.compare(f"100 MB more {direction}", slope, their_slope, unit="s")
-    for name, pick in (("least", min), ("most", max)):
-        report.compare(
-            f"100 MB more {direction}, {name} of a run", pick(slopes(ours)), pick(slopes(theirs)), unit="s"
-        )
+    report.compare(f"100 MB more {direction}, by run", slopes(ours), slopes(theirs), unit="s")
     report.compare(f"a round of 0 MB {direction}", fixed, their_fixed, unit="s")
     sizes = sorted(ours[0])
     for size in sizes:
         seconds, their_seconds = ([run[size].seconds for run in runs] for runs in (ours, theirs))
-        medians = statistics.median(seconds), statistics.median(their_seconds)
-        report.compare(f"{size} MB {direction}, median round", *medians, unit="s")
-        report.compare(f"{size} MB {direction}, least round", min(seconds), min(their_seconds), unit="s")
-        report.compare(f"{size} MB {direction}, most round", max(seconds), max(their_seconds), unit="s")
+        report.compare(f"{size} MB {direction}, a round", seconds, their_seconds, unit="s")
     for size in sizes:
         peaks = [max(max(run[size].peak_rss_mb.values()) for run in runs) for runs in (ours, theirs)]
         report.compare(f"{size} MB {direction}, peak memory", *peaks, unit="MB")

@@ -57,6 +57,22 @@ def test_the_last_line_is_the_json_object(
     assert document["machine"]["cores"] >= 1
 
 
+def test_several_runs_are_a_median_with_the_least_and_the_most(
+    report_module: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_module.Report("example", peer="Peer 2.0")
+    report.compare("up", [3.0, 1.0, 2.0], [8.0, 4.0], unit="s")
+    report.finish(report_module.options("An example", "cells", seeds=3).parse_args([]))
+    assert report.figures == {
+        "up_s": 2.0, "up_s_least": 1.0, "up_s_most": 3.0,
+        "up_s_peer": 6.0, "up_s_peer_least": 4.0, "up_s_peer_most": 8.0,
+    }  # fmt: skip
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("up")]
+    assert "2 (1-3) s" in row
+    assert "6 (4-8) s" in row
+    assert "3.00x" in row
+
+
 def test_the_table_gives_ratios_that_count_upwards_for_better(
     report_module: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
