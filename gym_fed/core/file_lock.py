@@ -85,14 +85,14 @@ def lockable_folder(folder: Path, *, follow: bool = False) -> Iterator[int]:
     if not folder.is_dir() or (folder.is_symlink() and not follow):
         raise NotADirectoryError(errno.ENOTDIR, "no folder", str(folder))
     whole = folder.absolute()
-    beside = whole.parent / f".{whole.name}.lock"
-    descriptor = os.open(beside, os.O_RDWR | os.O_CREAT | O_BINARY, 0o600)
+    lock_file = whole.parent / f".{whole.name}.lock"
+    descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | O_BINARY, 0o600)
     try:
         yield descriptor
     finally:
         os.close(descriptor)
         with suppress(OSError):  # another process has the file open and will remove it
-            beside.unlink()
+            lock_file.unlink()
 
 
 def is_still_there(descriptor: int, folder: Path) -> bool:

@@ -73,8 +73,8 @@ def agreed_columns(
         named = _renamed(sample, given)
     except BadRow as bad:
         raise GymError(ErrorCode.DATA_INVALID, f"{rows[0][0]}: {bad.problem}", bad.remedy) from bad
-    beside = None if "text" in given else _texts_beside(named)
-    if beside is None and _is_known(named[0], kind):
+    other_texts = None if "text" in given else _other_text_column(named)
+    if other_texts is None and _is_known(named[0], kind):
         return given
     guess = guess_rest(named, kind)
     if guess is None or guess.columns == given:
@@ -85,9 +85,9 @@ def agreed_columns(
         return guess.columns
     if not yes and not (sys.stdin.isatty() and err.is_terminal):
         refused = unknown_format(sample[0], guess)
-        if beside is not None:
+        if other_texts is not None:
             refused = BadRow(
-                f"only 'text' would be learned, but column {beside!r} holds texts too",
+                f"only 'text' would be learned, but column {other_texts!r} holds texts too",
                 f"to leave it out, add --columns text=text; if this is right, add: {guess.option}",
             )
         elif given:
@@ -170,7 +170,7 @@ def _is_known(row: Raw, kind: RowKind) -> bool:
     return matched.kind != "prompt" or kind in ("prompt", "any")
 
 
-def _texts_beside(sample: Sequence[Raw]) -> str | None:
+def _other_text_column(sample: Sequence[Raw]) -> str | None:
     """Return the first text column that reading only the ``text`` column would ignore.
 
     Labels, codes, links and JSON metadata do not count.

@@ -68,7 +68,9 @@ def _requests(draft: Draft) -> None:
     draft.take("max_concurrent")
     draft.put("engine.max_queued", in_all - at_once, "max_concurrent")
     draft.put("engine.max_queued_per_user", max(1, in_all - at_once), "max_concurrent")
-    draft.note("max_concurrent", f"`engine.max_queued: {in_all - at_once}` besides {at_once} running ones")
+    draft.note(
+        "max_concurrent", f"`engine.max_queued: {in_all - at_once}` in addition to {at_once} running ones"
+    )
 
 
 def _served_name(draft: Draft) -> None:

@@ -226,7 +226,7 @@ def _require_space(offer: DownloadOffer, folder: Path) -> None:
         hint = "free some space there (`hf cache ls` shows what it holds), or set HF_HOME to a folder of another disk"
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"{offer.name}: {readable_bytes(missing)} are to be fetched, {folder} has room for {readable_bytes(free)}",
+            f"{offer.name}: {readable_bytes(missing)} must be fetched, {folder} has room for {readable_bytes(free)}",
             hint
             if offer.store is None
             else "free some space there, or set GYM_HOME to a folder of another disk",

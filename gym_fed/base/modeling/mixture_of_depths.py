@@ -62,7 +62,7 @@ def convert_to_mixture_of_depths(
     if every > len(layers):
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"{subject} has {len(layers)} blocks, and every {every}th is to be routed",
+            f"{subject} has {len(layers)} blocks, and every {every}th must be routed",
         )
     generator = torch.Generator().manual_seed(seed)
     for layer in layers[every - 1 :: every]:

@@ -136,7 +136,7 @@ class ComputeSections(StrictModel):
             )
         if self.base_dtype is not None and self.dtype != "float32":
             raise ValueError(
-                f"base_dtype: what is trained beside it is in float32, but dtype is {self.dtype}"
+                f"base_dtype: weights trained next to it are in float32, but dtype is {self.dtype}"
             )
         if self.shift_attention is not None and self.attention != "auto":
             raise ValueError("attention: shift_attention has its own; leave attention at auto")

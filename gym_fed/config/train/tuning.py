@@ -263,7 +263,7 @@ _STORED = "its models are stored quantised; give the folder or name of one as mo
 _NOT_QUANTISERS = {
     "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
-    "eetq": "no package of it installs beside this torch; use bitsandbytes or torchao with 8 bits",
+    "eetq": "no package of it installs with this torch; use bitsandbytes or torchao with 8 bits",
 }
 """Quantization methods of other trainers, with the reason why they are not supported."""
 

@@ -19,7 +19,7 @@ class Text(Format):
         converted = with_context(row, {"text": string(row, "text")}, "text")
         if lost := [key for key in ("tools", *MEDIA) if key in converted] + ["system"] * bool(system_of(row)):
             raise BadRow(
-                f"has {lost[0]!r} beside its text", "write a conversation (messages), or remove the key"
+                f"has {lost[0]!r} next to its text", "write a conversation (messages), or remove the key"
             )
         return converted
 

@@ -156,7 +156,7 @@ def _identity(manifest: ModelManifest) -> str:
     kinds = {
         "weights": "whole weights",
         "adapter": "a PEFT adapter",
-        "delta": "a delta on its base, `model.gymdelta`; weights that lie beside it are the sum of both",
+        "delta": "a delta on its base, `model.gymdelta`; weights next to it are the sum of both",
     }[manifest.kind]
     base, lineage = manifest.base, manifest.lineage
     rows = [("Kind", kinds)]

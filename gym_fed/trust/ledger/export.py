@@ -96,7 +96,7 @@ class LedgerCheck:
         if at >= entry.sequence or (
             at == entry.sequence - 1 and signed.statement.hash != entry.previous_hash
         ):
-            raise corrupt(f"entry {entry.sequence} says that the ledger goes on from another entry {at}")
+            raise corrupt(f"entry {entry.sequence} says that the ledger continues from another entry {at}")
 
     def head(self, signed: SignedHead) -> None:
         """Check a head; it must follow the entry of its size."""
