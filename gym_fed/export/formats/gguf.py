@@ -14,7 +14,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted, readable_bytes
 from gym_fed.export.formats.base import ExportFormat, Options, Tolerance
 from gym_fed.export.gguf.rope import rope_notes, rope_refusal
-from gym_fed.export.gguf.stored_vocabulary import compare_vocabulary, stripping_tokens
+from gym_fed.export.gguf.stored import compare_stored, compare_vocabulary, stripping_tokens
 from gym_fed.export.gguf.write import CONVERTER, bytes_in_8_bits, refused, write_gguf
 from gym_fed.export.process import Processes
 from gym_fed.export.readers.gguf import GGUF_LIBRARIES, LLAMA_CPP_LIBRARIES
@@ -171,8 +171,6 @@ class Gguf(ExportFormat):
         return {"notes": notes} if notes else {}
 
     def stored(self, source: Source, expected: Any, target: Path, options: Options) -> dict[str, Any]:
-        from gym_fed.export.gguf.stored import compare_stored
-
         tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
         return {
             "vocabulary": compare_vocabulary(target, tokenizer),

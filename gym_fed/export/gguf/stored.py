@@ -1,10 +1,12 @@
-"""Comparison of a GGUF file with its model: every tensor, and the settings of the forward.
+"""Comparison of a GGUF file with its model: every tensor, the settings of the forward, and the vocabulary.
 
-Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large.
+Answers alone do not reveal a wrong layer: quantisation loss hides a matrix that is 10% too large. Token ids of texts do
+not reveal a wrong token: no text contains all of them.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 from gym_fed.base.imports.gguf.config import MODEL_TYPES
 from gym_fed.base.imports.gguf.header import Header, read_header
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 from gym_fed.export.gguf.rope import different_rotations
 from gym_fed.export.process import Report
 
@@ -26,6 +29,13 @@ _AT_ONCE = 1 << 22
 """Values that are compared together: some tens of MiB."""
 _GEMMA3_BASE = 1e6
 """The rotation's base if a file of Gemma 3 has none."""
+_PREFIX = "tokenizer.ggml."
+_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_ADDED_KINDS = (_CONTROL, _USER_DEFINED)
+_MODELS = ("gpt2", "llama", "gemma4")
+"""llama.cpp's tokenizers whose tokens are those of ``tokenizer.json``: of bytes, and two of pieces."""
+_SPACE = "▁"
+"""SentencePiece's letter for a space."""
 
 
 def compare_stored(file: Path, model: Any, report: Report) -> dict[str, Any]:
@@ -185,6 +195,93 @@ def _rope(config: Any) -> Mapping[str, Any]:
     """Return the rotary parameters; for Gemma 3 those of the global layers."""
     parameters: Mapping[str, Any] = config.rope_parameters
     return parameters.get("full_attention") or parameters
+
+
+def compare_vocabulary(file: Path, tokenizer: Any) -> dict[str, Any]:
+    """Compare tokens, kinds and merges of a file with a tokenizer.
+
+    Args:
+        file: The written file.
+        tokenizer: The source's ``transformers`` tokenizer.
+
+    Returns:
+        ``compared`` tokens, ``added`` tokens among them, and ``merges``; or ``not_compared`` with the reason.
+
+    Raises:
+        GymError: ``EXPORT_DIFFERS`` naming the token.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return {"not_compared": "the source's tokenizer is not one of the tokenizers library"}
+    header = read_header(file)
+    state = json.loads(backend.to_str())
+    model = header.values.get(f"{_PREFIX}model")
+    if model not in _MODELS:
+        return {"not_compared": f"the file's tokenizer is of the kind {model}"}
+    tokens: list[str] = header.values[f"{_PREFIX}tokens"]
+    kinds = [int(kind) for kind in header.values[f"{_PREFIX}token_type"]]
+    is_bytes = model == "gpt2"
+    added = {token["id"]: token for token in state["added_tokens"]}
+    ids = {number: text for text, number in _vocabulary(state["model"]).items()}
+    if len(kinds) != len(tokens) or max([*ids, *added]) >= len(tokens):
+        raise _other_vocabulary(
+            f"it has {counted(len(tokens), 'token')}, the tokenizer {max([*ids, *added]) + 1}"
+        )
+    unknown = state["model"].get("unk_token")
+    for number, (text, kind) in enumerate(zip(tokens, kinds, strict=True)):
+        token = added.get(number)
+        if token is None:
+            expected = ids.get(number)
+            if expected is None and kind != _UNUSED:
+                raise _other_vocabulary(f"token {number} is {_shown(text)}, and the tokenizer has none")
+            if expected is not None and (text != expected or (is_bytes and kind in _ADDED_KINDS)):
+                raise _other_vocabulary(
+                    f"token {number} is {_shown(text)} of kind {kind}, not {_shown(expected)}"
+                )
+            continue
+        expected = token["content"]
+        is_spaced = not (is_bytes or token["special"]) and (token["normalized"] or not expected.strip(_SPACE))
+        spaced = expected.replace(_SPACE, " ") if is_spaced else expected
+        kinds_of_it = (_CONTROL,) if token["special"] else _ADDED_KINDS
+        if text not in (expected, spaced) or not (
+            kind in kinds_of_it or (expected == unknown and kind == _UNKNOWN)
+        ):
+            raise _other_vocabulary(
+                f"added token {number} is {_shown(text)} of kind {kind}, not {_shown(expected)}"
+            )
+    merges = _compare_merges(header.values.get(f"{_PREFIX}merges", []), state["model"]) if is_bytes else None
+    return {"compared": len({*ids, *added}), "added": len(added), "merges": merges}
+
+
+def stripping_tokens(tokenizer: Any) -> list[str]:
+    """Return the added tokens that take adjacent white space, or are whole words, which GGUF does not record."""
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    return [token.content for token in added.values() if token.lstrip or token.rstrip or token.single_word]
+
+
+def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of a tokenizer's model by text; a unigram model has a list of texts with scores."""
+    vocabulary: Any = model["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {text: number for number, (text, _) in enumerate(vocabulary)}
+
+
+def _compare_merges(stored: list[str], model: dict[str, Any]) -> int:
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model.get("merges", [])]
+    if list(stored) != merges:
+        pairs = zip([*stored, None], [*merges, None], strict=False)
+        number, (other, own) = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise _other_vocabulary(f"merge {number} is {_shown(other)}, not {_shown(own)}")
+    return len(merges)
+
+
+def _shown(text: str | None) -> str:
+    return "missing" if text is None else repr(plain(text, 60))
+
+
+def _other_vocabulary(why: str) -> GymError:
+    return _differs(f"the vocabulary is not the tokenizer's: {why}")
 
 
 def _differs(why: str) -> GymError:

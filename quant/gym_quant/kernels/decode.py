@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from gym_quant.errors import CodecError
-from gym_quant.kernels import decode_reference as reference
 from gym_quant.kernels import dispatch, native
 
 
@@ -125,12 +124,14 @@ class _NativeOperators(Operators):
 
 
 class _TorchOperators(Operators):
+    """The torch reference, and the path without native code."""
+
     def add_norm(
         self, hidden: Tensor, term: Tensor | None, norm: NormWeight, deltas: NormDeltas | None, out: Tensor
     ) -> None:
         if term is not None:
             hidden += term
-        out.copy_(reference.rms_norm(hidden, norm.weight, norm.eps, *_parts(deltas)))
+        out.copy_(_rms_norm(hidden, norm.weight, norm.eps, *_parts(deltas)))
 
     def rotate(
         self,
@@ -140,11 +141,27 @@ class _TorchOperators(Operators):
         norm: NormWeight | None = None,
         deltas: NormDeltas | None = None,
     ) -> None:
-        x = heads if norm is None else reference.rms_norm(heads, norm.weight, norm.eps, *_parts(deltas))
-        heads.copy_(reference.rotated(x, cosine, sine))
+        x = heads if norm is None else _rms_norm(heads, norm.weight, norm.eps, *_parts(deltas))
+        heads.copy_(_rotated(x, cosine, sine))
 
     def gate(self, gate: Tensor, up: Tensor, out: Tensor) -> None:
         torch.mul(functional.silu(gate), up, out=out)
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float, deltas: Tensor | None, owner: Tensor | None) -> Tensor:
+    """``(weight + delta of the row's owner) * x / sqrt(mean(x^2) + eps)``, with the two products separate."""
+    normal = functional.rms_norm(x, x.shape[-1:], eps=eps)
+    scaled = weight * normal
+    if deltas is None or owner is None:
+        return scaled
+    theirs = torch.where(owner[:, None] >= 0, deltas[owner.clamp_min(0)], 0.0)
+    return scaled + theirs.view(len(x), *(1,) * (x.ndim - 2), -1) * normal
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate heads ``[rows, heads, dim]`` by angles ``[rows, dim]``, pairing a head's halves (RoPE as in Llama)."""
+    low, high = x.chunk(2, dim=-1)
+    return x * cosine[:, None] + torch.cat((-high, low), dim=-1) * sine[:, None]
 
 
 def _pointers(deltas: NormDeltas | None) -> tuple[int | None, int | None]:

@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from gym_fed.base.imports.gguf.header import read_header
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.export.gguf.stored_vocabulary import compare_vocabulary, stripping_tokens
+from gym_fed.export.gguf.stored import compare_vocabulary, stripping_tokens
 from tests.support.gguf_files import write_gguf
 from tests.support.siblings import make_sibling
 
