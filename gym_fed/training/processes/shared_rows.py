@@ -59,7 +59,9 @@ class RowsOfGroups(_Trainer):  # type: ignore[misc]
         gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
 
         def first_of_group(gathered: torch.Tensor) -> torch.Tensor:
-            return gathered.unflatten(0, (-1, size, len(gathered) // accelerator.num_processes))[:, 0].flatten(0, 1)
+            return gathered.unflatten(0, (-1, size, len(gathered) // accelerator.num_processes))[
+                :, 0
+            ].flatten(0, 1)
 
         def of_groups(*args: Any, **named: Any) -> Any:
             accelerator.gather = lambda values: recursively_apply(first_of_group, gather(values))
