@@ -88,6 +88,15 @@ def _loggers_as_found() -> Iterator[None]:
             logger.removeHandler(handler)
 
 
+@pytest.fixture(scope="module")
+def warm_children(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Child processes that this project starts have imported it already."""
+    from tests.support import warm
+
+    with warm.warm_children(tmp_path_factory.mktemp("python")):
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_folder() -> Path:
     """The team's models and data."""

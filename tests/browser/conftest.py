@@ -53,6 +53,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _warm_children_of_workbenches(warm_children: None) -> None:
+    """Views and jobs of a workbench have imported the project already."""
+
+
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """One for each worker. It ends with the package: its event loop would be in the way of other tests' loops."""

@@ -19,6 +19,8 @@ from gym_fed.export.needs import Weights
 from gym_fed.export.run import export
 from gym_fed.export.source import Source
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 NAMES = EXPORT_FORMATS.names()
 FORMATS: dict[str, type[ExportFormat]] = {name: EXPORT_FORMATS.type_of(name) for name in NAMES}
 WITH_PACKAGES = [name for name in NAMES if FORMATS[name].requires]

@@ -14,6 +14,7 @@ import gc
 import importlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -22,10 +23,12 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from gym_fed.core import child_process
 from tests.support.wait import SECONDS
 
 COMMANDS = {
@@ -57,9 +60,13 @@ PROJECT = (
     "gym_client.cli.join",
     "gym_client.app",
     "gym_fed.cli.main",
+    "gym_fed.export.gguf.convert",
+    "gym_fed.export.readers.reading",
     "gym_fed.training.trainer",
     "gym_fed.serving.setup",
     "gym_fed.serving.http.server",
+    "gym_fed.webui.plan_views",
+    "gym_fed.webui.row_views",
 )
 """Modules of this project. A process with a ``PYTHONPATH`` of its own, whose packages may add to the registries,
 imports them itself."""
@@ -179,6 +186,39 @@ def shims(folder: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def warm_children(folder: Path) -> Iterator[None]:
+    """Let the child processes that this project starts in the block be such forks, by a shim of Python in ``folder``.
+
+    The process that starts one sees the shim, which ends with the fork, and with which the fork ends.
+    """
+    python = folder / "python"
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {"python": sys.executable, "path": os.environ.get("PYTHONPATH")}
+    text = _SHIM.format(python=sys.executable, address=_library_process().address)
+    python.write_text(text.replace("keeper =", _OTHERWISE.format(**kept) + "keeper =", 1))
+    python.chmod(0o755)
+    started_by, child_process.sys = child_process.sys, _Sys(python)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        child_process.sys = started_by
+
+
+class _Sys:
+    """The module ``sys`` with another interpreter for children."""
+
+    def __init__(self, executable: Path) -> None:
+        self.executable = str(executable)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys, name)
+
+
+_OTHERWISE = """
+if sys.argv[1:3] != ["-P", "-m"] or os.environ.get("PYTHONPATH") != {path!r}:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+"""
 _SHIM = """#!{python} -ISs
 import json, os, signal, socket, sys
 keeper = socket.socket(socket.AF_UNIX)
@@ -324,7 +364,12 @@ def _become(order: dict[str, Any]) -> None:
     status: Any = 1
     _meet_the_environment()
     try:
-        importlib.import_module(COMMANDS[sys.argv[0]]).main()
+        if sys.argv[0] == "python":  # -P -m MODULE
+            module, sys.argv = sys.argv[3], sys.argv[3:]
+            warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            importlib.import_module(COMMANDS[sys.argv[0]]).main()
         status = 0
     except SystemExit as end:
         status = end.code or 0

@@ -26,6 +26,8 @@ from gym_fed.export.formats.base import Options, require_room
 from gym_fed.export.needs import Weights
 from tests.support.wait import SECONDS
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 
 @pytest.fixture(autouse=True)
 def _unsaid(monkeypatch: pytest.MonkeyPatch) -> None:

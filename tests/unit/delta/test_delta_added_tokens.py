@@ -29,6 +29,8 @@ from gym_fed.quantization.quantizer import Quantizer
 from tests.support.added_tokens import save_with_tokens
 from tests.support.tiny_models import tiny_model
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TOKENS = ["<think>", "</think>", "<|step|>"]
 TEXT = "<think>one two</think> yes<|step|>"
 EXACT = ("--codec", "dense", "--set", "dense_dtype=float32")

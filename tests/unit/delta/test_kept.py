@@ -21,6 +21,8 @@ from gym_fed.serving.base import load_base
 from tests.support.adapters import sibling
 from tests.support.peft_adapters import made
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 SMALL = 1e-4
 """Of a change: a bfloat16 weight of 0.02 has steps of 1.2e-4."""
 

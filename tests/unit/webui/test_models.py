@@ -18,6 +18,8 @@ from gym_fed.webui import models
 from tests.support.nano_store import nano_store
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 API = "/api/v1/models"
 HOSTILE = "<img src=x onerror=alert(1)>"
 

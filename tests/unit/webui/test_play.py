@@ -19,6 +19,8 @@ from gym_fed.webui.inventory import ModelServers
 from tests.support.wait import until
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 API = "/api/v1/play"
 EVENTS = b'data: {"choices": [{"delta": {"content": "<b>hi"}}]}\n\ndata: [DONE]\n\n'
 

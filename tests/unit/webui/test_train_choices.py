@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 from gym_fed.web import uploads
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 ROWS = b"".join(b'{"prompt": "%d", "completion": "a"}\n' % number for number in range(200))
 
 

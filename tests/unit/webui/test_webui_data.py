@@ -13,6 +13,8 @@ from starlette.testclient import TestClient
 
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 CHAT = {
     "messages": [
         {"role": "user", "content": "Which <script>alert(1)</script> is it?"},

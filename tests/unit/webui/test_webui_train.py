@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 NANO = """\
 algorithm: sft
 model: gym-nano

@@ -12,6 +12,8 @@ from starlette.testclient import TestClient
 from gym_fed.training.run.folder import FolderLock
 from tests.support.webui_client import webui_client
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 TEXT = """model: gym-nano
 output_dir: runs/found
 data: [{tasks: [double], num_examples: 8}]

@@ -14,6 +14,8 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.base import BaseSpec
 from tests.support.gguf_files import write_gguf
 
+pytestmark = pytest.mark.usefixtures("warm_children")
+
 pytest.importorskip("gguf", reason="the extra export is not installed")
 
 
