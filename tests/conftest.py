@@ -37,6 +37,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let all workers of a run share one process that imports the libraries."""
+    if config.getoption("numprocesses", None) and "GYM_TESTS_WARM" not in os.environ:
+        from tests.support import warm
+
+        warm.start_for_workers()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed what PEFT and torch draw, before the fixtures of any scope, so that no result depends on chance."""

@@ -60,6 +60,7 @@ def test_a_hub_whose_clock_is_set_in_mid_round_keeps_its_round_its_lease_and_its
         hub.wait_for("the commit", lambda: "committed" in states(hub))
 
 
+@pytest.mark.slow
 def test_a_hub_that_begins_again_with_a_wrong_clock_continues_the_round_that_was_under_way(
     tmp_path: Path, tiny_base: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_a_hub_that_begins_again_with_a_wrong_clock_continues_the_round_that_was
         hub.wait_for("the commit", lambda: "committed" in states(hub))
 
 
+@pytest.mark.slow
 def test_a_contributor_in_1970_is_warned_works_and_is_not_stopped_when_its_clock_is_set_in_mid_round(
     tmp_path: Path, tiny_base: Path
 ) -> None:

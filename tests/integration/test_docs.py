@@ -81,6 +81,7 @@ SLOW = (
     "llamafactory.md",
     "merging.md",
     "model-card-gym-nano.md",
+    "planning.md",
     "processes.md",
     "quickstart.md",
     "tuning.md",
@@ -90,6 +91,7 @@ SLOW = (
     "safety.md",
     "train.md",
     "variants.md",
+    "webui.md",
 )
 """Pages that only `make test-all` tries: their commands train, wait, start cold, or are also on a page tried here."""
 SERVERS = {

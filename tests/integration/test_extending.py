@@ -117,6 +117,7 @@ def test_the_algorithms_loss_is_the_papers_formula_and_plain_cross_entropy_at_ga
     assert torch.allclose(focal(logits, labels, 2.0), (1 - torch.exp(-plain)) ** 2 * plain, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_pages_commands_train_encode_merge_and_grade_with_all_five(
     page: Path, shown: dict[str, str]
 ) -> None:

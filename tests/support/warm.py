@@ -74,6 +74,8 @@ _IN_THE_ENVIRONMENT = ("gym_fed.core.library_env", "gym_fed.core.failpoints", "g
 """Modules that read or set the environment when they are imported: a fork runs them again."""
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _HELLO = b"\n"
+_SHARED = "GYM_TESTS_WARM"
+"""The address of the library process of all workers."""
 
 
 class WarmProcess:
@@ -106,7 +108,8 @@ class WarmProcess:
             given = (null if stdin == subprocess.DEVNULL else stdin, out, error)
             streams = [f if isinstance(f, int) else f.fileno() for f in given]
             has_own_path = order["env"].get("PYTHONPATH") != os.environ.get("PYTHONPATH")
-            self._keeper = _library_process(with_project=not has_own_path).connect()
+            self._keeper = socket.socket(socket.AF_UNIX)
+            self._keeper.connect(_library_process(with_project=not has_own_path))
             socket.send_fds(self._keeper, [_HELLO], streams)
             self._keeper.sendall(json.dumps(order).encode() + _HELLO)
         while not self._received.endswith(_HELLO):
@@ -181,7 +184,7 @@ def shims(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for name in COMMANDS:
         file = folder / name
-        file.write_text(_SHIM.format(python=sys.executable, address=_library_process().address))
+        file.write_text(_SHIM.format(python=sys.executable, address=_library_process()))
         file.chmod(0o755)
     return folder
 
@@ -195,7 +198,7 @@ def warm_children(folder: Path) -> Iterator[None]:
     python = folder / "python"
     folder.mkdir(parents=True, exist_ok=True)
     kept = {"python": sys.executable, "path": os.environ.get("PYTHONPATH")}
-    text = _SHIM.format(python=sys.executable, address=_library_process().address)
+    text = _SHIM.format(python=sys.executable, address=_library_process())
     python.write_text(text.replace("keeper =", _OTHERWISE.format(**kept) + "keeper =", 1))
     python.chmod(0o755)
     started_by, child_process.sys = child_process.sys, _Sys(python)  # type: ignore[assignment]
@@ -253,20 +256,10 @@ class _LibraryProcess:
                 "JE_ARROW_MALLOC_CONF": "background_thread:false",
             },  # one thread is all that forks
             stdin=subprocess.PIPE,  # closes when this process is gone, whatever ended it
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        assert self._process.stdout is not None
-        if not self._process.stdout.readline():
-            raise RuntimeError(
-                "the process of the libraries did not start: python -m tests.support.warm /tmp/s"
-            )
         atexit.register(self.close)
-
-    def connect(self) -> socket.socket:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self.address)
-        return connection
 
     def close(self) -> None:
         self._process.kill()
@@ -277,11 +270,27 @@ class _LibraryProcess:
 _started: dict[tuple[int, bool], _LibraryProcess] = {}
 
 
-def _library_process(with_project: bool = True) -> _LibraryProcess:
+def start_for_workers() -> None:
+    """Start the library process that all workers of a run use; it imports while they collect their tests."""
+    os.environ[_SHARED] = _begun(with_project=True)
+
+
+def _library_process(with_project: bool = True) -> str:
+    """The address of a library process that answers."""
+    address = (os.environ.get(_SHARED) if with_project else None) or _begun(with_project)
+    end = time.monotonic() + SECONDS
+    while not Path(address).exists():
+        if time.monotonic() > end:
+            raise RuntimeError(f"no library process: python -m tests.support.warm {address} {PROJECT[0]}")
+        time.sleep(0.05)
+    return address
+
+
+def _begun(with_project: bool) -> str:
     key = os.getpid(), with_project
     if key not in _started:
         _started[key] = _LibraryProcess(with_project)
-    return _started[key]
+    return _started[key].address
 
 
 def _gone() -> bytes:
@@ -298,10 +307,10 @@ def _serve(address: str, *project: str) -> dict[str, Any]:
     gc.freeze()  # a fork's collections leave the pages of the libraries alone
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
     listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(16)
+    listener.bind(f"{address}.new")
+    listener.listen(64)
+    Path(f"{address}.new").rename(address)  # whoever sees it can connect
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are nobody's to wait for
-    print("ready", flush=True)
     while True:
         ready = select.select([listener, sys.stdin], [], [])[0]
         if listener not in ready:
