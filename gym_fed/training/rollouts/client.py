@@ -21,7 +21,7 @@ from gym_fed.serving.vllm.client import NotConnectedError, VllmClient
 if TYPE_CHECKING:
     from gym_fed.serving.engine.request import SamplingParams
     from gym_fed.serving.vllm.process import RemoteVllm, VllmProcess
-    from gym_fed.training.rollouts.policy import Policy
+    from gym_fed.training.rollouts.policy import RolloutPolicy
 
 log = logging.getLogger("gym_fed.vllm")
 
@@ -35,7 +35,7 @@ _CLOSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class SampledAnswer:
     """The tokens of an answer, with its end token, and their log-probabilities when they were sampled."""
 
     token_ids: list[int]
@@ -74,9 +74,9 @@ class RolloutClient:
         self._thread.start()
 
     def submit(
-        self, policy: Policy, prompts: Sequence[list[int]], seeds: Sequence[int]
-    ) -> Future[list[Answer]]:
-        """Answer prompts by a policy, after all that was submitted before.
+        self, policy: RolloutPolicy, prompts: Sequence[list[int]], seeds: Sequence[int]
+    ) -> Future[list[SampledAnswer]]:
+        """SampledAnswer prompts by a policy, after all that was submitted before.
 
         Args:
             policy: The policy, which is loaded first.
@@ -93,7 +93,7 @@ class RolloutClient:
         """Run a coroutine in the client's thread and return its result."""
         return asyncio.run_coroutine_threadsafe(job, self._loop).result()
 
-    def require_sampling_logprobs(self, policy: Policy, prompt: list[int]) -> None:
+    def require_sampling_logprobs(self, policy: RolloutPolicy, prompt: list[int]) -> None:
         """Refuse a vLLM whose log-probabilities are not those of its sampling.
 
         The likeliest token alone (``top_k`` 1) is sampled with probability 1.
@@ -134,12 +134,12 @@ class RolloutClient:
 
     async def _answer(
         self,
-        policy: Policy,
+        policy: RolloutPolicy,
         prompts: list[list[int]],
         seeds: list[int],
         sampling: SamplingParams | None = None,
-    ) -> list[Answer]:
-        answers: dict[int, Answer] = {}
+    ) -> list[SampledAnswer]:
+        answers: dict[int, SampledAnswer] = {}
         failures = 0
         async with self._turn:
             while True:
@@ -157,11 +157,7 @@ class RolloutClient:
                         raise self._away(f"failed {failures} times in a row ({error})") from error
                     missing = len(prompts) - len(answers)
                     self.resent += missing
-                    log.warning(
-                        "vLLM stopped: %s requested again (%s)",
-                        counted(missing, "answer is", "answers are"),
-                        error,
-                    )
+                    log.warning("vLLM stopped; requested again: %s (%s)", counted(missing, "answer"), error)
                     self._loaded = None
                     self._server.suspect()
 
@@ -178,7 +174,7 @@ class RolloutClient:
             ErrorCode.UNAVAILABLE, f"vLLM at {url} {reason}", "start it again, and resume the run"
         )
 
-    async def _load(self, policy: Policy, *, again: bool) -> None:
+    async def _load(self, policy: RolloutPolicy, *, again: bool) -> None:
         if self._client is None:
             self._client = VllmClient(self._server.address)
         if self._loaded == policy.name:
@@ -192,11 +188,11 @@ class RolloutClient:
 
     async def _fill(
         self,
-        policy: Policy,
+        policy: RolloutPolicy,
         prompts: list[list[int]],
         seeds: list[int],
         sampling: SamplingParams,
-        answers: dict[int, Answer],
+        answers: dict[int, SampledAnswer],
     ) -> None:
         """Request the answers that are missing, all at once.
 
@@ -204,13 +200,13 @@ class RolloutClient:
             NotConnectedError: For the first that failed; or a ``GymError``.
         """
         running = {
-            asyncio.ensure_future(
+            asyncio.create_task(
                 self._one(policy, prompts[place], replace(sampling, seed=seeds[place]))
             ): place
             for place in range(len(prompts))
             if place not in answers
         }
-        waiting: set[asyncio.Future[Answer]] = set(running)
+        waiting = set(running)
         errors: list[BaseException] = []
         try:
             while waiting:
@@ -228,7 +224,7 @@ class RolloutClient:
         if errors:
             raise errors[0]
 
-    async def _one(self, policy: Policy, prompt: list[int], sampling: SamplingParams) -> Answer:
+    async def _one(self, policy: RolloutPolicy, prompt: list[int], sampling: SamplingParams) -> SampledAnswer:
         assert self._client is not None
         room = self._context - len(prompt)
         if room < 1:
@@ -253,4 +249,4 @@ class RolloutClient:
                 ErrorCode.PROTOCOL_MISMATCH,
                 f"vLLM answered {counted(len(chunk.token_ids), 'token')} with {len(logprobs)} log-probabilities",
             )
-        return Answer(list(chunk.token_ids), logprobs)
+        return SampledAnswer(list(chunk.token_ids), logprobs)

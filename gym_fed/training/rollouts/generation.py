@@ -1,9 +1,9 @@
 """The ``vllm_generation`` of TRL's trainers, over a ``RolloutClient``: which policy answers which prompts, and when.
 
 With ``max_staleness`` N, the answers of generation ``g`` are requested when the policy begins to learn from generation
-``g - N``, and written by the policy of that moment. Policy, prompts and seeds of every answer thus depend only on the
-config, whatever the speed of vLLM; and a checkpoint contains the answers that were requested ahead, so that a resumed
-run ends with the same weights.
+``g - N``, and the policy of that moment writes them. So policy, prompts and seeds of an answer depend on the config
+alone, whatever the speed of vLLM. A checkpoint contains the answers that were requested ahead, so that a resumed run
+ends with the same weights.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.training.rollouts.client import Answer, RolloutClient
-from gym_fed.training.rollouts.policy import Policy, adapter_file
+from gym_fed.training.rollouts.client import RolloutClient, SampledAnswer
+from gym_fed.training.rollouts.policy import RolloutPolicy, adapter_file
 
 _FILE = "rollouts-ahead.safetensors"
 _SEEDS = 2**62
@@ -40,7 +40,7 @@ class _Ahead:
 
     version: int
     prompts: list[list[int]]
-    answers: Future[list[Answer]]
+    answers: Future[list[SampledAnswer]]
 
 
 class VllmGeneration:
@@ -71,7 +71,7 @@ class VllmGeneration:
         self._trainer, self._client, self._prompts_of = trainer, client, prompts_of
         self._max_staleness, self._seed = max_staleness, seed
         self._ahead: dict[int, _Ahead] = {}
-        self._policy: Policy | None = None
+        self._policy: RolloutPolicy | None = None
         self._run, self._states = secrets.token_hex(6), 0
         self._place: tuple[str, int] | None = None
         self._calls = 0
@@ -83,7 +83,7 @@ class VllmGeneration:
         version = int(trainer.state.global_step)
         content = adapter_file(trainer.accelerator.unwrap_model(trainer.model))
         is_first = self._policy is None
-        self._policy = Policy(f"policy-{self._run}-{self._states}-v{version}", version, content)
+        self._policy = RolloutPolicy(f"policy-{self._run}-{self._states}-v{version}", version, content)
         if is_first:
             self._client.require_sampling_logprobs(self._policy, self._prompts_of(0)[0])
 
@@ -151,10 +151,10 @@ class VllmGeneration:
                     if name.startswith(f"{generation}.")
                 }
                 lengths = parts["lengths"].tolist()
-                answers: Future[list[Answer]] = Future()
+                answers: Future[list[SampledAnswer]] = Future()
                 answers.set_result(
                     [
-                        Answer(tokens.tolist(), logprobs.tolist())
+                        SampledAnswer(tokens.tolist(), logprobs.tolist())
                         for tokens, logprobs in zip(
                             parts["tokens"].split(lengths), parts["logprobs"].split(lengths), strict=True
                         )
@@ -166,14 +166,14 @@ class VllmGeneration:
     def _batches_per_generation(self) -> int:
         return int(self._trainer.args.steps_per_generation * self._trainer.num_iterations)
 
-    def _request_ahead(self, policy: Policy, generation: int) -> None:
+    def _request_ahead(self, policy: RolloutPolicy, generation: int) -> None:
         batches = self._trainer.state.max_steps * self._trainer.args.gradient_accumulation_steps
         end = -(-batches // self._batches_per_generation())
         for later in range(generation + 1, min(generation + 1 + self._max_staleness, end)):
             if later not in self._ahead:
                 self._ahead[later] = self._request(policy, ("train", later), self._prompts_of(later))
 
-    def _request(self, policy: Policy, place: tuple[str, int], prompts: list[list[int]]) -> _Ahead:
+    def _request(self, policy: RolloutPolicy, place: tuple[str, int], prompts: list[list[int]]) -> _Ahead:
         calls = self._calls if place == self._place else 0
         seeds = [_seed(self._seed, *place, calls, number) for number in range(len(prompts))]
         return _Ahead(policy.version, prompts, self._client.submit(policy, prompts, seeds))

@@ -101,8 +101,8 @@ def _server(job: Job, given: RolloutEngine, context: int, answers: int) -> VllmP
 
 def _cache_bytes(model: Any, tokens: int, dtype: str) -> int:
     """Return the bytes of the KV cache of so many tokens, within bounds; vLLM preempts answers that do not fit."""
-    head = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
-    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    head: int = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    heads: int = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     width = 4 if dtype == "float32" else 2
     needed = 2 * int(model.num_hidden_layers) * heads * head * width * tokens
     return min(max(needed, _LEAST_CACHE), _LARGEST_CACHE)

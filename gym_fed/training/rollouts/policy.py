@@ -19,7 +19,7 @@ _REMEDY = "change it, or leave {} out: the model then generates in this process"
 
 
 @dataclass(frozen=True)
-class Policy:
+class RolloutPolicy:
     """One state of the trained adapter.
 
     Attributes:
@@ -56,7 +56,7 @@ def rank_for_vllm(model: Any) -> int:
     from peft import get_peft_model_state_dict
 
     state = get_peft_model_state_dict(model, save_embedding_layers=False)
-    rank = max(value.shape[0] for name, value in state.items() if ".lora_A." in name)
+    rank: int = max(value.shape[0] for name, value in state.items() if ".lora_A." in name)
     for name in state:
         module = name.rpartition(".lora_")[0]
         if module.rpartition(".")[2] not in TARGETS:
@@ -83,19 +83,22 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
     """
     from gym_fed.serving.engine.request import SamplingParams
 
-    lora = config.lora
+    lora = config.lora if config.finetuning == "lora" else None
+    if lora is None:
+        reason = f"finetuning: {config.finetuning} trains weights that vLLM would not get; it takes LoRA"
+        raise GymError(
+            ErrorCode.CONFIG_INVALID, f"{name}.rollouts: {reason}", _REMEDY.format(f"{name}.rollouts")
+        )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    is_lora = config.finetuning == "lora" and lora is not None
     changes_base = not TUNING.type_of(config.finetuning).starts_as_base(config)
     merges = len(config.adapter) > 1 or (bool(config.adapter) and config.new_adapter)
     spikes, ahead = config.loss_spikes, settings.rollouts.max_staleness
     refuse_first(
-        (not is_lora, f"finetuning: {config.finetuning} changes weights that vLLM would not get; it takes LoRA"),
-        (is_lora and lora.use_dora, "lora.use_dora: vLLM has no DoRA"),
-        (is_lora and lora.bias != "none", f"lora.bias: {lora and lora.bias} trains biases, which vLLM does not take"),
-        (is_lora and bool(lora.modules_to_save), "lora.modules_to_save: vLLM does not take whole modules"),
-        (is_lora and bool(lora.target_parameters), "lora.target_parameters: vLLM has no LoRA of parameters"),
-        (is_lora and changes_base, "lora.init_lora_weights changes the base, which vLLM would not get"),
+        (lora.use_dora, "lora.use_dora: vLLM has no DoRA"),
+        (lora.bias != "none", f"lora.bias: {lora.bias} trains biases, which vLLM does not take"),
+        (bool(lora.modules_to_save), "lora.modules_to_save: vLLM does not take whole modules"),
+        (bool(lora.target_parameters), "lora.target_parameters: vLLM has no LoRA of parameters"),
+        (changes_base, "lora.init_lora_weights changes the base, which vLLM would not get"),
         (config.quantization is not None, "quantization: vLLM's base is not quantised in the same way"),
         (config.rope_scaling is not None, "rope_scaling changes the base, which vLLM would not get"),
         (merges, "adapter: a merged adapter changes the base, which vLLM would not get"),

@@ -61,7 +61,7 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     _num_tokens = 0
     """Tokens since this process started; the trainer's own count is of the whole run."""
 
-    def _get_train_sampler(self, dataset: Any = None) -> RepeatSampler:
+    def _get_train_sampler(self, dataset: Any = None) -> EpochSampler:
         return EpochSampler(super()._get_train_sampler(dataset))
 
     def _save_rng_state(self, output_dir: str) -> None:
@@ -118,8 +118,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
 
     def _warn_of_resent(self) -> None:
         if (resent := self.rollout_client.resent) > self._resent:
-            again = counted(resent - self._resent, "answer was", "answers were")
-            warnings.warn(f"vLLM stopped: {again} requested again", RunWarning, stacklevel=2)
+            again = counted(resent - self._resent, "answer")
+            warnings.warn(f"vLLM stopped; requested again: {again}", RunWarning, stacklevel=2)
             self._resent = resent
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
