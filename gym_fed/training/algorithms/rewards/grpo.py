@@ -28,8 +28,8 @@ class Grpo(Rewarded):
     """GRPO, and the averages of DAPO, Dr. GRPO and BNPO by ``loss_type``."""
 
     name = "grpo"
-    tried = "full, LoRA; every grader"
-    untried = "vLLM; several processes"
+    tried = "full, LoRA, LoRA on vLLM; every grader"
+    untried = "several processes"
 
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig

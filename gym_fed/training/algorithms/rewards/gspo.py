@@ -21,8 +21,8 @@ class Gspo(Rewarded):
     """The ratio is the geometric mean over the answer's tokens; losses are averaged answer by answer."""
 
     name = "gspo"
-    tried = "full, LoRA"
-    untried = "vLLM; several processes"
+    tried = "full, LoRA, LoRA on vLLM"
+    untried = "several processes"
 
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig

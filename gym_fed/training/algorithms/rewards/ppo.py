@@ -27,7 +27,7 @@ class Ppo(Rewarded):
     """PPO on TRL's rollouts; a reward model may be one of the graders, or the only one."""
 
     name = "ppo"
-    tried = "full, LoRA; critic of its own or a reward model's body"
+    tried = "full, LoRA, LoRA on vLLM; critic of its own or a reward model's body"
     untried = "several processes"
 
     def check(self, config: TrainingConfig) -> None:

@@ -19,8 +19,8 @@ class Rloo(Rewarded):
     """RLOO; the KL to the initial model is subtracted from the reward."""
 
     name = "rloo"
-    tried = "full, LoRA"
-    untried = "vLLM; several processes"
+    tried = "full, LoRA, LoRA on vLLM"
+    untried = "several processes"
 
     def build(self, job: Job) -> Any:
         from trl import RLOOConfig
