@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import psutil
 import torch
 from _report import Report, options
 from verifiable_reward import BATCH, GROUP, PATTERN, RANK, RATE, is_right, problems
@@ -40,6 +41,7 @@ def main() -> None:
     rows, _ = problems()
     report = Report("rollouts", peer="TRL's GRPOTrainer, in process")
     seconds: dict[str, list[float]] = {}
+    used: dict[str, list[float]] = {}
     rewards: dict[str, list[float]] = {}
     for seed in given.seeds:
         sides: list[tuple[str, Any]] = [("generate", lambda seed=seed: ours(given, rows, seed, None))]
@@ -49,14 +51,19 @@ def main() -> None:
         ]
         sides.append(("TRL", lambda seed=seed: theirs(given, rows, seed)))
         for name, run in sides:
-            took, curve = run()
+            (took, cpu), curve = run()
             seconds.setdefault(name, []).append(took)
+            used.setdefault(name, []).append(cpu)
             rewards.setdefault(name, []).append(fmean(curve[-LAST:]))
             shown = " ".join(f"{value:.2f}" for value in curve)
-            print(f"seed {seed}, {name}: {took:.1f} s for {given.steps} steps; reward {shown}", flush=True)
+            print(
+                f"seed {seed}, {name}: {took:.1f} s, {cpu:.1f} CPU s for {given.steps} steps; reward {shown}",
+                flush=True,
+            )
     for name in seconds:
         if name != "TRL":
             report.compare(f"seconds, {name}", fmean(seconds[name]), fmean(seconds["TRL"]), better="lower")
+            report.compare(f"CPU seconds, {name}", fmean(used[name]), fmean(used["TRL"]), better="lower")
             report.compare(
                 f"reward of the last {LAST} steps, {name}",
                 fmean(rewards[name]),
@@ -71,7 +78,7 @@ def main() -> None:
 
 def ours(
     given: Any, rows: list[dict[str, str]], seed: int, staleness: int | None
-) -> tuple[float, list[float]]:
+) -> tuple[tuple[float, float], list[float]]:
     """Seconds from the end of the first step, scaled to all steps, and the reward by step."""
     from gym_fed import Trainer, TrainingConfig
 
@@ -80,7 +87,7 @@ def ours(
         section["rollouts"] = {"engine": "vllm", "max_staleness": staleness, "dtype": given.dtype}
         if given.python is not None:
             section["rollouts"]["python"] = given.python
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as out:
         config = TrainingConfig(
             model=given.model,
@@ -103,11 +110,11 @@ def ours(
             graders=[{"grader": "regex", "pattern": PATTERN, "column": "answer"}],
             grpo=section,
         )
-        result = Trainer(config, on_step=lambda *_: ends.append(time.monotonic())).train(dataset=rows)
+        result = Trainer(config, on_step=lambda *_: ends.append(now())).train(dataset=rows)
     return per_step(ends), [entry["reward"] for entry in result.history if "reward" in entry]
 
 
-def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[float, list[float]]:
+def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[tuple[float, float], list[float]]:
     """The same by TRL alone."""
     from datasets import Dataset
     from peft import LoraConfig
@@ -115,11 +122,11 @@ def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[float, li
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(2)
-    ends: list[float] = []
+    ends: list[tuple[float, float]] = []
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            ends.append(time.monotonic())
+            ends.append(now())
 
     def reward(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
         return [is_right(text, right) for text, right in zip(completions, answer, strict=True)]
@@ -157,9 +164,18 @@ def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[float, li
     return per_step(ends), [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
 
 
-def per_step(ends: list[float]) -> float:
-    """Seconds of all steps by those after the first, which pays for loading."""
-    return (ends[-1] - ends[0]) / (len(ends) - 1) * len(ends)
+def now() -> tuple[float, float]:
+    """Seconds by the clock, and CPU seconds of this process and of vLLM's."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return time.monotonic(), sum(each.user + each.system for each in times)
+
+
+def per_step(ends: list[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds and CPU seconds of all steps, by those after the first, which pays for loading."""
+    steps = len(ends) - 1
+    (began, used), (ended, at_end) = ends[0], ends[-1]
+    return (ended - began) / steps * len(ends), (at_end - used) / steps * len(ends)
 
 
 if __name__ == "__main__":

@@ -111,6 +111,27 @@ def test_a_conversation_ends_when_its_tokens_are_used_up() -> None:
     assert turns == [("assistant", "x")]
 
 
+class WithLogprobs(Scripted):
+    """A trainer on vLLM: the log-probability of a token is its id, negative."""
+
+    def _generate_single_turn(self, contexts: list[list[int]], *_: Any) -> tuple[list[list[int]], Any]:
+        answers, _logprobs = super()._generate_single_turn(contexts)
+        return answers, [[-float(token) for token in answer] for answer in answers]
+
+
+@pytest.mark.parametrize("most", [100, 40, 6])
+def test_tokens_of_the_model_keep_their_log_probabilities_and_others_have_none(most: int) -> None:
+    answers = [["ab", "-", "-"], ["x", "yy", "cd"]]
+    run = EnvironmentRollouts(Environment(Guessing()), ROWS, most)
+    run.places = [0, 1]
+    found = run([ROWS[place]["prompt"] for place in run.places], WithLogprobs(answers))
+    for ids, mask, logprobs in zip(
+        found["completion_ids"], found["env_mask"], found["logprobs"], strict=True
+    ):
+        assert logprobs == [-token if of_model else 0.0 for token, of_model in zip(ids, mask, strict=True)]
+    assert rollouts(answers)[0]["logprobs"] is None
+
+
 class Echo(Guessing):
     """Replies with a fixed message, and records the event loops of its calls."""
 
