@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _crowd.check import check_credits, lost_receipts, num_committed
+from _crowd.check import check_credits, committed_rounds, lost_receipts
 from _crowd.hub import CrowdHub, Sample
 from _crowd.member import MALICE, Crowd, Member
 from _crowd.updates import Updates
@@ -140,7 +140,7 @@ def report(
     num_rounds: int,
 ) -> None:
     """Print the calls, the hub's process, and the aims."""
-    committed = num_committed(hub, arguments.database)
+    committed = len(committed_rounds(hub, arguments.database))
     lost = lost_receipts(hub, arguments.database, crowd.receipts)
     paid, at_most = check_credits(hub, arguments.database, POOL)
     hub.ask("ledger", "verify")

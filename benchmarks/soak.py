@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from _crowd.check import check_credits, lost_receipts, num_committed
+from _crowd.check import check_credits, committed_rounds, lost_receipts
 from _crowd.hub import CrowdHub
 from _crowd.member import MALICE, Crowd, Member
 from _crowd.updates import Updates
@@ -142,7 +142,7 @@ def report(
     rows = [asdict(sample) for sample in hub.samples]
     table = Report("soak")
     table.compare("hours", seconds / 3600, better="higher")
-    table.compare("rounds committed", num_committed(hub, DATABASE), better="higher")
+    table.compare("rounds committed", len(committed_rounds(hub, DATABASE)), better="higher")
     table.compare("updates acknowledged", len(crowd.receipts), better="higher")
     lines: dict[str, tuple[list[float], list[float]]] = {}
     for field, (name, unit, divisor, most) in SLOPES.items():

@@ -27,12 +27,13 @@ def lost_receipts(hub: CrowdHub, url: str, receipts: dict[str, dict[str, Any]]) 
     ]
 
 
-def num_committed(hub: CrowdHub, url: str) -> int:
-    """Return the number of committed rounds."""
+def committed_rounds(hub: CrowdHub, url: str) -> list[int]:
+    """Return the numbers of the committed rounds."""
     database = Database.open(url, hub.folder, read_only=url.startswith("sqlite"))
     try:
         with database.reading() as tx:
-            return int(tx.scalar(select(func.count()).where(rounds.c.state == "committed")) or 0)
+            query = select(rounds.c.server_round).where(rounds.c.state == "committed")
+            return list(tx.scalars(query.order_by(rounds.c.server_round)))
     finally:
         database.close()
 

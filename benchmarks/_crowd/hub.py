@@ -43,7 +43,7 @@ class CrowdHub:
     """``gym-server run`` in a folder, for many members from one address.
 
     Args:
-        folder: Folder for the hub; made here.
+        folder: Folder for the hub; made here if it is not there.
         base_model: Name or folder of the base model.
         config: Sections of the config.
         core: The core that the hub is pinned to; None for all.
@@ -60,12 +60,14 @@ class CrowdHub:
     ) -> None:
         self.folder = folder
         self.samples: list[Sample] = []
+        self.database = str(config.get("storage", {}).get("database", "sqlite:///hub.db"))
         self._core, self._environment = core, {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         self._process: psutil.Popen | None = None
         self._began, self._cpu_before = time.monotonic(), 0.0
-        init = ["init", "--dir", str(folder), "--enrolment", "open", "--base", base_model]
-        subprocess.run(self._command(*init), check=True, capture_output=True, env=self._environment)
-        self.configure({"listen": "127.0.0.1:0", **config})
+        if not folder.exists():
+            init = ["init", "--dir", str(folder), "--enrolment", "open", "--base", base_model]
+            subprocess.run(self._command(*init), check=True, capture_output=True, env=self._environment)
+            self.configure({"listen": "127.0.0.1:0", **config})
 
     def configure(self, sections: dict[str, Any]) -> None:
         """Overwrite sections of the config."""
@@ -126,6 +128,14 @@ class CrowdHub:
         if done.returncode:
             raise RuntimeError(f"gym-server {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
         return json.loads(done.stdout)
+
+    def restored(self, folder: Path, place: str, database: str, objects: str) -> CrowdHub:
+        """Restore the newest backup at ``place`` into a new folder, an empty database and other objects."""
+        command = self._command("restore", "--from", place, "--dir", str(folder), "--database", database)
+        subprocess.run(
+            [*command, "--objects", objects], check=True, env=self._environment, capture_output=True
+        )
+        return CrowdHub(folder, "", {"storage": {"database": database}}, environment=self._environment)
 
     async def sample(self, every_seconds: float) -> None:
         """Sample the process until it is cancelled."""

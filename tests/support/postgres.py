@@ -119,10 +119,17 @@ class PostgresServer:
         while (self.folder / "data" / "postmaster.pid").exists():
             time.sleep(0.02)
 
-    def restart(self, number: signal.Signals = signal.SIGINT) -> None:
-        self.stop(number)
+    def is_running(self) -> bool:
+        return (self.folder / "data" / "postmaster.pid").exists()
+
+    def start_again(self) -> None:
+        """Start it after ``stop``."""
         self._end_keeper()
         self.start()
+
+    def restart(self, number: signal.Signals = signal.SIGINT) -> None:
+        self.stop(number)
+        self.start_again()
 
     def new_database(self) -> str:
         """The URL of a new empty database."""

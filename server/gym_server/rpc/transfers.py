@@ -165,8 +165,8 @@ class Transfers:
         first = await _next(chunks, waiting)
         if first is None:
             raise GymError(ErrorCode.USAGE, "an upload without a chunk")
-        declared = await asyncio.to_thread(self._declared, contributor, first.sha256)
-        if self._may_know(contributor, first.sha256):
+        declared, is_known = await asyncio.to_thread(self._declared, contributor, first.sha256)
+        if is_known:
             return pb.UploadState(offset=declared, complete=True)
         key = (contributor, first.sha256)
         if key in self._busy:
@@ -260,7 +260,8 @@ class Transfers:
                 unsynced = 0
             failpoint("upload-chunk")
             chunk = await _next(chunks, self._limits.idle_upload_seconds)
-            await asyncio.to_thread(check)
+            if chunk is not None:
+                await asyncio.to_thread(check)
         return offset
 
     def _finish(self, contributor: str, sha256: str, part: Path) -> None:
@@ -277,14 +278,15 @@ class Transfers:
             insert_if_absent(tx, readers, sha256=sha256, contributor=contributor)
             tx.execute(uploads.delete().where(_declaration(contributor, sha256)))
 
-    def _declared(self, contributor: str, sha256: str) -> int:
+    def _declared(self, contributor: str, sha256: str) -> tuple[int, bool]:
+        """Return the declared size of an upload, and whether the hub has the object already."""
         with self._database.reading() as tx:
             declared = tx.scalar(select(uploads.c.size_bytes).where(_declaration(contributor, sha256)))
         if declared is None:
             raise GymError(
                 ErrorCode.NOT_FOUND, f"object {sha256[:64]!r} was not declared", "call BeginUpload first"
             )
-        return int(declared)
+        return int(declared), self._may_know(contributor, sha256)
 
     def _forget(self, contributor: str, sha256: str) -> None:
         with self._database.transaction() as tx:
