@@ -61,6 +61,33 @@ def test_two_groups_are_one_only_if_all_pairs_of_them_are_linked() -> None:
     assert groups_of(np.zeros((0, 0)), 0.3) == []
 
 
+def by_definition(links: Matrix, threshold: float) -> list[list[int]]:
+    """Join the two groups whose weakest pair is the strongest, until none is linked."""
+    groups = [[i] for i in range(len(links))]
+    while len(groups) > 1:
+        pairs = [(a, b) for a in range(len(groups)) for b in range(a)]
+        strength = {(a, b): links[np.ix_(groups[a], groups[b])].min() for a, b in pairs}
+        a, b = max(pairs, key=lambda pair: strength[pair])
+        if strength[a, b] < threshold:
+            break
+        groups[b] = sorted(groups[b] + groups.pop(a))
+    return groups
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3, 0.7])
+def test_groups_are_those_of_the_definition_with_ties_too(threshold: float) -> None:
+    generator = np.random.default_rng(0)
+    for size in range(1, 12):
+        links = np.round(generator.random((size, size)), 1)
+        links = np.minimum(links, links.T)
+        assert groups_of(links, threshold) == by_definition(links, threshold)
+
+
+def test_a_thousand_contributors_are_grouped() -> None:
+    groups = groups_of(np.full((1000, 1000), 0.5), 0.3)  # hours, if every join looked at all pairs again
+    assert groups == [list(range(1000))]
+
+
 def previous_cosines(people: list[int], personal: float = 1.0, seed: int = 0) -> Matrix:
     """Cosines of updates of two rounds: a common direction, one for each person, and the chance of each round."""
     generator = np.random.default_rng(seed)
