@@ -27,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -
 # A room is a folder of tests/unit.
 ROOMS := $(sort $(foreach file,$(wildcard tests/unit/*/test_*.py),$(word 3,$(subst /, ,$(file)))))
 
-.PHONY: help install demo test test-all test-gpu triton vllm fuzz sanitize audit rooms mutations lint checks docs casts pictures format types imports extras proto package wheel version release clean
+.PHONY: help install demo test test-all test-gpu triton vllm fuzz soak sanitize audit rooms mutations lint checks docs casts pictures format types imports extras proto package wheel version release clean
 
 help: ## Print this list.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -88,6 +88,10 @@ rooms: ## The rooms of the unit tests; `make test-ROOM` runs one of them, its sl
 # A name that is no room has no rule, and make reports that.
 $(addprefix test-,$(ROOMS)): test-%: $(STAMP)
 	$(PYTEST) -m "not slow" tests/unit/$* $(ARGS)
+
+SOAK_HOURS ?= 6
+soak: $(STAMP) ## Rounds for SOAK_HOURS, with contributors who join and leave; soak.png shows what grows. Six hours.
+	$(BIN)/python benchmarks/soak.py --hours $(SOAK_HOURS) --plot soak.png $(ARGS)
 
 mutations: $(STAMP) ## Plant the faults of tests/mutations.toml one by one; each must fail its tests. About two hours.
 	$(BIN)/python tools/mutations.py $(ARGS)

@@ -109,23 +109,24 @@ async def measure(arguments: argparse.Namespace, folder: Path, members: int, num
     """Run the crowd, check the hub's state, and report."""
     updates = Updates(arguments.base, _TEMPLATES)
     config = config_for(members, num_rounds, arguments.database)
-    hub = CrowdHub(folder / "hub", arguments.base, config, None if arguments.core < 0 else arguments.core)
-    hub.start("--exit-when-done")
-    crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, arguments.think, random.Random(1))
-    sampler = asyncio.create_task(hub.sample(_SAMPLE_SECONDS))
-    started, cpu, first = time.monotonic(), time.process_time(), hub.now()
-    running = asyncio.create_task(run_crowd(crowd, crowd_members(crowd, members), arguments.arrival))
-    done, _ = await asyncio.wait({running}, timeout=arguments.seconds)
-    seconds, own_cpu = time.monotonic() - started, time.process_time() - cpu
-    crowd.over.set()
-    if not done:
-        print(f"not done after {arguments.seconds:.0f} s", file=sys.stderr)
-        await asyncio.wait({running}, timeout=60)
-    sampler.cancel()
-    hub.stop()
-    if done:
-        running.result()
-    hub_cpu = hub.samples[-1].cpu_seconds - first.cpu_seconds
+    core = None if arguments.core < 0 else arguments.core
+    with CrowdHub(folder / "hub", arguments.base, config, core) as hub:
+        hub.start("--exit-when-done")
+        crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, arguments.think, random.Random(1))
+        sampler = asyncio.create_task(hub.sample(_SAMPLE_SECONDS))
+        started, cpu, first = time.monotonic(), time.process_time(), hub.now()
+        running = asyncio.create_task(run_crowd(crowd, crowd_members(crowd, members), arguments.arrival))
+        done, _ = await asyncio.wait({running}, timeout=arguments.seconds)
+        seconds, own_cpu = time.monotonic() - started, time.process_time() - cpu
+        crowd.over.set()
+        if not done:
+            print(f"not done after {arguments.seconds:.0f} s", file=sys.stderr)
+            await asyncio.wait({running}, timeout=60)
+        sampler.cancel()
+        hub.stop()
+        if done:
+            running.result()
+        hub_cpu = hub.samples[-1].cpu_seconds - first.cpu_seconds
     report(arguments, hub, hub_cpu, crowd, members, seconds, own_cpu, num_rounds)
 
 

@@ -72,23 +72,23 @@ async def measure(
     config["storage"]["objects"] = f"s3://{BUCKET}/objects"
     config["rounds"] |= {"lease_seconds": 20, "deadline_seconds": 120, "grace_max_seconds": 20}
     updates = Updates(arguments.base, 8)
-    hub = CrowdHub(folder / "hub", arguments.base, config, environment=store.environment)
-    hub.start()
-    crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, 3.0, random.Random(1))
-    members = [asyncio.create_task(one.run()) for one in crowd_members(crowd, arguments.members)]
-    kills: Counter[str] = Counter()
-    end = time.monotonic() + seconds
-    killer = asyncio.create_task(
-        kill_at_random(random.Random(arguments.seed), hub, server, store, kills, end)
-    )
-    ended, _ = await asyncio.wait([*members, killer], return_when=asyncio.FIRST_COMPLETED)
-    for task in ended:
-        task.result()
-    if killer not in ended:
-        raise RuntimeError("a member left before the time was over")
-    crowd.over.set()
-    await asyncio.wait(members, timeout=120)
-    hub.stop()
+    with CrowdHub(folder / "hub", arguments.base, config, environment=store.environment) as hub:
+        hub.start()
+        crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, 3.0, random.Random(1))
+        members = [asyncio.create_task(one.run()) for one in crowd_members(crowd, arguments.members)]
+        kills: Counter[str] = Counter()
+        end = time.monotonic() + seconds
+        killer = asyncio.create_task(
+            kill_at_random(random.Random(arguments.seed), hub, server, store, kills, end)
+        )
+        ended, _ = await asyncio.wait([*members, killer], return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+        if killer not in ended:
+            raise RuntimeError("a member left before the time was over")
+        crowd.over.set()
+        await asyncio.wait(members, timeout=120)
+        hub.stop()
     report(arguments, folder, hub, url, server, crowd, kills, seconds)
 
 

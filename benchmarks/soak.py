@@ -69,25 +69,25 @@ async def soak(arguments: argparse.Namespace, folder: Path) -> None:
     config["rounds"]["min_contributors"] = 3
     config["storage"]["keep_unneeded_seconds"] = 3600
     updates = Updates(arguments.base, 8)
-    hub = CrowdHub(folder / "hub", arguments.base, config)
-    hub.start()
-    think = min(arguments.think, seconds / 20)
-    crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, think, random.Random(1))
-    minutes: list[dict[str, Any]] = []
-    stay = min(_STAY_SECONDS, seconds / 3)
-    seats = [asyncio.create_task(seat(crowd, n, stay)) for n in range(arguments.members)]
-    watches = [
-        asyncio.create_task(hub.sample(_SAMPLE_SECONDS)),
-        asyncio.create_task(watch(crowd, minutes, folder / "minutes.jsonl", hub)),
-    ]
-    failed, _ = await asyncio.wait(seats, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
-    crowd.over.set()
-    for task in failed:
-        task.result()
-    await asyncio.wait(seats, timeout=60)
-    for task in watches:
-        task.cancel()
-    hub.stop()
+    with CrowdHub(folder / "hub", arguments.base, config) as hub:
+        hub.start()
+        think = min(arguments.think, seconds / 20)
+        crowd = Crowd(hub.address, hub.certificate, hub.tls, updates, think, random.Random(1))
+        minutes: list[dict[str, Any]] = []
+        stay = min(_STAY_SECONDS, seconds / 3)
+        seats = [asyncio.create_task(seat(crowd, n, stay)) for n in range(arguments.members)]
+        watches = [
+            asyncio.create_task(hub.sample(_SAMPLE_SECONDS)),
+            asyncio.create_task(watch(crowd, minutes, folder / "minutes.jsonl", hub)),
+        ]
+        failed, _ = await asyncio.wait(seats, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        crowd.over.set()
+        for task in failed:
+            task.result()
+        await asyncio.wait(seats, timeout=60)
+        for task in watches:
+            task.cancel()
+        hub.stop()
     report(arguments, hub, crowd, minutes, seconds)
 
 

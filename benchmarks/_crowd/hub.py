@@ -74,6 +74,13 @@ class CrowdHub:
         file = self.folder / "gym-server.yaml"
         file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), **sections}))
 
+    def __enter__(self) -> CrowdHub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.is_running():
+            self.kill()
+
     @property
     def pid(self) -> int:
         assert self._process is not None
