@@ -101,23 +101,49 @@ def test_a_prompt_is_edited_asked_again_and_an_earlier_conversation_opened(webui
     page.route("**/api/v1/play/chat", answer)
     page.goto(webui.url)
     page.goto(f"{webui.address}/play?a=gym-nano")
-    page.locator("#prompt").fill("first")
+    page.locator("#prompt").fill("alpha")
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Ask again").click()
     page.get_by_text("2 of 2").wait_for()  # the first answer stays, too
     page.get_by_role("button", name="The answer before").click()
     page.get_by_text("1 of 2").wait_for()
     page.get_by_role("button", name="Edit").click()
-    assert page.locator("#prompt").input_value() == "first"
-    page.locator("#prompt").fill("second")
+    assert page.locator("#prompt").input_value() == "alpha"
+    page.locator("#prompt").fill("beta")
     page.get_by_role("button", name="Send").click()
     page.get_by_role("button", name="Edit").wait_for()
-    assert page.locator(".asked .said").all_inner_texts() == ["second"]
-    page.get_by_role("button", name="second", exact=True).wait_for()
+    assert page.locator(".asked .said").all_inner_texts() == ["beta"]
+    page.get_by_role("button", name="beta", exact=True).wait_for()
     page.reload()  # kept by the workbench, not by the tab
-    page.get_by_role("button", name="first", exact=True).click()
+    page.get_by_role("button", name="alpha", exact=True).click()
     page.get_by_text("1 of 2").wait_for()
-    assert page.locator(".asked .said").all_inner_texts() == ["first"]
+    assert page.locator(".asked .said").all_inner_texts() == ["alpha"]
     page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Delete first").click()
-    page.get_by_role("button", name="first", exact=True).wait_for(state="detached")
+    page.get_by_role("button", name="Delete alpha").click()
+    page.get_by_role("button", name="alpha", exact=True).wait_for(state="detached")
+
+
+def test_the_alternatives_of_a_token_are_shown_under_the_pointer(webui: Served, page: Page) -> None:
+    page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
+    likely = [{"token": token, "logprob": log} for token, log in (("yes", -0.1), ("<b>no</b>", -2.4))]
+    token = {**likely[0], "top_logprobs": likely}
+    parts = {
+        "choices": [{"delta": {"content": "yes"}, "logprobs": {"content": [token]}, "finish_reason": "stop"}]
+    }
+    page.route(
+        "**/api/v1/play/chat",
+        lambda route: route.fulfill(content_type="text/event-stream", body=events(parts)),
+    )
+    page.goto(webui.url)
+    page.goto(f"{webui.address}/play?a=gym-nano")
+    page.get_by_label("Show each token").check()
+    page.locator("#prompt").fill("really?")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_role("button", name="Ask again").wait_for()
+    page.locator(".tokens .token").hover()
+    card = page.locator(".token-card")
+    card.wait_for()
+    assert card.locator("li code").all_inner_texts() == ['"yes"', '"<b>no</b>"']
+    assert card.locator("b").count() == 0
+    page.mouse.move(0, 0)
+    card.wait_for(state="hidden")

@@ -84,7 +84,7 @@ def invite_message(config: ServerConfig, link: str, valid: str) -> str:
         *(f"    {line}" for line in install_lines(config)),
         "",
         f"Paste this link there ({valid}):",
-        f"    {link}",
+        link,
     ]
     return "\n".join(lines)
 
