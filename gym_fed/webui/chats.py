@@ -79,7 +79,7 @@ def routes(workbench: Workbench) -> APIRouter:
     @router.get("")
     def listed(visitor: Operating, limit: Annotated[int, Query(ge=1, le=1000)] = 200) -> dict[str, Any]:
         """List the newest conversations: id, title, number of turns, time of the last change."""
-        return chats.list(limit)
+        return chats.newest(limit)
 
     @router.get("/{id}")
     def one(id: str, visitor: Operating) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Chats:
         self._known: dict[str, tuple[int, dict[str, Any]]] = {}
         """Modification time in nanoseconds and facts, by id."""
 
-    def list(self, limit: int) -> dict[str, Any]:
+    def newest(self, limit: int) -> dict[str, Any]:
         """Return ``{chats, total, unreadable}``, the newest first; unreadable files are counted."""
         files = []
         for file in self._files():
