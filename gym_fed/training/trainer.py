@@ -30,7 +30,7 @@ from gym_fed.training.model.loading import load_for_training, require_dtype
 from gym_fed.training.model.peft_models import require_head_without_adapter, resume_adapter
 from gym_fed.training.model.template_tokens import check_template_tokens, fit_to_template, require_embedded
 from gym_fed.training.processes import group as processes
-from gym_fed.training.processes.placing import place
+from gym_fed.training.processes.placing import cut_into_stages, place
 from gym_fed.training.processes.sharding import deepspeed_loading, resumable, settings_of
 from gym_fed.training.rows.batch_size import choose_batch_size, known_sizes
 from gym_fed.training.rows.run_rows import LastEncoded, encode_run, has_held_out, rows_of_run
@@ -390,7 +390,7 @@ def _prepare_model(
     if algorithm.multiplies_by_head:
         require_head_without_adapter(model, config)
     freeze_parts(model, config, frozen)
-    return model
+    return cut_into_stages(model, config, device)
 
 
 def _open_folder(folder: RunFolder, config: TrainingConfig, rows: RunRows, begun: str, resume: bool) -> str:

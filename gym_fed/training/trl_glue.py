@@ -29,6 +29,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import counted
 from gym_fed.training.model.output_head import patched_output_heads
 from gym_fed.training.processes.group import is_main
+from gym_fed.training.processes.pipelined import Pipelined
 from gym_fed.training.processes.shared_rows import RowsOfGroups
 
 _ROUNDING = 1e-3
@@ -117,7 +118,7 @@ def local(trainer: type) -> Any:
     """Return a TRL trainer class without side effects: ``local(SFTTrainer)(model=..., args=...)``."""
     from gym_fed.training.run.checkpoints import SealedCheckpoints
 
-    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, RowsOfGroups, trainer)
+    bases = (SealedCheckpoints, LocalOnly, ShardedCheckpoints, RowsOfGroups, Pipelined, trainer)
     return type(f"Local{trainer.__name__}", bases, {"__doc__": f"{trainer.__name__}, local only."})
 
 

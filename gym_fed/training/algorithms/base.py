@@ -87,6 +87,9 @@ class Algorithm(ABC):
     splits_rows: ClassVar[bool] = False
     """True if the tokens of a row may be split over processes."""
 
+    pipelines: ClassVar[bool] = False
+    """True if processes may hold consecutive blocks of the model: its loss calls the model once per batch."""
+
     multiplies_by_head: ClassVar[bool] = True
     """True if the loss multiplies by the output head's weights itself, so that an adapter on the head would not
     learn."""

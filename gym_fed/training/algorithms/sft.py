@@ -43,6 +43,7 @@ class Sft(Algorithm):
     per_example = True
     shards = True
     splits_rows = True
+    pipelines = True
     uses_model_loss = True
     reads_images = True
     federates = True

@@ -110,7 +110,10 @@ def _gather(trainer: Any, config: TrainingConfig, part: Path) -> None:
     is_adapter = TUNING.new(config.finetuning).is_adapter
     # By default PEFT reads the base's config again to detect changes of its vocabulary.
     options: dict[str, Any] = {"save_embedding_layers": False} if is_adapter else {}
-    if trainer.is_deepspeed_enabled:
+    if config.distributed_strategy == "pipeline_parallel":
+        save = trainer.model.save_pretrained
+        trainer.write_weights(part, lambda state: save(str(part), state_dict=state, **options))
+    elif trainer.is_deepspeed_enabled:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if is_main():
             trainer.model.save_pretrained(str(part), state_dict=state, **options)

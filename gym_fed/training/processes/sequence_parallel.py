@@ -72,7 +72,7 @@ def heads_of_tokens(states: torch.Tensor, group: Any) -> torch.Tensor:
     size = dist.get_world_size(group)
     n, heads, part, width = states.shape
     blocks = states.view(n, size, heads // size, part, width).movedim(1, 0)
-    received = _Exchange.apply(blocks, group)
+    received: torch.Tensor = _Exchange.apply(blocks, group)  # type: ignore[no-untyped-call]
     return received.permute(1, 2, 0, 3, 4).reshape(n, heads // size, size * part, width)
 
 
@@ -81,7 +81,7 @@ def tokens_of_heads(states: torch.Tensor, group: Any) -> torch.Tensor:
     size = dist.get_world_size(group)
     n, heads, length, width = states.shape
     blocks = states.reshape(n, heads, size, length // size, width).movedim(2, 0)
-    received = _Exchange.apply(blocks, group)
+    received: torch.Tensor = _Exchange.apply(blocks, group)  # type: ignore[no-untyped-call]
     return received.transpose(0, 1).reshape(n, size * heads, length // size, width)
 
 
@@ -112,14 +112,18 @@ class _Split:
     def _splits(self) -> bool:
         return self.is_on and not self._is_cached
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def before(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, dict[str, Any]]:
         """Replace the inputs ``[n, length]`` by this process's part, with global positions and the mask of all."""
         self._is_cached = bool(kwargs.get("use_cache")) or kwargs.get("past_key_values") is not None
         if not self._splits:
             return args, kwargs
         ids = kwargs.get("input_ids")
         if args or ids is None:
-            raise GymError(ErrorCode.MODEL_INVALID, _reason(self.decoder, "is not called with input_ids"), _HINT)
+            raise GymError(
+                ErrorCode.MODEL_INVALID, _reason(self.decoder, "is not called with input_ids"), _HINT
+            )
         self._length = ids.shape[1]
         padding = -self._length % self.size
         ids = torch.nn.functional.pad(ids, (0, padding))
@@ -144,7 +148,9 @@ class _Split:
     def after(self, module: Any, args: Any, output: Any) -> Any:
         """Gather the parts of the decoder's outputs, and drop the padding."""
         if self._splits:
-            output.last_hidden_state = _Gather.apply(output.last_hidden_state, self.group)[:, : self._length]
+            part = output.last_hidden_state
+            whole: torch.Tensor = _Gather.apply(part, self.group)  # type: ignore[no-untyped-call]
+            output.last_hidden_state = whole[:, : self._length]
         self._is_cached = False
         return output
 
@@ -166,15 +172,14 @@ class _Split:
             reason = f"computes attention with {', '.join(unsupported)}"
             raise GymError(ErrorCode.MODEL_INVALID, _reason(self.decoder, reason), _HINT)
         if not self._splits:
-            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)  # type: ignore[no-any-return]
+            return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         repeats = self.size // math.gcd(self.size, key.shape[1])
-        query, key, value = (
-            heads_of_tokens(states, self.group)
-            for states in (query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1))
-        )
+        if repeats > 1:  # fewer key heads than processes
+            key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        query, key, value = (heads_of_tokens(states, self.group) for states in (query, key, value))
         if attention_mask is not None and attention_mask.shape[1] > 1:
             attention_mask = attention_mask.chunk(self.size, dim=1)[self.index]
-        grouped = _Grouped(query.shape[1] // key.shape[1], getattr(module, "is_causal", True))
+        grouped: Any = _Grouped(query.shape[1] // key.shape[1], getattr(module, "is_causal", True))
         out, _ = sdpa_attention_forward(grouped, query, key, value, attention_mask, **kwargs)
         return tokens_of_heads(out.transpose(1, 2), self.group).transpose(1, 2).contiguous(), None
 
@@ -289,5 +294,6 @@ def _reason(model: Any, why: str) -> str:
 def _group(size: int, timeout_seconds: float) -> Any:
     """Return the group of ``size`` consecutive processes that this one belongs to, made once."""
     if size not in _groups:
-        _groups[size], _ = dist.new_subgroups(size, timeout=timedelta(seconds=timeout_seconds))
+        timeout = timedelta(seconds=timeout_seconds)
+        _groups[size], _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]
     return _groups[size]

@@ -13,6 +13,14 @@ from gym_fed.core.text import counted
 from gym_fed.training.processes.group import world_size
 
 _AT_LOADING = ("fsdp2", "tensor_parallel")
+_OF_WHOLE_ROWS = (
+    "shift_attention",
+    "mixture_of_depths",
+    "neftune_noise_alpha",
+    "torch_compile",
+    "liger",
+    "unsloth",
+)
 
 
 def settings_of(config: TrainingConfig) -> DistributedSettings:
@@ -57,6 +65,9 @@ def check_distributed(config: TrainingConfig, num_processes: int) -> None:
     if settings.strategy == "sequence_parallel":
         _check_sequence_parallel(config, num_processes)
         return
+    if settings.strategy == "pipeline_parallel":
+        _check_pipeline(config, num_processes)
+        return
     by_deepspeed = settings.strategy == "deepspeed"
     if by_deepspeed:
         require_package("deepspeed", key, "dist")
@@ -97,8 +108,7 @@ def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None
     """Refuse what reads whole rows within the decoder, or replaces its attention."""
     settings, key = settings_of(config), "distributed.strategy: sequence_parallel"
     size = settings.sequence_parallel_size or num_processes
-    conflicts = ("shift_attention", "mixture_of_depths", "neftune_noise_alpha", "torch_compile", "liger", "unsloth")
-    conflict = next((name for name in conflicts if getattr(config, name)), None)
+    conflict = next((name for name in _OF_WHOLE_ROWS if getattr(config, name)), None)
     refuse_first(
         (
             num_processes % size,
@@ -120,6 +130,51 @@ def _check_sequence_parallel(config: TrainingConfig, num_processes: int) -> None
     )
 
 
+def _check_pipeline(config: TrainingConfig, num_processes: int) -> None:
+    """Refuse what needs the whole model, or several passes through it."""
+    conflicts = (*_OF_WHOLE_ROWS, "quantization", "base_dtype")
+    conflict = next((name for name in conflicts if getattr(config, name)), None)
+    tuning = TUNING.type_of(config.finetuning)
+    steps = config.gradient_accumulation_steps
+    rolls_back = config.loss_spikes is not None and config.loss_spikes.rollback
+    reference = getattr(config.chosen_sections().get(config.algorithm), "precompute_ref_log_probs", None)
+    refuse_first(
+        (
+            not ALGORITHMS.type_of(config.algorithm).pipelines,
+            f" passes a batch through the model once, which {config.algorithm} does not support here",
+            lambda: f"use ddp, or one of {', '.join(ALGORITHMS.own_with('pipelines'))}",
+        ),
+        (
+            steps < num_processes,
+            f" needs as many micro-batches as processes, {num_processes}, and gradient_accumulation_steps is {steps}",
+            f"set gradient_accumulation_steps: {num_processes} or more, and a smaller per_device_train_batch_size",
+        ),
+        (
+            not tuning.pipelines,
+            f" was not tried with finetuning: {config.finetuning}",
+            lambda: f"use one of {', '.join(TUNING.own_with('pipelines'))}",
+        ),
+        (
+            not OPTIMIZERS.new(config.optimizer).shards,
+            f" gives each process other weights, which {config.optimizer} does not support here",
+            lambda: f"use one of {', '.join(OPTIMIZERS.own_with('shards'))}",
+        ),
+        (conflict, f" does not go with {conflict}", f"remove {conflict}, or use ddp or fsdp2"),
+        (
+            "float16" in (config.dtype, config.loaded_dtype) or config.mixed_precision == "fp16",
+            " scales no gradients, which 16-bit floats need",
+            "use bfloat16 or bf16",
+        ),
+        (rolls_back, " cannot go back to a checkpoint within a run", "set loss_spikes.rollback: false"),
+        (
+            reference is False,
+            f" computes the reference before the first step, and {config.algorithm}.precompute_ref_log_probs is false",
+            "remove it",
+        ),
+        prefix="distributed.strategy: pipeline_parallel",
+    )
+
+
 def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
     """Return keyword arguments for ``from_pretrained``; empty unless the model is split while loading."""
     if not is_sharded_at_loading(config):
@@ -135,8 +190,9 @@ def loading_arguments(config: TrainingConfig) -> dict[str, Any]:
 
 
 def is_placed(model: Any, config: TrainingConfig) -> bool:
-    """Return True if loading has put the model on its device, so that it must not be moved."""
-    return is_sharded_at_loading(config) or bool(getattr(model, "is_quantized", False))
+    """Return True if the model must not be moved yet: loading has placed it, or it is cut into stages first."""
+    is_cut_later = world_size() > 1 and settings_of(config).strategy == "pipeline_parallel"
+    return is_sharded_at_loading(config) or is_cut_later or bool(getattr(model, "is_quantized", False))
 
 
 def deepspeed_loading(config: TrainingConfig) -> Any:
@@ -152,8 +208,9 @@ def deepspeed_loading(config: TrainingConfig) -> Any:
 def is_split(config: TrainingConfig) -> bool:
     """Return True if the model is split over the processes."""
     settings = settings_of(config)
+    by_zero = settings.strategy == "deepspeed" and settings.zero_stage == 3
     return is_sharded_at_loading(config) or (
-        world_size() > 1 and settings.strategy == "deepspeed" and settings.zero_stage == 3
+        world_size() > 1 and (by_zero or settings.strategy == "pipeline_parallel")
     )
 
 
@@ -170,10 +227,13 @@ def trainer_arguments(config: TrainingConfig) -> dict[str, Any]:
         arguments["save_only_model"] = True  # required by transformers; `resumable` reverts it
     if settings.strategy == "tensor_parallel":
         arguments["parallelism_config"] = _tensor_parallelism()
-    if settings.strategy == "sequence_parallel":
+    if settings.strategy in ("sequence_parallel", "pipeline_parallel"):
         from gym_fed.training.processes.shared_rows import SharedRows
 
-        arguments["parallelism_config"] = SharedRows(size=sequence_parallel_size(config))
+        of_pipeline = settings.strategy == "pipeline_parallel"
+        arguments["parallelism_config"] = SharedRows(
+            size=world_size() if of_pipeline else sequence_parallel_size(config)
+        )
     if settings.strategy == "deepspeed":
         arguments["deepspeed"] = deepspeed_config(config)
     return arguments

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import ParallelismConfig
 from accelerate.utils import recursively_apply
-from torch.distributed import init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 from gym_fed.training.processes.ranks import world_size
 
@@ -19,6 +19,11 @@ class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
 
     def _validate_accelerator(self, accelerator: Any) -> None:
         """Accept every accelerator: the processes have already joined."""
+
+
+def local_values(values: Any) -> Any:
+    """Return what accelerate gathers from a single process."""
+    return recursively_apply(torch.atleast_1d, values)
 
 
 class SharedRows(AnyDeviceParallelism):
@@ -57,17 +62,20 @@ class RowsOfGroups(_Trainer):  # type: ignore[misc]
             return
         accelerator, size = self.accelerator, rows.group_size
         gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics
+        all_alike = size == accelerator.num_processes
 
         def first_of_group(gathered: torch.Tensor) -> torch.Tensor:
-            return gathered.unflatten(0, (-1, size, len(gathered) // accelerator.num_processes))[
-                :, 0
-            ].flatten(0, 1)
+            own = len(gathered) // accelerator.num_processes
+            return gathered.view(-1, size, own, *gathered.shape[1:])[:, 0].flatten(0, 1)
+
+        def of_first(values: Any) -> Any:
+            return recursively_apply(first_of_group, gather(values))
 
         def of_groups(*args: Any, **named: Any) -> Any:
-            accelerator.gather = lambda values: recursively_apply(first_of_group, gather(values))
+            before, accelerator.gather = accelerator.gather, local_values if all_alike else of_first
             try:
                 return gather_for_metrics(*args, **named)
             finally:
-                accelerator.gather = gather
+                accelerator.gather = before
 
         accelerator.gather_for_metrics = self.gather_function = of_groups

@@ -36,6 +36,9 @@ class Tuning(ABC):
     per_example: ClassVar[bool] = False
     """True if per-example gradients (``privacy``) are tested with it."""
 
+    pipelines: ClassVar[bool] = False
+    """True if processes may hold consecutive blocks of the tuned model."""
+
     on_packed: ClassVar[bool] = False
     """Whether it was tried on bases whose layers HQQ or torchao pack."""
 

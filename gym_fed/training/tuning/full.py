@@ -18,6 +18,7 @@ class Full(Tuning):
     is_adapter = False
     default_learning_rate = 1e-5
     trains_all = True
+    pipelines = True
     on_quantized = False
     per_example = True
     federates = True

@@ -40,6 +40,7 @@ class LoraTuning(Tuning):
     on_packed = True
     reaches_experts = True
     federates = True
+    pipelines = True
     sends_factors = True
 
     @classmethod

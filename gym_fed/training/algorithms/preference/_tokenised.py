@@ -134,6 +134,8 @@ def precompute(job: Job, wanted: bool | None) -> bool:
     """Return True if reference log-probabilities are computed before training; see ``ReferenceSettings``."""
     if wanted is not None:
         return wanted
+    if job.config.distributed_strategy == "pipeline_parallel":
+        return True  # a batch passes through the stages once
     if has_named_reference(job.config):
         return False
     return not is_adapted(job.model) or not starts_as_base(job)

@@ -31,6 +31,7 @@ class Dpo(Pairs):
     learning_rate_scale = 0.25
     federates = True
     splits_rows = True
+    pipelines = True
     # Alone, DPO on a few dozen pairs makes both answers unlikely: from 30 pairs, gym-nano learnt to write neither.
     of_few_rows = MappingProxyType({"loss_type": ["sigmoid", "sft"]})
     reads_images = True
