@@ -171,7 +171,7 @@ def _choose_by_rows(
     try:
         sizes = sizes_of(config)
         longest, usual = _lengths(config, _tokenizer(config, given), rows)
-        facts = RowFacts(len(rows), longest, usual, _context(config), world_size())
+        facts = RowFacts(len(rows), longest, usual, _context(config), config.data_parallel_size(world_size()))
     except GymError as error:
         if error.code is ErrorCode.CONFIG_INVALID and config.model is None:
             return []  # a model in memory that the config does not name: nothing can be estimated

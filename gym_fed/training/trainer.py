@@ -382,9 +382,8 @@ def _prepare_model(
     from transformers import set_seed
 
     set_seed(config.seed)
-    model = algorithm.adapt(model, tokenizer, config)
+    model = place(algorithm.adapt(model, tokenizer, config), config, device)
     frozen = frozen_parts(model, config)
-    model = place(model, config, device)
     adapter = continued_adapter(config)
     model = tuning.prepare(model, config) if adapter is None else resume_adapter(model, adapter, config)
     if algorithm.multiplies_by_head:

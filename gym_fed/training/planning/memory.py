@@ -103,6 +103,7 @@ def memory_of(config: TrainingConfig, sizes: Sizes, *, device: str = "cpu", proc
     tokens = tokens_of_batch(config)
     length = row_length(config)
     activations = activation_bytes(config, sizes.shape, length, device=device) * tokens
+    activations *= _activation_share(config, processes)
     head = _head_bytes(config, sizes, tokens, device)
     copies += trained * activations
     whole = not sizes.adapted and sizes.num_trained == sizes.total
@@ -241,10 +242,25 @@ def _quantised_bytes(config: TrainingConfig) -> float:
     return 0.5 + (1 / 64 + 4 / (64 * 256) if settings.double_quant else 4 / 64)
 
 
+def _activation_share(config: TrainingConfig, processes: int) -> float:
+    """Return the fraction of a batch's activations that one process holds.
+
+    A stage of a pipeline holds those of its blocks, for as many micro-batches as there are stages, or for all.
+    """
+    distributed = config.distributed
+    if distributed is None or processes == 1:
+        return 1.0
+    if distributed.strategy == "sequence_parallel":
+        return 1 / (distributed.sequence_parallel_size or processes)
+    if distributed.pipeline_schedule == "gpipe":
+        return config.gradient_accumulation_steps / processes
+    return 1.0
+
+
 def _shares(config: TrainingConfig, processes: int) -> tuple[float, float]:
     """Return the fraction of weights, and of gradients and optimiser state, that one process holds."""
     distributed = config.distributed
-    if distributed is None or processes == 1 or distributed.strategy == "ddp":
+    if distributed is None or processes == 1 or not config.splits_state:
         return 1.0, 1.0
     if distributed.strategy == "deepspeed" and distributed.zero_stage != 3:
         return 1.0, 1 / processes

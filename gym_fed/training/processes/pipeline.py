@@ -23,7 +23,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.training.processes.group import world_size
 from gym_fed.training.processes.sharding import settings_of
-from gym_fed.training.processes.stages import Stages
+from gym_fed.training.processes.stages import ModelStages
 
 
 class _DecoderCalled(Exception):
@@ -45,7 +45,7 @@ class _Runner(nn.Module):
         return self._run(int(index), hidden[0] if hidden else None)
 
 
-class Pipeline:
+class ModelPipeline:
     """Runs the micro-batches of a step, or single batches, through the stages.
 
     Args:
@@ -53,7 +53,7 @@ class Pipeline:
         schedule: ``1f1b`` or ``gpipe``.
     """
 
-    def __init__(self, stages: Stages, schedule: str) -> None:
+    def __init__(self, stages: ModelStages, schedule: str) -> None:
         self.stages = stages
         self.schedule_name = schedule
         self._arguments: list[dict[str, Any]] = []
@@ -191,7 +191,7 @@ class Pipeline:
             self._hidden = None
 
 
-def pipeline_of(model: Any) -> Pipeline | None:
+def pipeline_of(model: Any) -> ModelPipeline | None:
     """Return the pipeline that a model is a stage of; None for a whole model."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return getattr(base, "pipeline", None)
@@ -205,5 +205,5 @@ def cut_into_stages(model: Any, config: TrainingConfig, device: Any) -> Any:
     """
     if world_size() == 1 or settings_of(config).strategy != "pipeline_parallel":
         return model
-    Pipeline(Stages(model, config), settings_of(config).pipeline_schedule or "1f1b")
+    ModelPipeline(ModelStages(model, config), settings_of(config).pipeline_schedule or "1f1b")
     return model.to(device)

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from gym_fed.training.processes.group import is_main
-from gym_fed.training.processes.pipeline import Pipeline, pipeline_of
+from gym_fed.training.processes.pipeline import ModelPipeline, pipeline_of
 from gym_fed.training.processes.shared_rows import local_values
 
 _SCHEDULER = "scheduler.pt"
@@ -35,7 +35,7 @@ class Pipelined(_Trainer):  # type: ignore[misc]
     def __init__(self, *args: Any, **named: Any) -> None:
         self._collected: list[tuple[dict[str, Any], Any, Any]] = []
         model = named.get("model")
-        self._pipeline: Pipeline | None = None if model is None else pipeline_of(model)
+        self._pipeline: ModelPipeline | None = None if model is None else pipeline_of(model)
         super().__init__(*args, **named)
 
     def create_accelerator_and_postprocess(self) -> None:

@@ -93,7 +93,7 @@ class _Grouped:
     is_causal: bool
 
 
-class _Split:
+class RowSplitter:
     """Splits the rows of one decoder between its hooks, and exchanges the heads of its attention.
 
     Calls with a cache (generation) are not split: every process computes the whole rows.
@@ -199,7 +199,7 @@ def _without_right_padding(mask: torch.Tensor | None) -> torch.Tensor | None:
 
 
 @contextmanager
-def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[_Split | None]:
+def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[RowSplitter | None]:
     """Split the rows of a causal LM within a context, if the config says so."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -208,7 +208,7 @@ def sequence_parallel(model: Any, config: TrainingConfig) -> Iterator[_Split | N
     if size == 1:
         yield None
         return
-    split = _Split(model.base_model, _group(size, settings_of(config).timeout_seconds))
+    split = RowSplitter(model.base_model, _group(size, settings_of(config).timeout_seconds))
 
     # Functions, since a copy of the model (a reference) must keep the hooks and not copy the group.
     def before(module: Any, args: Any, kwargs: Any) -> Any:

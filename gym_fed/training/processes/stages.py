@@ -84,7 +84,7 @@ def balanced(costs: Sequence[float], stages: int) -> list[range]:
     return ranges[::-1]
 
 
-class Stages:
+class ModelStages:
     """A causal LM that is cut into as many stages as there are processes, of which this process keeps one.
 
     Stages are numbered from the last process, so that the main process has the head.

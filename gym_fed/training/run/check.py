@@ -292,7 +292,7 @@ class LearningCheck:
         config = self._config
         if is_processor(self._tokenizer):
             return "answers and what the model kept: a model that reads images or sound is not checked"
-        if config.distributed_strategy != "ddp":
+        if config.splits_state:
             return f"answers and what the model kept: no process of {config.distributed_strategy} has the whole model"
         if ALGORITHMS.type_of(config.algorithm).task_type != "CAUSAL_LM":
             return "answers and what the model kept: a reward model writes no text"
