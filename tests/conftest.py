@@ -45,6 +45,17 @@ def pytest_configure(config: pytest.Config) -> None:
         warm.start_for_workers()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Collect no garbage while tests are: a million objects of libraries are made, and stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
     """Seed what PEFT and torch draw, before the fixtures of any scope, so that no result depends on chance."""

@@ -75,8 +75,15 @@ def start(trained: Path, played: Path, tmp_path: Path, request: pytest.FixtureRe
         end()
 
 
-@pytest.mark.parametrize("removes_prefix", [True, False], ids=["stripped", "kept"])
-@pytest.mark.parametrize("face", ["webui", "hub"])
+@pytest.mark.parametrize(
+    ("face", "removes_prefix"),
+    [
+        pytest.param("webui", True, id="webui-stripped"),
+        pytest.param("hub", False, id="hub-kept"),
+        pytest.param("webui", False, id="webui-kept", marks=pytest.mark.slow),
+        pytest.param("hub", True, id="hub-stripped", marks=pytest.mark.slow),
+    ],
+)
 def test_behind_nginx_every_screen_works_below_a_prefix(
     face: str, removes_prefix: bool, start: Start, tmp_path: Path, open_page: Open
 ) -> None:

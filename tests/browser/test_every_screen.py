@@ -38,8 +38,14 @@ def test_a_screen_is_grey_fits_its_window_has_no_barrier_and_a_small_first_view(
     served: Served = request.getfixturevalue(screen.face)
     address = served.address + screen.url(served.parameters)
     page.goto(served.url)
+    page.goto("about:blank")  # what that page still fetches ends with it, and is not counted
+    watch.forget()
+    page.context.new_cdp_session(page).send("Network.clearBrowserCache")
     page.goto(address)
     chromium.settled(page)
+    page.wait_for_timeout(200)
+    assert len(watch.requests) <= MOST_REQUESTS, watch.requests
+    assert watch.num_bytes <= MOST_BYTES
     assert page.locator("#main .state.failed").count() == 0, page.inner_text("#main")
     page.evaluate(AXE)
     for theme, width, picture in chromium.looks(page):
@@ -48,15 +54,6 @@ def test_a_screen_is_grey_fits_its_window_has_no_barrier_and_a_small_first_view(
         assert chromium.sticks_out(page) == [], (theme, width)
         if width == max(chromium.WIDTHS):
             assert chromium.violations(page) == [], theme
-
-    page.goto("about:blank")  # what the screen still fetches ends with it, and is not counted
-    watch.forget()
-    page.context.new_cdp_session(page).send("Network.clearBrowserCache")
-    page.goto(address)
-    chromium.settled(page)
-    page.wait_for_timeout(200)
-    assert len(watch.requests) <= MOST_REQUESTS, watch.requests
-    assert watch.num_bytes <= MOST_BYTES
 
 
 def test_a_narrow_window_shows_which_screen_is_open(hub: Served, page: Page) -> None:

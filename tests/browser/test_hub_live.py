@@ -85,6 +85,7 @@ def community(tmp_path: Path) -> Iterator[Start]:
         one.close()
 
 
+@pytest.mark.slow  # that screens follow a round is in test_hub_screens.py
 def test_rounds_appear_with_their_verdicts_and_reasons_and_without_a_reload(
     community: Start, page: Page, watch: chromium.Watch
 ) -> None:

@@ -18,7 +18,7 @@ SLOW_NUMBER = "seed: " + "1:" * 30_000 + "1\n"
 """A number to base 60, whose value takes YAML minutes."""
 
 
-@pytest.mark.parametrize("text", [DOUBLING, SLOW_NUMBER, "a: " + "[" * 5000 + "]" * 5000 + "\n"])
+@pytest.mark.parametrize("text", [DOUBLING, SLOW_NUMBER, "a: " + "[" * 1000 + "]" * 1000 + "\n"])
 def test_a_hostile_text_is_refused_by_every_reader(tmp_path: Path, text: str) -> None:
     with pytest.raises(ValueError, match=r"alias|number|nested"):
         parse_value(text)
