@@ -219,7 +219,8 @@ class _Sys:
 
 
 _OTHERWISE = """
-if sys.argv[1:3] != ["-P", "-m"] or os.environ.get("PYTHONPATH") != {path!r}:
+small = sys.argv[3:4] and sys.argv[3].startswith("gym_fed.core.")  # it limits its own memory
+if sys.argv[1:3] != ["-P", "-m"] or small or os.environ.get("PYTHONPATH") != {path!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 _SHIM = """#!{python} -ISs

@@ -17,6 +17,7 @@ from gym_fed.serving.openai.refusals import RequestError
 from gym_fed.serving.openai.responses_answer import _messages
 from gym_fed.serving.openai.service import CHAT, RESPONSES
 from gym_fed.serving.setup import Serving, open_serving
+from tests.support.quick import quick
 from tests.support.thinking_model import HARMONY, THINK, TOOL, Learned, learn, template_file
 from tests.support.wait import SECONDS
 
@@ -114,8 +115,17 @@ def raw_text(serving: Serving, prompt: str = "sum") -> str:
     return str(serving.tokenizer.decode([token for token in tokens if token not in ends]))
 
 
-@pytest.mark.parametrize("template", list(SUMS))
-@pytest.mark.parametrize("marks", ["tokens", "text"])
+@pytest.mark.parametrize(
+    ("marks", "template"),
+    quick(
+        [(marks, template) for marks in ("tokens", "text") for template in SUMS],
+        ("tokens", "qwen3"),
+        ("tokens", "glm4moe"),
+        ("tokens", "gptoss"),
+        ("text", "qwen3_5_think"),
+        ("text", "deepseek_r1_distill"),
+    ),
+)
 def test_a_thought_is_separate_from_the_answer_whole_and_streamed(
     template: str, marks: str, request: pytest.FixtureRequest
 ) -> None:

@@ -15,6 +15,7 @@ from gym_fed.config.train.training import TrainingConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data import generate
 from gym_fed.training.trainer import Trainer
+from tests.support.quick import quick
 
 ROWS = generate("upper", 160)
 HELD_OUT = generate("upper", 40, split="heldout")
@@ -258,7 +259,7 @@ def padded_model(rows: int, folder: Path) -> Path:
     "sizes",
     [(262, 300), (300, 262), *(pytest.param(s, marks=pytest.mark.slow) for s in ((280, 300), (300, 300)))],
 )
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("beta", quick([0.0, 0.3, 1.0], 0.3))
 def test_padding_rows_of_embeddings_are_left_out_of_both_distributions(
     sizes: tuple[int, int], beta: float, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.delta.factors import lora_factors
 from gym_fed.training.tuning.lora import add_lora
 from tests.support.adapters import logits, run, settings, sibling
+from tests.support.quick import quick
 from tests.support.tiny_models import tiny_model
 
 EXPERTS: dict[str, dict[str, Any]] = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -33,7 +34,7 @@ def lora(**changes: Any) -> dict[str, Any]:
     return {"lora": {"r": 2, "target_modules": ["q_proj"], "target_parameters": FUSED, **changes}}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, "Qwen3Moe", "GptOss"))
 def test_factors_on_fused_experts_are_trained_saved_and_merged(kind: str, tmp_path: Path) -> None:
     base = sibling(kind, tmp_path / "base", **KINDS[kind])
     result = run(tmp_path / "run", model=str(base), **lora())

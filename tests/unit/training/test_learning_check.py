@@ -122,11 +122,14 @@ def test_the_result_of_the_check_is_in_the_run_folder(learned: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"finetuning": "lora", "lora": {"lora_dropout": 0.3}},
-        {"packing": "bfd", "finetuning": "lora", "lora": {"lora_dropout": 0.3}},
+        pytest.param({}, id="full", marks=pytest.mark.slow),
+        pytest.param(
+            {"finetuning": "lora", "lora": {"lora_dropout": 0.3}}, id="dropout", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"packing": "bfd", "finetuning": "lora", "lora": {"lora_dropout": 0.3}}, id="evaluated first"
+        ),
     ],
-    ids=["full", "dropout", "evaluated first"],
 )
 def test_training_by_a_check_ends_with_the_losses_of_a_run_without_one(
     changes: dict[str, Any], tmp_path: Path
