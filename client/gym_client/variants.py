@@ -232,10 +232,19 @@ def pull_variant(
 
 def list_variants(client: HubClient) -> Iterator[HubVariant]:
     """List the account's variants and those it may read, by owner and name."""
+    return map(_read, _pages(client))
+
+
+def list_public(client: HubClient) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
+    """List the variants that everyone may read, as messages and as their owners signed them."""
+    return ((info, _read(info).signed) for info in _pages(client) if info.is_public)
+
+
+def _pages(client: HubClient) -> Iterator[pb.VariantInfo]:
     page = ""
     while True:
         reply = client.call("ListVariants", pb.ListVariantsRequest(page=page))
-        yield from map(_read, reply.variants)
+        yield from reply.variants
         if not reply.next_page:
             return
         page = reply.next_page

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,10 +57,12 @@ class Terms:
         audit: AuditTerms | None = None,
         seeding: bool = False,
         region: RegionConfig | None = None,
+        mirrors: Sequence[str] = (),
     ) -> Terms:
         """Create the terms from a hub's announcement; ``privacy_json`` is in the form of its status.
 
-        ``seeding`` is True if both the hub and the contributor's policy allow it.
+        ``seeding`` is True if both the hub and the contributor's policy allow it; ``mirrors`` has the addresses of
+        those in use.
         """
         promises = Promises.parse(privacy_json)
         asked = {
@@ -71,6 +73,8 @@ class Terms:
         }
         if seeding:
             asked["seeding"] = True
+        if mirrors:
+            asked["mirrors"] = list(mirrors)
         of_rounds = {**recipe_values(recipe, codec), **_values(pay), **_values(audit), **_values(region)}
         return cls(server, data, {**asked, **of_rounds})
 

@@ -109,6 +109,9 @@ class Policy(StrictModel):
     seeding: SeedingPolicy | None = None
     """Exchange of public objects with other contributors, at hubs that allow it (docs/seeding.md); by default none."""
 
+    mirrors: bool = True
+    """True to download public objects from the mirrors that a hub names, which then learn this machine's address."""
+
     observe: ObservePolicy | None = None
     """Metrics and traces for this machine's owner (docs/observe.md); by default none. Read when ``join`` begins."""
 

@@ -11,12 +11,14 @@ from gym_client.hub.transport import HubClient
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditTerms
 from gym_fed.config.hub.credits import PayTerms
+from gym_fed.config.hub.mirrors import MirrorConfig
 from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.config.hub.task import TrainingRecipe
 from gym_fed.config.schema.base import StrictModel, first_problem
 from gym_fed.config.schema.plugins import only_recorded, plugins_of, recorded_in, require_plugins
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.mirrors.listing import SignedMirrors
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 Announced = TypeVar("Announced", bound=StrictModel)
@@ -45,6 +47,14 @@ def announced_audit(status: pb.StatusReply) -> AuditTerms | None:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
     """
     return _announced_terms(status, "audit", AuditTerms)
+
+
+def announced_mirrors(status: pb.StatusReply) -> list[MirrorConfig]:
+    """Return the mirrors that the hub names; errors as ``SignedMirrors.verified``."""
+    document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
+    if "mirrors" not in document:
+        return []
+    return SignedMirrors.verified(document["mirrors"], status.ledger_public_key).mirrors
 
 
 def announced_region(status: pb.StatusReply) -> RegionConfig | None:

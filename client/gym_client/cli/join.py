@@ -138,8 +138,15 @@ class _Joining:
         self._display.busy(f"asking {client.address} for its terms")
         status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
-        from gym_client.cli.announced import announced, announced_seeding, bytes_to_join, rounds_to_come
+        from gym_client.cli.announced import (
+            announced,
+            announced_mirrors,
+            announced_seeding,
+            bytes_to_join,
+            rounds_to_come,
+        )
         from gym_client.cli.offer import make_offer, require_rows
+        from gym_client.mirror.source import Mirrors
         from gym_client.privacy.terms import Promises, check_promises
         from gym_client.seeding.seeding import Seeding
         from gym_client.seeding.store import remove_leftovers
@@ -153,6 +160,8 @@ class _Joining:
         self._policy.check_recipe(recipe, status.base_digest)
         if self._policy.seeding is not None and (terms := announced_seeding(status)) is not None:
             client.seeding = Seeding(client, self._policy.seeding, terms, self._display)
+        if self._policy.mirrors and (mirrors := announced_mirrors(status)):
+            client.mirrors = Mirrors(client, mirrors)
         rounds = rounds_to_come(status, self._options.rounds)
         self._policy.check_terms(bytes_to_join(client, status), status.round_download_bytes, rounds)
         check_promises(self._policy, Promises.parse(status.privacy_json))
@@ -205,6 +214,7 @@ class _Joining:
             announced_audit(status),
             client.seeding is not None,
             announced_region(status),
+            client.mirrors.addresses if client.mirrors is not None else (),
         )
         home = shlex.quote(str(self._home.folder))
         again = f"gym-client join --server {client.address} --home {home}"

@@ -86,6 +86,8 @@ class Offer:
     """The terms of pay; None if the hub announces none."""
     seeding: tuple[str, ...] = ()
     """What seeding does on this machine, in words; empty if the hub or the policy allows none."""
+    mirrors: tuple[str, ...] = ()
+    """What mirrors do, in words; empty if the hub names none or the policy uses none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
     region: dict[str, Any] | None = None
@@ -194,6 +196,7 @@ class Offer:
             *([("audits", AuditTerms.model_validate(self.audit).in_words())] if self.audit else []),
             *([("goes on", RegionConfig.model_validate(self.region).in_words())] if self.region else []),
             *(("seeding" if not number else "", line) for number, line in enumerate(self.seeding)),
+            *(("mirrors" if not number else "", line) for number, line in enumerate(self.mirrors)),
             ("data", self.data),
             *(("", line) for line in self.rows_in_words or (counted(self.num_examples, "example"),)),
             ("hub key", key),
@@ -308,6 +311,7 @@ def make_offer(
         soup_form=announced_soup_form(status),
         pay=pay.model_dump(mode="json") if (pay := announced_pay(status)) else None,
         seeding=tuple(client.seeding.in_words()) if client.seeding is not None else (),
+        mirrors=tuple(client.mirrors.in_words()) if client.mirrors is not None else (),
         audit=audit.model_dump(mode="json") if (audit := announced_audit(status)) else None,
         region=region.model_dump(mode="json") if (region := announced_region(status)) else None,
         rounds=rounds_to_come(status, rounds),

@@ -1,4 +1,4 @@
-"""What a client of a hub needs of the exchange of public objects with other contributors."""
+"""What a client of a hub needs of other sources of public objects: contributors who seed, and mirrors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gym_client.seeding.policy import Kind, SeedingPolicy
 from gym_fed.base.files import BaseFile
+from gym_fed.trust.ledger.entries import Entry
 
 
 class ObjectExchange(Protocol):
@@ -36,3 +37,23 @@ class ObjectExchange(Protocol):
     def in_words(self) -> list[str]: ...
 
     def close(self) -> None: ...
+
+
+class MirrorSource(Protocol):
+    """See ``gym_client.mirror.source.Mirrors``, the only implementation."""
+
+    @property
+    def addresses(self) -> list[str]: ...
+
+    def fetch(
+        self,
+        part: Path,
+        sha256: str,
+        size_bytes: int,
+        report: Callable[[int, int], None],
+        should_stop: Callable[[], bool],
+    ) -> bool: ...
+
+    def entries(self, first: int, last: int, last_hash: str) -> list[Entry] | None: ...
+
+    def in_words(self) -> list[str]: ...

@@ -99,6 +99,8 @@ def download(
         and not part.exists()
         and seeding.fetch(part, sha256, size_bytes, kind, report, should_stop)
     )
+    if not came and kind is not None and client.mirrors is not None and not part.exists():
+        came = client.mirrors.fetch(part, sha256, size_bytes, report, should_stop)
     if not came:
         _download_from_hub(client, sha256, size_bytes, part, report, should_stop, count)
     os.replace(part, target)

@@ -13,7 +13,7 @@ from typing import Any
 import grpc
 
 from gym_client.hub.clock import Clocks, HubTime
-from gym_client.hub.exchange import ObjectExchange
+from gym_client.hub.exchange import MirrorSource, ObjectExchange
 from gym_client.hub.heads import Heads
 from gym_client.hub.replies import read_proof
 from gym_client.hub.traffic import Rates
@@ -70,6 +70,8 @@ class HubClient:
         self.rates = Rates()
         self.seeding: ObjectExchange | None = None
         """Fetches public objects from other contributors and serves them; None to use only the hub."""
+        self.mirrors: MirrorSource | None = None
+        """The mirrors that the hub names; None to use only the hub."""
         self._key, self._instance = key or key_for(home, pin), home.instance
         self._lock = threading.RLock()
         self._session, self._expires_at = "", 0

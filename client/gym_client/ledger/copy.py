@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,11 @@ class LedgerCopy:
         heads = [h for h in _heads(client, size + 1) if h.size <= head.size]
         is_new = not self.path.exists() or not self.path.stat().st_size
         first = [first_line(self._key)] if is_new else []
-        entries = _entries(client, size + 1, head.size, progress)
+        entries: Iterable[Entry] | None = None
+        if client.mirrors is not None:
+            entries = client.mirrors.entries(size + 1, head.size, head.head.hash)
+        if entries is None:
+            entries = _entries(client, size + 1, head.size, progress)
         append_lines(self.path, chain(first, lines(entries, heads)))
 
 

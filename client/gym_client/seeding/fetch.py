@@ -7,12 +7,14 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from gym_client.hub.traffic import TokenBucket
+from gym_client.hub.traffic import DownloadPace, TokenBucket
+from gym_client.hub.transport import HubClient
 from gym_client.seeding.policy import LEAST_BYTES_PER_SECOND
 from gym_fed.core.addresses import host_port, may_connect
 from gym_fed.core.errors import ErrorCode, GymError
@@ -82,7 +84,82 @@ def fetch_from(
             or ``TOO_LARGE`` for wrong data, ``DEADLINE_EXCEEDED`` if it is silent or slow, ``UNAVAILABLE`` if the
             download ended before its end.
     """
-    pem = seeder.certificate_pem.encode()
+    target = FetchTarget(seeder.host, seeder.port, seeder.certificate_pem, "the seeder")
+
+    def begin(channel: grpc.Channel) -> Any:
+        return SeederStub(channel).Fetch(pb.FetchRequest(ticket_json=seeder.ticket_json))
+
+    limits = FetchLimits(rate, on_bytes, should_stop, grace_seconds, most_seconds)
+    fetch_bounded(target, begin, sha256, size_bytes, part, limits)
+
+
+@dataclass(frozen=True)
+class FetchTarget:
+    """A machine that serves objects: IP address, port, the certificate that it must present, and what to call it."""
+
+    host: str
+    port: int
+    certificate_pem: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.role} at {host_port(self.host, self.port)}"
+
+
+@dataclass(frozen=True)
+class FetchLimits:
+    """Limits of a download; see ``fetch_from``."""
+
+    rate: TokenBucket
+    on_bytes: Callable[[int], None]
+    should_stop: Callable[[], bool]
+    grace_seconds: float = GRACE_SECONDS
+    most_seconds: float = math.inf
+
+
+def fetch_bounded(
+    target: FetchTarget,
+    begin: Callable[[grpc.Channel], Any],
+    sha256: str,
+    size_bytes: int,
+    part: Path,
+    limits: FetchLimits,
+) -> None:
+    """Download an object from a machine that is not trusted, and verify it.
+
+    Args:
+        target: The machine.
+        begin: Starts the call, which streams ``DownloadChunk`` messages.
+        sha256: Digest of the object.
+        size_bytes: Its size, which the download never exceeds.
+        part: The file to write; deleted on failure.
+        limits: Rate and times.
+
+    Raises:
+        GymError: See ``fetch_from``.
+    """
+    digest = hashlib.sha256()
+    try:
+        with begin_channel(target) as channel, part.open("wb") as file:
+            call = _BoundedCall(channel, begin, str(target), limits)
+            for data in call.chunks(size_bytes):
+                file.write(data)
+                digest.update(data)
+                limits.on_bytes(len(data))
+                limits.rate.take(len(data), limits.should_stop)
+        if digest.hexdigest() != sha256:
+            raise GymError(
+                ErrorCode.HASH_MISMATCH,
+                f"{target} sent {counted(call.done, 'byte')} with another sha256 than {sha256[:12]}",
+            )
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def begin_channel(target: FetchTarget) -> grpc.Channel:
+    """Open a direct channel on which only the target's certificate is trusted."""
+    pem = target.certificate_pem.encode()
     options: list[tuple[str, Any]] = [
         *CHANNEL_OPTIONS,
         ("grpc.enable_http_proxy", 0),
@@ -90,46 +167,24 @@ def fetch_from(
         ("grpc.ssl_target_name_override", certificate_host(pem)),
     ]
     credentials = grpc.ssl_channel_credentials(root_certificates=pem)
-    where, digest = host_port(seeder.host, seeder.port), hashlib.sha256()
-    try:
-        with grpc.secure_channel(where, credentials, options=options) as channel, part.open("wb") as file:
-            call = _SeederCall(channel, seeder.ticket_json, where, should_stop, grace_seconds, most_seconds)
-            for data in call.chunks(size_bytes):
-                file.write(data)
-                digest.update(data)
-                on_bytes(len(data))
-                rate.take(len(data), should_stop)
-        if digest.hexdigest() != sha256:
-            raise GymError(
-                ErrorCode.HASH_MISMATCH,
-                f"the seeder at {where} sent {counted(call.done, 'byte')} with another sha256 than {sha256[:12]}",
-            )
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    return grpc.secure_channel(host_port(target.host, target.port), credentials, options=options)
 
 
-class _SeederCall:
+class _BoundedCall:
     """A download call. Its messages are read on a thread, so that the wait for one can end at any time.
 
     Time in which this machine itself limits the rate does not count as waiting.
     """
 
     def __init__(
-        self,
-        channel: grpc.Channel,
-        ticket_json: str,
-        where: str,
-        should_stop: Callable[[], bool],
-        grace_seconds: float,
-        most_seconds: float,
+        self, channel: grpc.Channel, begin: Callable[[grpc.Channel], Any], where: str, limits: FetchLimits
     ) -> None:
         self.done = 0
-        self._where, self._should_stop, self._grace = where, should_stop, grace_seconds
-        self._most_seconds, self._started, self._waited = most_seconds, time.monotonic(), 0.0
+        self._where, self._should_stop, self._grace = where, limits.should_stop, limits.grace_seconds
+        self._most_seconds, self._started, self._waited = limits.most_seconds, time.monotonic(), 0.0
         self._is_connected = self._has_begun = False
         channel.subscribe(self._see)
-        self._call = SeederStub(channel).Fetch(pb.FetchRequest(ticket_json=ticket_json))
+        self._call = begin(channel)
 
     def chunks(self, size_bytes: int) -> Iterator[bytes]:
         """Yield the data of an object.
@@ -145,7 +200,7 @@ class _SeederCall:
                     data = chunk.data
                     self.done += len(data)
                     if self.done > size_bytes or not (self._has_begun or chunk.size_bytes == size_bytes):
-                        text = f"the seeder at {self._where} sends another size than {size_bytes}"
+                        text = f"{self._where} sends another size than {size_bytes}"
                         raise GymError(ErrorCode.TOO_LARGE, text)
                     self._has_begun = True
                     yield data
@@ -170,7 +225,7 @@ class _SeederCall:
     def _ended(self, reason: str) -> GymError:
         """Return the error of a call that the seeder ended; what it says is never trusted."""
         code = ErrorCode.UNAVAILABLE if self._has_begun else ErrorCode.BUSY
-        return GymError(code, f"the seeder at {self._where}: {plain(reason, 200)}")
+        return GymError(code, f"{self._where}: {plain(reason, 200)}")
 
     def _check(self, waiting: float) -> None:
         if self._should_stop():
@@ -178,10 +233,21 @@ class _SeederCall:
         allowed = self._grace + self.done / LEAST_BYTES_PER_SECOND
         if waiting > self._grace or self._waited + waiting > allowed:
             if not self._is_connected:
-                raise GymError(ErrorCode.BUSY, f"the seeder at {self._where} is not reached")
-            raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"the seeder at {self._where} is too slow")
+                raise GymError(ErrorCode.BUSY, f"{self._where} is not reached")
+            raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"{self._where} is too slow")
         if time.monotonic() - self._started > self._most_seconds:
-            raise GymError(ErrorCode.BUSY, f"the seeder at {self._where} needs longer than the hub would")
+            raise GymError(ErrorCode.BUSY, f"{self._where} needs longer than the hub would")
 
     def _see(self, state: grpc.ChannelConnectivity) -> None:
         self._is_connected = self._is_connected or state is grpc.ChannelConnectivity.READY
+
+
+def time_limit(client: HubClient, size_bytes: int, grace_seconds: float = GRACE_SECONDS) -> float:
+    """Return the time limit of all downloads of an object from others: eight times that of the hub, if it is known.
+
+    Another machine is not expected to send more than 256 KiB/s, and less than its least rate only on a slow line.
+    """
+    pace = DownloadPace(client.home, client.rates.down.bytes_per_second).bandwidth()
+    hubs = LEAST_BYTES_PER_SECOND if pace is None else pace.bytes_per_second
+    least = min(max(hubs / 8, min(hubs, LEAST_BYTES_PER_SECOND)), 4 * LEAST_BYTES_PER_SECOND)
+    return 6 * grace_seconds + size_bytes / least

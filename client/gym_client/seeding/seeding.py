@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gym_client.display import Display
-from gym_client.hub.traffic import DownloadPace
 from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import proxy_for
-from gym_client.seeding.fetch import GRACE_SECONDS, fetch_from, require_seeder
-from gym_client.seeding.policy import LEAST_BYTES_PER_SECOND, TOO_SLOW, Kind, SeedingPolicy
+from gym_client.seeding.fetch import GRACE_SECONDS, fetch_from, require_seeder, time_limit
+from gym_client.seeding.policy import TOO_SLOW, Kind, SeedingPolicy
 from gym_client.seeding.server import SeederServer
 from gym_client.seeding.store import SeedingTotals, SeedStore, seeds_folder
 from gym_fed.base.files import BaseFile
@@ -233,7 +232,7 @@ class Seeding:
         """
         if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:
             return False
-        failed, left_seconds, wasted = _Failed(), self._most_seconds(size_bytes), 0
+        failed, left_seconds, wasted = _Failed(), time_limit(self._client, size_bytes, self._grace_seconds), 0
         until, ends_search = time.monotonic() + _MAX_WAIT_SECONDS, True
         will_serve = self._store.serves(kind, size_bytes)
         try:
@@ -286,16 +285,6 @@ class Seeding:
         down, grace = self._client.rates.down, self._grace_seconds
         fetch_from(seeder, sha256, size_bytes, beside, down, on_bytes, should_stop, grace, most_seconds)
         os.replace(beside, part)
-
-    def _most_seconds(self, size_bytes: int) -> float:
-        """Return the time limit of all downloads of an object: eight times that of the hub, as far as it is known.
-
-        A seeder is not expected to send more than 256 KiB/s, and less than its least rate only on a slow line.
-        """
-        pace = DownloadPace(self._client.home, self._client.rates.down.bytes_per_second).bandwidth()
-        hubs = LEAST_BYTES_PER_SECOND if pace is None else pace.bytes_per_second
-        least = min(max(hubs / 8, min(hubs, LEAST_BYTES_PER_SECOND)), 4 * LEAST_BYTES_PER_SECOND)
-        return 6 * self._grace_seconds + size_bytes / least
 
     def _end_search(self, failed: _Failed) -> None:
         """Free the slot of the last seeder at the hub, and report its failure."""

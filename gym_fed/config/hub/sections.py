@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.audit import AuditConfig
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.mirrors import MAX_MIRRORS, MirrorConfig
 from gym_fed.config.hub.privacy import PrivacyConfig, SecureAggregationConfig
 from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.seeding import SeedingConfig
@@ -366,6 +367,9 @@ class ServerSections(StrictModel):
     variants: VariantsConfig = VariantsConfig()
     seeding: SeedingConfig | None = None
     """Let contributors fetch the base and soups from each other; by default only from the hub."""
+    mirrors: list[MirrorConfig] = Field(default_factory=list, max_length=MAX_MIRRORS)
+    """Mirrors from which contributors download the base and soups first; by default only the hub. A mirror learns the
+    addresses of those who download from it."""
     region: RegionConfig | None = None
     """Make this hub a region of another hub; by default it is one of its own."""
     limits: LimitsConfig = LimitsConfig()

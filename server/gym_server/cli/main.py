@@ -34,6 +34,7 @@ from gym_server.cli.health import health
 from gym_server.cli.init import init
 from gym_server.cli.ledger import app as ledger_app
 from gym_server.cli.maintenance import add_maintenance_commands
+from gym_server.cli.mirror import mirror
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 from gym_server.cli.steering import add_steering_commands
 from gym_server.cli.steering import app as recipe_app
@@ -74,6 +75,7 @@ class _ServerCommands(CommandGroup):
             "check": "check that everything a hub needs is there",
             "ledger": "show, verify, export and replay the record",
             "audit": "",
+            "mirror": "serve a verified copy of another hub",
             "gc": "",
             "certificate": "",
             "dashboard-keys": "",
@@ -91,6 +93,7 @@ app = App(
 )
 app.command()(init)
 app.command()(health)
+app.command()(mirror)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(audit_app, name="audit")
 app.add_typer(variants_app, name="variants")

@@ -13,6 +13,7 @@ from gym_fed.config.hub.seeding import SeedingTerms
 from gym_fed.config.schema.plugins import as_json
 from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.mirrors.listing import SignedMirrors
 from gym_fed.trust.wire.limits import PROTOCOL
 from gym_fed.trust.wire.protocol import require_contributor
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
@@ -82,6 +83,8 @@ class CallsBesideRounds:
             recipe["continuous"] = {key: getattr(rounds, key) for key in ("merge_every", "max_staleness")}
         if (seeding := self._live_config.current.seeding) is not None:
             recipe["seeding"] = SeedingTerms.of(seeding).model_dump(mode="json")
+        if mirrors := self._live_config.current.mirrors:
+            recipe["mirrors"] = SignedMirrors.sign(self._ledger_key, mirrors).model_dump(mode="json")
         plugins = plugins_of_round(
             self._live_config.current, self._state.ledger, self._live_config.current.recipe
         )

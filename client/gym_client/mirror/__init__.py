@@ -1,0 +1,1 @@
+"""Follow a hub, and keep a verified copy of what is public."""

@@ -1,0 +1,208 @@
+"""Follow a hub: verify its ledger under signed heads, and fetch the public objects that its versions name.
+
+A hub that shows two ledgers, an older one or another key is followed no more. What was verified before stays; the
+contradicting heads are kept in the home's ``proofs/``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from gym_client.agent.pauses import DiskRoom
+from gym_client.base.fetching import read_listing
+from gym_client.base.offer import BaseOffer
+from gym_client.display import Display
+from gym_client.hub.backoff import Outage, retry_at_known_hub
+from gym_client.hub.transfers import ObjectCache, download
+from gym_client.hub.transport import HubClient
+from gym_client.ledger.copy import LedgerCopy, LedgerVariant
+from gym_client.variants import list_public
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import make_folder
+from gym_fed.core.text import counted
+from gym_fed.trust.identity.variant import SignedVariant
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.ledger.export import verify_file
+from gym_fed.trust.ledger.lineage import VERSION
+from gym_fed.trust.mirrors.folder import MirrorContent, MirrorFolder
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+FOLLOW_SECONDS = 5.0
+"""Time between two looks at the hub."""
+_RECENT = 64
+"""Soups that add up are kept for this many versions; members who missed more fetch the sum."""
+HALTS = frozenset(
+    {
+        ErrorCode.LEDGER_FORKED,
+        ErrorCode.STATE_CORRUPT,
+        ErrorCode.HUB_RESTORED,
+        ErrorCode.SERVER_KEY_CHANGED,
+        ErrorCode.SIGNATURE_INVALID,
+    }
+)
+"""Errors after which the hub is followed no more."""
+
+
+class Follower:
+    """Keeps a mirror's folder up to date.
+
+    Args:
+        folder: The mirror's folder.
+        client: Client of the hub, whose home is that of the folder; it is enrolled there.
+        display: Shows what is fetched, and outages.
+        stop: Ends ``follow``.
+    """
+
+    def __init__(
+        self, folder: MirrorFolder, client: HubClient, display: Display, stop: threading.Event
+    ) -> None:
+        self._folder, self._client, self._display, self._stop = folder, client, display, stop
+        self._outage = Outage(display)
+        self._room = DiskRoom(client.home, display, stop)
+        self._cache = ObjectCache(folder.objects)
+        self._facts: _PublicFacts | None = None
+        self._base: dict[str, int] | None = None
+
+    def follow(self) -> None:
+        """Follow the hub until ``stop``.
+
+        Raises:
+            GymError: An error of ``HALTS``, after it is written into the folder's content; ``INTERRUPTED``.
+        """
+        while not self._stop.is_set():
+            try:
+                self._room.needed(self.take)
+            except GymError as error:
+                if error.code in HALTS:
+                    self._halt(error)
+                raise
+            self._stop.wait(FOLLOW_SECONDS)
+
+    def take(self) -> MirrorContent:
+        """Bring the folder up to the hub's newest head, and return what may be served."""
+        status = self._retrying(self._client.status)
+        key = bytes.fromhex(self._client.pin.ledger_key)
+        copy = LedgerCopy(self._client.home, key)
+        head = self._retrying(lambda: copy.sync(self._client))
+        if self._facts is None or self._facts.entries != head.size:
+            facts = _PublicFacts()
+            verify_file(copy.path, key, facts)
+            self._facts = facts
+        variants = self._retrying(lambda: list(self._variants(copy, key)))
+        make_folder(self._folder.objects)
+        named = {**self._base_files(status), **self._facts.objects(status.version_digest)}
+        named |= {v.manifest.delta_sha256: v.manifest.size_bytes for _, v in variants}
+        named = {sha256: size for sha256, size in named.items() if self._fetch(sha256, size)}
+        content = MirrorContent(
+            server=self._client.pin.server,
+            ledger_key=key.hex(),
+            hub=str(self._client.address),
+            entries=head.size,
+            objects=named,
+            variants=[
+                info.SerializeToString(deterministic=True).hex()
+                for info, signed in variants
+                if signed.manifest.delta_sha256 in named
+            ],
+        )
+        if content != self._folder.content():
+            self._folder.put(content)
+            self._display.report(
+                "mirror",
+                f"{counted(len(named), 'object')}, {counted(head.size, 'entry')}",
+                **_counts(content),
+            )
+        self._drop_others(named)
+        return content
+
+    def _fetch(self, sha256: str, size: int) -> bool:
+        """Fetch an object; return False if the hub no longer has it, or it is no longer public."""
+        if self._cache.has(sha256, size):
+            return True
+
+        def bring() -> Any:
+            return download(self._client, self._cache, sha256, size, should_stop=self._stop.is_set)
+
+        try:
+            self._retrying(bring)
+        except GymError as error:
+            if error.code not in (ErrorCode.NOT_FOUND, ErrorCode.PERMISSION_DENIED):
+                raise
+            self._display.report("mirror", f"object {sha256[:12]} is not served: {error.message}")
+            return False
+        return True
+
+    def _base_files(self, status: pb.StatusReply) -> dict[str, int]:
+        """Return the files of the base that the hub serves to its contributors."""
+        if self._base is None:
+            offer, found = BaseOffer.of(status), dict[str, int]()
+            if offer is not None and offer.num_files:
+                listing = self._retrying(lambda: read_listing(self._client))
+                listing.require(offer.listing_sha256, offer.size_bytes)
+                found = {file.sha256: file.size_bytes for file in listing.files}
+            self._base = found
+        return self._base
+
+    def _variants(self, copy: LedgerCopy, key: bytes) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
+        """Yield the public variants whose newest revision the ledger records under their owner's key."""
+        for info, signed in list_public(self._client):
+            record = LedgerVariant(self._client.pin.server, signed)
+            verify_file(copy.path, key, record)
+            try:
+                record.checked()
+            except GymError as error:
+                self._display.report("mirror", f"a variant is not served: {error.message}")
+                continue
+            yield info, signed
+
+    def _drop_others(self, named: dict[str, int]) -> None:
+        for path in self._folder.objects.iterdir():
+            if path.name.partition(".")[0] not in named:
+                path.unlink(missing_ok=True)
+
+    def _halt(self, error: GymError) -> None:
+        content = self._folder.content()
+        if content is not None:
+            reason = f"{error.code.value}: {error.message}"[:2000]
+            self._folder.put(content.model_copy(update={"halted": reason}))
+
+    def _retrying(self, action: Callable[[], Any]) -> Any:
+        return retry_at_known_hub(self._client, self._stop, self._outage, action)
+
+
+class _PublicFacts:
+    """Visitor of a verified ledger that collects the objects of its versions."""
+
+    def __init__(self) -> None:
+        self.entries = 0
+        self._versions: dict[str, dict[str, Any]] = {}
+
+    def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
+        """Process the next entry."""
+        self.entries = entry.sequence
+        if entry.kind == VERSION:
+            self._versions[body["digest"]] = body
+
+    def objects(self, current: str) -> dict[str, int]:
+        """Return sha256 and size of the soups that lead to a version, and of its sum."""
+        found, depth = dict[str, int](), 0
+        digest = current
+        while (body := self._versions.get(digest)) is not None:
+            integers = body.get("integers")
+            if integers is not None and not depth:
+                found[integers["sum"]] = integers["sum_bytes"]
+            if integers is None or depth < _RECENT:
+                found[body["soup"]] = body["soup_bytes"]
+            digest, depth = body["parent"], depth + 1
+        return found
+
+
+def _counts(content: MirrorContent) -> dict[str, Any]:
+    return {
+        "entries": content.entries,
+        "objects": len(content.objects),
+        "bytes": sum(content.objects.values()),
+        "variants": len(content.variants),
+    }

@@ -1,0 +1,284 @@
+"""Download public objects and the ledger from the mirrors that a hub names; the hub serves what they do not.
+
+A mirror is not trusted: its key is the one that the hub signed, every byte is verified, and time and size are bounded.
+One that fails is not asked again for some minutes, and its words are never taken for the hub's.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from gym_client.hub.replies import read_entry
+from gym_client.hub.transport import HubClient
+from gym_client.identity.address import Address
+from gym_client.identity.proxy import proxy_for
+from gym_client.identity.trust import fetch_certificate
+from gym_client.seeding.fetch import (
+    GRACE_SECONDS,
+    FetchLimits,
+    FetchTarget,
+    begin_channel,
+    fetch_bounded,
+    time_limit,
+)
+from gym_fed.config.hub.mirrors import MirrorConfig
+from gym_fed.core.addresses import may_connect
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain, readable_bytes
+from gym_fed.trust.identity.login import login_claim
+from gym_fed.trust.identity.tls import fingerprint
+from gym_fed.trust.ledger.entries import Entry
+from gym_fed.trust.wire.limits import PROTOCOL, SESSION_KEY
+from gym_fed.trust.wire.service import HubStub
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+
+log = logging.getLogger("gym_client")
+
+_AVOID_SECONDS = 600.0
+"""Time for which a mirror that failed is not asked."""
+_REFUSED_SECONDS = 15.0
+"""The same if it refused before the first byte: it may not know this account yet."""
+_MAX_TRIED = 2
+"""Mirrors that may fail to deliver an object before it is taken from the hub."""
+_LOGIN_SECONDS = 10.0
+_SESSION_SECONDS = 1800.0
+"""Time for which a session is used; a mirror keeps it longer."""
+_LEAST_BYTES = 256 << 10
+"""Smaller objects come from the hub, since a login takes longer."""
+_LEAST_ENTRIES, _MOST_ENTRIES = 500, 100_000
+_MOST_ENTRY_BYTES = 64 << 20
+_ENTRIES_SECONDS = 60.0
+
+
+@dataclass
+class _Mirror:
+    """A mirror, and what is known of it."""
+
+    config: MirrorConfig
+    avoid_until: float = 0.0
+    session: str = ""
+    session_until: float = 0.0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Mirrors:
+    """The mirrors of one hub. Thread-safe.
+
+    Args:
+        client: Client of the hub, which is enrolled there before anything is fetched.
+        mirrors: The verified list of the hub.
+        grace_seconds: See ``fetch_from``.
+        clock: Monotonic clock in seconds.
+    """
+
+    def __init__(
+        self,
+        client: HubClient,
+        mirrors: Sequence[MirrorConfig],
+        grace_seconds: float = GRACE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client, self._grace_seconds, self._clock = client, grace_seconds, clock
+        self._mirrors = [_Mirror(config) for config in mirrors]
+        self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of the mirrors, sorted."""
+        return sorted(mirror.config.address for mirror in self._mirrors)
+
+    def in_words(self) -> list[str]:
+        """Describe what mirrors do."""
+        return [
+            f"the base, soups and the ledger come from {', '.join(self.addresses)} first; they learn this machine's "
+            "address (mirrors: false in policy.yaml: only from the hub)"
+        ]
+
+    def fetch(
+        self,
+        part: Path,
+        sha256: str,
+        size_bytes: int,
+        report: Callable[[int, int], None],
+        should_stop: Callable[[], bool],
+    ) -> bool:
+        """Fetch an object from a mirror; return False if the hub must serve it.
+
+        Args:
+            part: File to write; it does not exist after a failure.
+            sha256: Digest of the object.
+            size_bytes: Its size.
+            report: Called with bytes done and in total.
+            should_stop: Checked between chunks.
+
+        Raises:
+            GymError: ``INTERRUPTED`` after ``should_stop``, or ``DISK_FULL``. A mirror's failures only lead to the hub.
+        """
+        if size_bytes < _LEAST_BYTES:
+            return False
+        left = time_limit(self._client, size_bytes, self._grace_seconds)
+        beside = part.with_suffix(".seed")  # unverified bytes never become a part that the hub continues
+        for mirror in self._candidates():
+            begun, done = self._clock(), 0
+
+            def on_bytes(num_bytes: int) -> None:
+                nonlocal done
+                done += num_bytes
+                report(done, size_bytes)
+
+            limits = FetchLimits(self._client.rates.down, on_bytes, should_stop, self._grace_seconds, left)
+
+            def begin(channel: grpc.Channel, mirror: _Mirror = mirror) -> Any:
+                metadata = self._metadata(mirror, channel)
+                return HubStub(channel).Download(pb.DownloadRequest(sha256=sha256), metadata=metadata)
+
+            try:
+                fetch_bounded(self._target(mirror), begin, sha256, size_bytes, beside, limits)
+            except GymError as error:
+                if should_stop() or error.code is ErrorCode.DISK_FULL:
+                    raise
+                self._failed(mirror, error)
+                report(0, size_bytes)
+                left -= self._clock() - begun
+                if left <= 0:
+                    return False
+                continue
+            os.replace(beside, part)
+            log.info("%s came from the mirror %s", readable_bytes(size_bytes), mirror.config.address)
+            return True
+        return False
+
+    def entries(self, first: int, last: int, last_hash: str) -> list[Entry] | None:
+        """Fetch entries of the ledger from a mirror; None if the hub must send them.
+
+        Args:
+            first: Sequence number of the first entry.
+            last: That of the last one.
+            last_hash: Its hash under the hub's signed head; the chain of hashes must end there.
+        """
+        if not _LEAST_ENTRIES <= last - first + 1 <= _MOST_ENTRIES:
+            return None
+        for mirror in self._candidates():
+            try:
+                found = self._entries_of(mirror, first, last)
+                _require_chain(found, first, last, last_hash)
+            except GymError as error:
+                self._failed(mirror, error)
+                continue
+            log.info("%s came from the mirror %s", counted(len(found), "entry"), mirror.config.address)
+            return found
+        return None
+
+    def _entries_of(self, mirror: _Mirror, first: int, last: int) -> list[Entry]:
+        found, size = list[Entry](), 0
+        with begin_channel(self._target(mirror)) as channel:
+            metadata = self._metadata(mirror, channel)
+            request = pb.LedgerRequest(from_sequence=first)
+            call = HubStub(channel).Ledger(request, metadata=metadata, timeout=_ENTRIES_SECONDS)
+            try:
+                for message in call:
+                    size += message.ByteSize()
+                    if size > _MOST_ENTRY_BYTES:
+                        raise GymError(ErrorCode.TOO_LARGE, "the mirror sends too many bytes")
+                    found.append(read_entry(message))
+                    if len(found) > last - first:
+                        break
+            except grpc.RpcError as error:
+                raise _call_failed(error) from error
+            finally:
+                call.cancel()
+        return found
+
+    def _candidates(self) -> list[_Mirror]:
+        """Return the mirrors to try, in an order that spreads the load."""
+        now = self._clock()
+        if not (self._direct and self._client.pin.contributor):
+            return []
+        usable = [mirror for mirror in self._mirrors if mirror.avoid_until <= now]
+        return random.sample(usable, min(len(usable), _MAX_TRIED))
+
+    def _target(self, mirror: _Mirror) -> FetchTarget:
+        """Return where a mirror is; its key must be the one that the hub signed.
+
+        Raises:
+            GymError: ``UNAVAILABLE``, ``SERVER_KEY_CHANGED``, or ``POLICY_REFUSED`` for an address to which a hub may
+                not send this machine.
+        """
+        host, _, port = mirror.config.address.rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError as error:
+            raise GymError(ErrorCode.UNAVAILABLE, f"{host} is not found: {error.strerror}") from error
+        ips = [str(entry[4][0]) for entry in found]
+        ip = next((ip for ip in ips if may_connect(ip, self._client.address.host)), None)
+        if ip is None:
+            raise GymError(
+                ErrorCode.POLICY_REFUSED, f"the hub names a mirror at {host}, which is not allowed"
+            )
+        pem = fetch_certificate(Address(ip, int(port)))
+        if (presented := fingerprint(pem)) != mirror.config.fingerprint:
+            raise GymError(ErrorCode.SERVER_KEY_CHANGED, f"the mirror {host} has the key {presented}")
+        return FetchTarget(ip, int(port), pem.decode("ascii"), "the mirror")
+
+    def _metadata(self, mirror: _Mirror, channel: grpc.Channel) -> tuple[tuple[str, str], ...]:
+        """Return the metadata with a session, after a login if needed."""
+        with mirror.lock:
+            if not mirror.session or mirror.session_until < self._clock():
+                try:
+                    reply = HubStub(channel).Authenticate(self._login(mirror), timeout=_LOGIN_SECONDS)
+                except grpc.RpcError as error:
+                    raise _call_failed(error) from error
+                mirror.session, mirror.session_until = reply.session, self._clock() + _SESSION_SECONDS
+            return ((SESSION_KEY, mirror.session),)
+
+    def _login(self, mirror: _Mirror) -> pb.AuthenticateRequest:
+        """Create a login that names the mirror's key, so that it cannot be relayed to the hub."""
+        pin, instance, nonce = self._client.pin, self._client.home.instance, secrets.token_hex(16)
+        at = int(self._client.now())
+        claim = login_claim(pin.contributor, instance, at, nonce, pin.server, mirror.config.fingerprint)
+        return pb.AuthenticateRequest(
+            contributor=pin.contributor,
+            instance=instance,
+            issued_at_seconds=at,
+            nonce=nonce,
+            signature=self._client.sign(claim),
+            protocol=PROTOCOL,
+        )
+
+    def _failed(self, mirror: _Mirror, error: GymError) -> None:
+        refused = error.code in (ErrorCode.UNAUTHENTICATED, ErrorCode.BUSY)
+        seconds = _REFUSED_SECONDS if refused else _AVOID_SECONDS
+        mirror.avoid_until, mirror.session = self._clock() + seconds, ""
+        log.info("the mirror %s is not used for %.0f s: %s", mirror.config.address, seconds, error)
+
+
+def _require_chain(entries: Sequence[Entry], first: int, last: int, last_hash: str) -> None:
+    """Raise unless entries are those that the hub signed: their chain of hashes ends at the hash under its head."""
+    if len(entries) != last - first + 1:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends {counted(len(entries), 'entry')}")
+    before: Entry | None = None
+    for sequence, entry in enumerate(entries, first):
+        entry.check_hash()
+        if entry.sequence != sequence or (before is not None and entry.previous_hash != before.hash):
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends another entry {sequence}")
+        before = entry
+    if before is None or before.hash != last_hash:
+        raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror's entry {last} is not the hub's")
+
+
+def _call_failed(error: grpc.RpcError) -> GymError:
+    is_unknown = error.code() is grpc.StatusCode.UNAUTHENTICATED
+    code = ErrorCode.UNAUTHENTICATED if is_unknown else ErrorCode.UNAVAILABLE
+    return GymError(code, f"the mirror refuses: {plain(str(error.details()), 200)}")

@@ -1,0 +1,83 @@
+"""The folder of a mirror, in which two processes meet: one follows the hub and writes, the other serves.
+
+``content.json`` names what has been verified and may be served. It is replaced atomically after the objects and the
+ledger are on disk, so that a mirror that is killed serves what it served before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from gym_fed.config.schema.base import StrictModel, first_problem
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.files import write_atomically
+from gym_fed.core.json_files import read_object
+from gym_fed.trust.identity.manifest import Sha256
+from gym_fed.trust.identity.statements import PublicKeyHex
+
+_CONTENT = "content.json"
+
+
+class MirrorContent(StrictModel):
+    """What a mirror may serve."""
+
+    format: Literal["gym-mirror-1"] = "gym-mirror-1"
+    server: str = Field(pattern=r"^s[0-9a-f]{16}$")
+    """Id of the hub."""
+    ledger_key: PublicKeyHex
+    hub: str = Field(max_length=300)
+    """Address of the hub."""
+    entries: int = Field(ge=0)
+    """Entries of the ledger, all under a signed head."""
+    objects: dict[Sha256, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    """Sizes of the public objects by sha256."""
+    variants: list[str] = Field(default_factory=list)
+    """Public variants: ``VariantInfo`` messages in hex, by owner and name."""
+    halted: str = Field("", max_length=2000)
+    """Why the hub is not followed any more: it showed two ledgers, an older one, or another key."""
+
+
+class MirrorFolder:
+    """The files of a mirror.
+
+    Args:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.objects = path / "objects"
+        self.home = path / "home"
+        """Home of the mirror's account at the hub, with its copy of the ledger and evidence in ``proofs/``."""
+        self.keys = path / "keys"
+
+    @property
+    def content_path(self) -> Path:
+        return self.path / _CONTENT
+
+    def ledger_path(self, server: str) -> Path:
+        """Return the verified copy of a hub's ledger."""
+        return self.home / "servers" / server / "ledger.jsonl"
+
+    def content(self) -> MirrorContent | None:
+        """Return what may be served; None before the first time.
+
+        Raises:
+            GymError: ``STATE_CORRUPT`` naming the file and its problem.
+        """
+        if not self.content_path.exists():
+            return None
+        hint = "delete it; the mirror writes it again"
+        values = read_object(self.content_path, ErrorCode.STATE_CORRUPT, hint)
+        try:
+            return MirrorContent.model_validate(values)
+        except ValidationError as error:
+            problem = f"{self.content_path}: {first_problem(error)}"
+            raise GymError(ErrorCode.STATE_CORRUPT, problem, hint) from error
+
+    def put(self, content: MirrorContent) -> None:
+        """Replace what may be served."""
+        write_atomically(self.content_path, content.model_dump_json(indent=1).encode())

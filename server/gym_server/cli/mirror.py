@@ -1,0 +1,49 @@
+"""`gym-server mirror`: serve a verified, read-only copy of another hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gym_fed.core.console import AsJsonLines, out, print_event
+
+
+def mirror(
+    hub: Annotated[str, typer.Argument(metavar="HUB", help="Address of the hub, HOST or HOST:PORT.")],
+    folder: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Folder of the mirror; it is created.")
+    ] = Path("mirror"),
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = "127.0.0.1:9450",
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FINGERPRINT", help="Fingerprint of the server's key, sha256:...", show_default=False
+        ),
+    ] = None,
+    invite: Annotated[
+        str | None,
+        typer.Option(envvar="GYM_INVITE", metavar="INVITE", help="Invite, or its token.", show_default=False),
+    ] = None,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Follow a hub, and serve its ledger, base, soups and public variants.
+
+    The first start needs --fingerprint, which `gym-server run` prints, or --invite.
+    """
+    from gym_fed.core.logs import log_to_stderr
+    from gym_server.cli.run import LOG_LEVELS
+    from gym_server.mirror.serve import run_mirror
+
+    log_to_stderr(LOG_LEVELS, "text")
+
+    def on_listening(port: int, own: str) -> None:
+        if as_json:
+            print_event({"event": "listening", "port": port, "fingerprint": own})
+            return
+        host = listen.rpartition(":")[0]
+        out.print(f"serving a mirror of {hub} at {host}:{port}; for the hub's gym-server.yaml:", markup=False)
+        out.print(f"mirrors: [{{address: {host}:{port}, fingerprint: {own}}}]", markup=False, soft_wrap=True)
+
+    run_mirror(folder, hub, listen, fingerprint, invite, on_listening)

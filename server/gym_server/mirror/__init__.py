@@ -1,0 +1,1 @@
+"""Serve the verified copy of another hub, read-only."""
