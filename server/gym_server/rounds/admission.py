@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 from gym_fed.config.hub.sections import AdmissionConfig
 from gym_fed.config.schema.plugins import only_recorded, recorded_in
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted, readable_seconds
+from gym_fed.core.text import counted, readable_seconds, without_folders
 from gym_fed.delta.base import BaseSpec
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import SEALED, Entry, seal
@@ -159,8 +159,8 @@ class Admission:
             with self._database.reading() as tx:
                 manifest = self._check_signed(tx, submission)
             return self._inspect(manifest), None
-        except GymError as error:
-            return None, error
+        except GymError as error:  # the ledger is public
+            return None, GymError(error.code, without_folders(error.message), error.hint)
 
     def _refusal(
         self,

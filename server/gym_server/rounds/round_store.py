@@ -11,7 +11,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, select, update
@@ -326,6 +326,7 @@ class RoundStore:
 
     def judge(self, tx: Connection, server_round: int, judgement: Judgement) -> None:
         """Write a verdict and its ledger entry inside the caller's transaction."""
+        judgement = replace(judgement, reason=without_folders(judgement.reason))  # the ledger is public
         tx.execute(
             update(updates)
             .where(updates.c.update_id == judgement.update_id)

@@ -300,11 +300,14 @@ class DurableDeltaSoup(Strategy):
 
     def _pull(self, server_round: int, grid: Grid) -> None:
         waiting = [message for message, outcome in self._rounds.tasks(server_round).values() if not outcome]
-        ended = grid.ended(waiting) if isinstance(grid, HubGrid) else waiting
-        outcomes: dict[str, str] = {}
-        for message_id in ended:  # one at a time, since replies may be large
-            for reply in grid.pull_messages([message_id]):
-                outcomes[message_id] = self._replies.outcome(server_round, reply)
+        if isinstance(grid, HubGrid):
+            replies = grid.replies(waiting)
+        else:  # one at a time, since the deltas are in the replies
+            replies = (reply for message_id in waiting for reply in grid.pull_messages([message_id]))
+        outcomes = {
+            reply.metadata.reply_to_message_id: self._replies.outcome(server_round, reply)
+            for reply in replies
+        }
         if outcomes:
             self._rounds.record_outcomes(server_round, outcomes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from flwr.app import Error, Message, Metadata, RecordDict
@@ -114,21 +114,21 @@ class HubGrid(Grid):
         self._notify()
         return ids
 
-    def ended(self, message_ids: Iterable[str]) -> list[str]:
-        """Return those of the messages for which ``pull_messages`` has a reply."""
-        return self._queue.ended(message_ids)
-
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that have arrived.
 
         A lost message yields a reply with the error ``LOST``. A reply that cannot be read is set aside with a verdict,
         and yields the error ``MALFORMED`` from then on.
         """
-        self._queue.expire()
-        found = (self._queue.get(message_id) for message_id in message_ids)
-        ended = ("replied", "lost", LATE, SET_ASIDE)
-        replies = (self._reply(m) for m in found if m is not None and m.state in ended)
-        return [reply for reply in replies if reply is not None]
+        return list(self.replies(message_ids))
+
+    def replies(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """Yield what ``pull_messages`` returns, one reply in memory at a time."""
+        for message_id in self._queue.ended(message_ids):
+            message = self._queue.get(message_id)
+            reply = None if message is None else self._reply(message)
+            if reply is not None:
+                yield reply
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

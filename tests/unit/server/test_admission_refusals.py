@@ -249,3 +249,13 @@ def test_a_round_goes_only_from_the_state_before(collecting: Collecting, step: s
         kept = tx.execute(select(rounds.c.state, rounds.c.spec)).all()
     assert [tuple(row) for row in kept] == [(state, spec)], "nothing of a refused step is written"
     assert len(list(fed.ledger.entries())) == entries
+
+
+def test_a_file_that_cannot_be_read_is_refused_without_the_hubs_folder(collecting: Collecting) -> None:
+    collecting.path.write_bytes(b"\xff" * 100)
+    receipt = collecting.send()
+    assert (receipt.verdict, receipt.code) == ("refused", "delta-invalid")
+    assert "is truncated" in receipt.reason
+    entries = [entry.body_json for entry in collecting.fed.ledger.entries()]
+    for text in (receipt.reason, *entries):
+        assert str(collecting.fed.folder) not in text
