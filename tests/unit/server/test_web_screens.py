@@ -390,8 +390,8 @@ def test_members_read_what_leaves_their_machine(pages: HubPages, rounds: Private
     found = pages.seen("members")
     assert found["stays"] == "your data and your private key"
     assert any("with loss" in line for line in found["leaves"])
-    assert found["link"] is None, "this hub needs invites"
     config = rounds.fed.config
+    assert found["link"] == open_link(config, rounds.fed.folder, rounds.fed.fingerprint)
     local = LocalPrivacy(noise_multiplier=3.0)
     recipe = config.recipe.model_copy(update={"privacy": local})
     lines = leaving(config.model_copy(update={"recipe": recipe}), None)
@@ -402,10 +402,11 @@ def test_members_read_what_leaves_their_machine(pages: HubPages, rounds: Private
 
 def test_the_link_of_an_open_hub_pins_its_key_and_admits_everybody(rounds: PrivateRounds) -> None:
     config = rounds.fed.config
-    everybody = config.model_copy(
-        update={"enrolment": config.enrolment.model_copy(update={"policy": "open"})}
+    invited = config.model_copy(
+        update={"enrolment": config.enrolment.model_copy(update={"policy": "invite"})}
     )
-    link = open_link(everybody, rounds.fed.folder, rounds.fed.fingerprint)
+    assert open_link(invited, rounds.fed.folder, rounds.fed.fingerprint) is None
+    link = open_link(config, rounds.fed.folder, rounds.fed.fingerprint)
     assert link is not None
     assert parse_invite(link) == Invite("hub.example.org", 9443, rounds.fed.fingerprint, "")
     assert find_invite(f"see {link}.") == link

@@ -2,11 +2,11 @@
 import {action, ago, api, bytes, commandOf, copyable, count, el, facts, leave, loading, mayChange, message, namedColumns, number, post, progress, replace, say, section, state, table} from "../static/app.js";
 import {joinForm} from "./join_form.js";
 import {hubsPanel} from "./join_hubs.js";
-import {QUESTIONS, questionPanel} from "./join_questions.js";
 
 export const title = "Contribute";
 
 const PHASES = {fetch: "Fetching", base: "Fetching the base model", train: "Training", distill: "Distilling", encode: "Encoding", upload: "Uploading", ledger: "Checking the ledger"};
+const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
 const BALANCE_SECONDS = 60; // between two looks at the balance, each of which starts two commands
 let invite = ""; // in this tab's memory alone: commands and jobs never hold it
 
@@ -75,7 +75,7 @@ export async function show(root) {
     const question = !isRunning && !joined ? events.findLast((event) => QUESTIONS.includes(event.event)) : !isRunning && error && last("hub-restored");
     const isOpen = question && error && events.indexOf(error) === events.indexOf(question) + 1;
     const sections = [];
-    if (isOpen) sections.push(questionPanel(question, {job, answer: async (given) => watch(await post("join/answer", {job: job.id, invite, ...given})), decline: () => { watched = null; replace(now); form.hidden = false; }}));
+    if (isOpen) sections.push(asked(question, job));
     else if (isRunning) sections.push(section("Now", working(job, events, joined)));
     else if (done) sections.push(section("Ended", state("filled", done.finished ? "the hub has finished all its rounds" : "stopped"), el("p", {}, `${count(done.num_submitted, "update was", "updates were")} sent${done.balance === null ? "" : `; the balance is ${count(done.balance, "credit")}`}.`)));
     else if (columnsIn(error) && mayChange()) sections.push(columnsQuestion(job, error));
@@ -84,6 +84,13 @@ export async function show(root) {
     replace(newsList, newsTable(events));
     form.hidden = isRunning || Boolean(isOpen);
     replace(now, sections);
+  }
+
+  // The panel of a question, which is loaded when there is one.
+  function asked(question, job) {
+    const box = el("div", {class: "below"}, loading());
+    import("./join_questions.js").then(({questionPanel}) => replace(box, questionPanel(question, {job, answer: async (given) => watch(await post("join/answer", {job: job.id, invite, ...given})), decline: () => { watched = null; replace(now); form.hidden = false; }})));
+    return box;
   }
 
   const details = (job) => el("details", {}, el("summary", {}, "The command"), copyable(commandOf(job)));

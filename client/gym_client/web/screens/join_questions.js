@@ -1,7 +1,6 @@
 // The questions at which gym-client join waits for a person, as the command printed them.
 import {action, el, facts, mayChange, section} from "../static/app.js";
 
-export const QUESTIONS = ["server-key", "local-copy", "base-offer", "offer", "hub-restored"];
 let answered = null; // the terms that the last yes was to
 
 // questionPanel(question, {job, answer(given), decline}) -> element
