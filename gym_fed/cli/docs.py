@@ -232,15 +232,18 @@ _FACTS = {
         "packs": "`packing: bfd`",
         "per_example": "`privacy`",
         "shards": "`fsdp2`, `tensor_parallel`",
+        "splits_rows": "`sequence_parallel`",
+        "pipelines": "`pipeline_parallel`",
         "reads_images": "pictures, sound, video",
         "federates": "federated rounds",
     },
     "tuning method": {
+        "pipelines": "`pipeline_parallel`",
         "on_quantized": "`quantization`",
         "per_example": "`privacy`",
         "federates": "federated rounds",
     },
-    "optimizer": {"shards": "`fsdp2`, `tensor_parallel`", "per_example": "`privacy`"},
+    "optimizer": {"shards": "`fsdp2`, `tensor_parallel`, `pipeline_parallel`", "per_example": "`privacy`"},
     "feature": {"per_example": "`privacy`"},
 }
 """Boolean attributes of members by kind, with the key or feature that each allows."""

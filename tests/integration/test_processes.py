@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -35,9 +36,12 @@ STRATEGIES = {
     "ddp": ["distributed.strategy=ddp"],
     "fsdp2": ["distributed.strategy=fsdp2"],
     "tensor_parallel": ["distributed.strategy=tensor_parallel"],
+    "sequence_parallel": ["distributed.strategy=sequence_parallel"],
+    "pipeline_parallel": ["distributed.strategy=pipeline_parallel", "gradient_accumulation_steps=2"],
     "zero2": ["distributed.strategy=deepspeed"],
     "zero3": ["distributed.strategy=deepspeed", "distributed.zero_stage=3"],
 }
+SPLIT = ("fsdp2", "sequence_parallel", "pipeline_parallel")
 # SGD adds up gradients as they are. Adam would divide each by its own size, and so enlarge the rounding of sums in
 # another order to 2e-5 and more.
 TOLERANCE = 1e-6
@@ -47,7 +51,8 @@ FLAGS = ("--no-check", "--json")
 def command(folder: Path, nproc: int, settings: list[str]) -> list[str]:
     file = folder.parent / "config.yaml"
     file.write_text(CONFIG, encoding="utf-8")
-    rows = 8 if nproc == 1 or "distributed.strategy=tensor_parallel" in settings else 8 // nproc
+    shares_rows = {f"distributed.strategy={name}" for name in ("tensor_parallel", "sequence_parallel")}
+    rows = 8 if nproc == 1 or shares_rows & set(settings) else 8 // nproc
     words = [f"output_dir={folder}", f"per_device_train_batch_size={rows}", *settings]
     processes = ["--nproc", str(nproc)] if nproc > 1 else []
     sets = [part for word in words for part in ("--set", word)]
@@ -104,7 +109,8 @@ def test_the_processes_of_a_machine_without_a_gpu_train_one_model_by_default(
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), quick([("ddp", signal.SIGINT), ("ddp", signal.SIGTERM), ("fsdp2", signal.SIGINT)])
+    ("name", "number"),
+    quick([("ddp", signal.SIGINT), ("ddp", signal.SIGTERM), *((name, signal.SIGINT) for name in SPLIT)]),
 )
 def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
     name: str, number: signal.Signals, alone: Path, tmp_path: Path
@@ -131,7 +137,14 @@ def test_a_signal_reaches_every_process_once_and_the_same_command_resumes(
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    quick([(("fsdp2", 2), ("ddp", 1)), (("ddp", 1), ("ddp", 2))], (("ddp", 1), ("ddp", 2))),
+    quick(
+        [
+            (("fsdp2", 2), ("ddp", 1)),
+            (("ddp", 1), ("ddp", 2)),
+            (("sequence_parallel", 2), ("ddp", 1)),
+        ],
+        (("ddp", 1), ("ddp", 2)),
+    ),
 )
 def test_a_run_resumes_on_another_number_of_processes(
     before: tuple[str, int], after: tuple[str, int], alone: Path, tmp_path: Path
@@ -147,6 +160,26 @@ def test_a_run_resumes_on_another_number_of_processes(
     figures = run(folder, after[1], [*STRATEGIES[after[0]], "save_steps=1"])
     assert figures["num_processes"] == after[1]
     assert far(folder, alone) < TOLERANCE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sequence_parallel", "pipeline_parallel"])
+def test_the_end_of_one_process_ends_the_others(name: str, tmp_path: Path) -> None:
+    settings = [*STRATEGIES[name], "max_steps=100000"]
+    started = subprocess.Popen(
+        command(tmp_path / "run", 2, settings), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert started.stderr is not None
+    for line in started.stderr:
+        if line.startswith("step 2/"):
+            break
+    children = psutil.Process(started.pid).children(recursive=True)
+    workers = [child for child in children if child.environ().get("RANK") == "1"]
+    assert workers
+    workers[0].kill()
+    assert started.wait(SECONDS) != 0
+    assert "process 1 was ended by signal 9" in started.stderr.read()
+    assert not psutil.wait_procs(children, SECONDS)[1]
 
 
 def test_a_strategy_that_needs_others_is_refused_alone(tmp_path: Path) -> None:

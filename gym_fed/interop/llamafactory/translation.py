@@ -262,7 +262,7 @@ _TOKENS = (
 
 _PARALLEL = (
     "Megatron's parallel kinds are not offered; fsdp, deepspeed or our distributed.strategy tensor_parallel "
-    "split a model"
+    "or pipeline_parallel split a model"
 )
 
 

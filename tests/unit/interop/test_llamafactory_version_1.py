@@ -176,7 +176,7 @@ def test_several_processes_share_the_model_and_one_says_that_it_does_not(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"cp_size": 2}, "there is no context parallelism"),
+        ({"cp_size": 2}, "rows are split by distributed.strategy sequence_parallel"),
         ({"peft_config": {"name": "oft"}}, "'oft' is none of lora, freeze"),
         ({"peft_config": {"name": "lora", "rank": 4}}, "peft_config.rank: no counterpart: unknown key"),
         ({"optim_config": {"name": "lion"}}, "'lion' is not muon"),
