@@ -76,7 +76,7 @@ class RolloutClient:
     def submit(
         self, policy: RolloutPolicy, prompts: Sequence[list[int]], seeds: Sequence[int]
     ) -> Future[list[SampledAnswer]]:
-        """SampledAnswer prompts by a policy, after all that was submitted before.
+        """Answer prompts by a policy, after all that was submitted before.
 
         Args:
             policy: The policy, which is loaded first.
