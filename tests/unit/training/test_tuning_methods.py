@@ -32,7 +32,7 @@ def test_every_method_and_variant_is_tried_here() -> None:
         assert TUNING.new(name).is_adapter == (name not in ("full", "freeze"))
 
 
-class Runs(dict[str, Any]):
+class TunedRuns(dict[str, Any]):
     """One run of each case that a test asks for, on a model in memory, saved at the end."""
 
     def __init__(self, base: Path, folder: Path) -> None:
@@ -48,8 +48,8 @@ class Runs(dict[str, Any]):
 
 
 @pytest.fixture(scope="module")
-def runs(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tiny_base, tmp_path_factory.mktemp("runs"))
+def runs(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> TunedRuns:
+    return TunedRuns(tiny_base, tmp_path_factory.mktemp("runs"))
 
 
 TRIED = quick(CASES, *set(METHODS) - {"boft"}, "dora", "pissa", "olora", "lora_fa", "embeddings")
@@ -57,7 +57,7 @@ TRIED = quick(CASES, *set(METHODS) - {"boft"}, "dora", "pissa", "olora", "lora_f
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_the_loss_falls(runs: Runs, name: str, tiny_base: Path) -> None:
+def test_the_loss_falls(runs: TunedRuns, name: str, tiny_base: Path) -> None:
     result, _ = runs[name]
     before = heldout_loss(load_model(str(tiny_base)).model, result.tokenizer, ROWS)
     assert heldout_loss(result.model, result.tokenizer, ROWS) < before - 0.005
@@ -65,7 +65,7 @@ def test_the_loss_falls(runs: Runs, name: str, tiny_base: Path) -> None:
 
 @pytest.mark.parametrize("name", TRIED)
 def test_only_what_is_declared_changes_and_an_adapter_comes_off_without_a_trace(
-    runs: Runs, name: str
+    runs: TunedRuns, name: str
 ) -> None:
     result, before = runs[name]
     if CASES[name]["finetuning"] in ("full", "freeze"):
@@ -92,7 +92,7 @@ def test_only_what_is_declared_changes_and_an_adapter_comes_off_without_a_trace(
 
 @pytest.mark.parametrize("name", TRIED)
 def test_what_is_saved_gives_the_same_logits_on_the_original_base(
-    runs: Runs, name: str, tiny_base: Path
+    runs: TunedRuns, name: str, tiny_base: Path
 ) -> None:
     result, _ = runs[name]
     again = load_model(str(result.output_dir))
@@ -103,7 +103,7 @@ def test_what_is_saved_gives_the_same_logits_on_the_original_base(
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_fewer_weights_are_trained_than_there_are(runs: Runs, name: str) -> None:
+def test_fewer_weights_are_trained_than_there_are(runs: TunedRuns, name: str) -> None:
     result, before = runs[name]
     parameters = list(result.model.parameters())
     total, trained = (
@@ -116,7 +116,9 @@ def test_fewer_weights_are_trained_than_there_are(runs: Runs, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["pissa", "olora"])
-def test_a_start_that_takes_from_the_base_ends_as_plain_lora_of_twice_the_rank(runs: Runs, name: str) -> None:
+def test_a_start_that_takes_from_the_base_ends_as_plain_lora_of_twice_the_rank(
+    runs: TunedRuns, name: str
+) -> None:
     result, before = runs[name]
     factors = lora_factors(result.model)
     expected = result.model.merge_and_unload().state_dict()
@@ -182,7 +184,7 @@ def test_freeze_trains_the_blocks_that_llama_pro_added() -> None:
         TUNING.new("freeze").prepare(model, settings)
 
 
-def test_adalora_takes_ranks_away(runs: Runs) -> None:
+def test_adalora_takes_ranks_away(runs: TunedRuns) -> None:
     result, _ = runs["adalora"]
     kept = [value for key, value in result.model.named_parameters() if "lora_E" in key]
     ranks = [int((value != 0).sum()) for value in kept]
@@ -198,7 +200,7 @@ def test_adalora_needs_a_step_that_measures_before_the_one_that_settles_ranks() 
         assert caught.value.code is ErrorCode.CONFIG_INVALID
 
 
-def test_loraplus_and_lora_fa_move_their_own_weights(runs: Runs, tiny_base: Path) -> None:
+def test_loraplus_and_lora_fa_move_their_own_weights(runs: TunedRuns, tiny_base: Path) -> None:
     from gym_fed.core.registries import OPTIMIZERS
 
     settings = TrainingConfig(finetuning="lora", lora={"loraplus_lr_ratio": 16}, learning_rate=1e-3)
