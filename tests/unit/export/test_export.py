@@ -22,10 +22,11 @@ from gym_fed.export.readers.transformers import load, loaded
 from gym_fed.export.run import export
 from gym_fed.export.source import open_source
 from tests.support.adapters import logits, run, sibling
+from tests.support.quick import quick
 from tests.support.siblings import make_sibling
 
 
-@pytest.fixture(scope="module", params=["Qwen3", "Llama", "Qwen3Moe"])
+@pytest.fixture(scope="module", params=quick(["Qwen3", "Llama", "Qwen3Moe"], "Qwen3", "Qwen3Moe"))
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A base with a licence, and runs ``first`` and, on that merged, ``second``."""
     folder = tmp_path_factory.mktemp(request.param)
