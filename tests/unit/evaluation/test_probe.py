@@ -165,13 +165,13 @@ def test_resistance_leaves_the_model_as_it_was_and_lowers_the_margin(
     names, flags = list(model_tensors(model)), [p.requires_grad for p in model.parameters()]
     with torch.no_grad():
         before = model_margins(model, loaded.tokenizer, few).tolist()
-    after = margins_after_harm(model, loaded.tokenizer, few, steps=8)
+    after = margins_after_harm(model, loaded.tokenizer, few, steps=20)
     assert max(a - b for a, b in zip(after, before, strict=True)) < 0
     assert tensors_digest(model) == digest
     assert list(model_tensors(model)) == names
     assert [p.requires_grad for p in model.parameters()] == flags
     assert not model.training
-    assert margins_after_harm(model, loaded.tokenizer, few, steps=8) == pytest.approx(after, abs=1e-5)
+    assert margins_after_harm(model, loaded.tokenizer, few, steps=20) == pytest.approx(after, abs=1e-5)
 
 
 def test_a_harmful_fine_tune_is_seen_in_pairs_and_refused_by_the_gate(
