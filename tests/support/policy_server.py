@@ -30,6 +30,7 @@ class PolicyServer:
         loads: The names of all adapters that were loaded.
         kill_at: Number of the answer at which it ends without answering, as by kill -9; it starts again by ``start``.
         processed: True if log-probabilities are those of the sampling (``processed_logprobs``).
+        lowered: What is subtracted from each log-probability, as if another policy had sampled.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -38,6 +39,7 @@ class PolicyServer:
         self.loads: list[str] = []
         self.kill_at: int | None = None
         self.processed = True
+        self.lowered = 0.0
         self._port = free_port()
         self._adapters: dict[str, Any] = {}
         self._lock = threading.Lock()
@@ -88,10 +90,11 @@ class PolicyServer:
         if name in self._adapters:
             return JSONResponse({"error": {"message": f"{name} has already been loaded"}}, 400)
         key = name.replace("-", "_")
+        # Low memory: no random initial values, which would be drawn from the trainer's generator in this process.
         if not isinstance(self.model, PeftModel):
-            self.model = PeftModel.from_pretrained(self.model, path, adapter_name=key)
+            self.model = PeftModel.from_pretrained(self.model, path, adapter_name=key, low_cpu_mem_usage=True)
         else:
-            self.model.load_adapter(path, adapter_name=key)
+            self.model.load_adapter(path, adapter_name=key, low_cpu_mem_usage=True)
         self.model.eval()
         self._adapters[name] = key
         self.loads.append(name)
@@ -132,7 +135,8 @@ class PolicyServer:
                 logits = torch.where(logits == logits.max(), logits, -torch.inf)
             token = int(sample(logits, [draw], body["temperature"]))
             tokens.append(token)
-            logprobs.append(float((logits / body["temperature"]).log_softmax(-1)[0, token]))
+            lowered = 0.0 if body["top_k"] == 1 else self.lowered
+            logprobs.append(float((logits / body["temperature"]).log_softmax(-1)[0, token]) - lowered)
             reason = "stop" if token in body["stop_token_ids"] else "length"
         found = {
             "tokens": [f"token_id:{token}" for token in tokens],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,8 +28,9 @@ from tests.support.policy_server import PolicyServer
 from tests.support.seeded_sampling import seed_generate
 from tests.unit.training.test_algorithms_rl import ROWS, Letters, weights
 
-STEPS = 3
+STEPS = 2
 TOLERANCE = 1e-4
+LOWERED, CAP = 0.3, 2.0
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +104,34 @@ def test_weights_are_those_of_generate(
     assert largest_difference(by_vllm, here) < TOLERANCE
     assert any(value.any() for name, value in weights(here.model).items() if ".lora_B." in name)
     assert rewards(by_vllm) == pytest.approx(rewards(here))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "factor"),
+    [
+        ("grpo", math.exp(LOWERED)),
+        ("rloo", CAP),
+        ("ppo", math.exp(LOWERED)),
+        pytest.param("gspo", CAP, marks=pytest.mark.slow),
+    ],
+)
+def test_loss_is_weighted_by_the_probability_here_over_that_in_vllm(
+    server: PolicyServer,
+    tiny_base: Path,
+    tmp_path: Path,
+    algorithm: str,
+    factor: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Per token, or per answer of four tokens up to the cap; PPO's critic has a norm of its own."""
+    norms = []
+    for name, lowered in (("plain", 0.0), ("lowered", LOWERED)):
+        monkeypatch.setattr(server, "lowered", lowered)
+        rollouts = {"url": server.url, "cap": CAP}
+        result = train(config(tmp_path / name, tiny_base, algorithm, rollouts, max_steps=1))
+        norms.append(result.history[0]["grad_norm"])
+    assert norms[0] > 0
+    assert norms[1] / norms[0] == pytest.approx(factor, rel=1e-3)
 
 
 def test_stale_answers_are_of_earlier_policies_and_a_resumed_run_ends_equal(
