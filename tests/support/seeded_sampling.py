@@ -24,7 +24,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class SeededSampling(LogitsProcessor):  # type: ignore[misc]
+class SeededSampling(LogitsProcessor):
     """Leaves one token possible in each row, the one that ``sample`` draws."""
 
     def __init__(self, seeds: list[int], temperature: float) -> None:

@@ -117,7 +117,9 @@ class Vllm(EngineKind):
             _kernel(config.engine, config.dtype),
         )
         if config.vllm.url is not None:
-            server = connect_vllm(config.vllm, "vllm", context, "set engine.max_context to {} or less")
+            server: VllmServer = connect_vllm(
+                config.vllm, "vllm", context, "set engine.max_context to {} or less"
+            )
         else:
             server = _started(config, folder, context, settings, stack)
         stack.callback(server.close)

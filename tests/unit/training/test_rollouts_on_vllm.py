@@ -138,7 +138,7 @@ def test_stale_answers_are_of_earlier_policies_and_a_resumed_run_ends_equal(
     server: PolicyServer, tiny_base: Path, tmp_path: Path
 ) -> None:
     rollouts = {"url": server.url, "max_staleness": 1}
-    steps = {"max_steps": 4, "save_steps": 1}
+    steps: dict[str, Any] = {"max_steps": 4, "save_steps": 1}
     whole = train(config(tmp_path / "whole", tiny_base, rollouts=rollouts, **steps))
     ages = [entry["rollouts/staleness"] for entry in whole.history if "rollouts/staleness" in entry]
     assert ages == [0.0, 1.0, 1.0, 1.0]
