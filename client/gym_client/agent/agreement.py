@@ -65,7 +65,7 @@ class Terms:
         those in use.
         """
         promises = Promises.parse(privacy_json)
-        asked = {
+        asked: dict[str, Any] = {
             "base": base_digest,
             "privacy.epsilon": None if promises.central is None else promises.hub_epsilon,
             "privacy.target_delta": None if promises.central is None else promises.hub_delta,

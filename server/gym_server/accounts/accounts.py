@@ -227,6 +227,10 @@ class Accounts:
         expires = int(now + SESSION_SECONDS)
         return self._token(row, node_id, expires), expires, node_id
 
+    def note_revoked(self, contributor: str, method: str) -> None:
+        """Record in the ledger that a revoked key was refused; see ``Keys.refused``."""
+        self.keys.refused(contributor, method)
+
     def session(self, token: str) -> Session:
         """Return the session of a token.
 

@@ -86,3 +86,6 @@ class MirrorAccounts:
                 return found
         self._sessions.pop(token, None)
         raise GymError(ErrorCode.UNAUTHENTICATED, "this session has ended", "log in again")
+
+    def note_revoked(self, contributor: str, method: str) -> None:
+        """Do nothing: sessions of revoked keys have ended here, and only the hub writes the ledger."""

@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
@@ -23,7 +23,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.system_errors import system_error
 from gym_fed.trust.wire.errors import to_status
 from gym_fed.trust.wire.limits import SESSION_KEY
-from gym_server.accounts.accounts import Accounts, Session
+from gym_server.accounts.accounts import Session
 from gym_server.accounts.keys import RevokedKey
 from gym_server.observe.instruments import CALL_SECONDS, timed
 from gym_server.rpc.limits import CallSlots, TokenBuckets, address_of
@@ -82,11 +82,21 @@ def current_address() -> str:
     return _address.get()
 
 
+class Sessions(Protocol):
+    """What the interceptor needs of accounts: ``Accounts`` of a hub, or those of a mirror."""
+
+    def session(self, token: str) -> Session:
+        """Return the session of a token, or raise ``UNAUTHENTICATED`` or ``RevokedKey``."""
+
+    def note_revoked(self, contributor: str, method: str) -> None:
+        """Record a call that was refused because its key was revoked."""
+
+
 class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Wraps every handler of the service with authentication, limits and error handling.
 
     Args:
-        accounts: The hub's accounts, which verify sessions.
+        accounts: The accounts, which verify sessions.
         limits: Rates and call slots per account and per address.
         on_call: Called with the peer of every call, in gRPC's notation.
         traffic: Counters of calls and refusals.
@@ -95,7 +105,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
     def __init__(
         self,
-        accounts: Accounts,
+        accounts: Sessions,
         limits: LimitsConfig | None = None,
         on_call: Callable[[str], None] = lambda peer: None,
         traffic: HubTraffic | None = None,
@@ -214,7 +224,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if isinstance(error, grpc.aio.AbortError):
             raise error
         if isinstance(error, RevokedKey):  # the ledger records that a revoked key was refused
-            await asyncio.to_thread(self._accounts.keys.refused, error.contributor, method)
+            await asyncio.to_thread(self._accounts.note_revoked, error.contributor, method)
         if isinstance(error, Busy):
             await self._wait_with_refusal()
         if isinstance(error, StoreAway):

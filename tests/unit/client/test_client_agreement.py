@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from tests.support.agent_scene import Recorder, Scene, empty
@@ -195,3 +197,17 @@ def test_a_program_reads_what_changed_and_how_to_accept_it(capsys: pytest.Captur
         "accept": "terms:x",
         "changes": ["recipe.max_steps: 50 -> 40"],
     }
+
+
+def test_a_root_that_the_hub_names_later_needs_a_new_consent(tmp_path: Path) -> None:
+    asked = Asked(False)
+    passed_on = task().model_copy(update={"region": RegionConfig(root="s" + "1" * 16)})
+    with pytest.raises(GymError) as caught:
+        agreement(Home.open(tmp_path), asked).require(passed_on)
+    assert caught.value.code is ErrorCode.TERMS_CHANGED
+    assert asked.renewals[0].changes == ('region.root: null -> "s1111111111111111"',)
+
+
+def test_mirrors_that_the_hub_names_later_need_a_new_consent() -> None:
+    named = replace(terms(), asked={**terms().asked, "mirrors": ["mirror.example:9450"]})
+    assert terms().changes(named) == ['mirrors: null -> ["mirror.example:9450"]']
