@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from gym_client.cli.announced import announced_mirrors
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.ledger.copy import LedgerCopy
@@ -101,7 +102,7 @@ def test_a_mirror_serves_public_variants_and_proofs_to_accounts_and_nothing_to_s
         assert proof.head_json == ann.status().ledger_head_json
         with pytest.raises(grpc.RpcError) as caught:
             stub.Status(pb.StatusRequest())
-        assert "mirror" in caught.value.details()
+        assert "mirror" in str(caught.value.details())
         with pytest.raises(grpc.RpcError) as caught:
             stub.Submit(pb.SubmitRequest(), metadata=session)
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
@@ -161,6 +162,18 @@ def test_a_mirror_with_another_key_than_the_hub_signed_is_sent_no_login(
     with pytest.raises(GymError) as caught:
         SignedMirrors.verified({**signed, "mirrors": [wrong]}, hub.fed.key.public_key)
     assert caught.value.code is ErrorCode.SIGNATURE_INVALID
+
+
+def test_a_hub_announces_its_mirrors_and_a_contributor_reads_the_signed_list(tmp_path: Path) -> None:
+    named = {"address": "mirror.example.org:9450", "fingerprint": "sha256:" + "1" * 64}
+    hub = LoopbackHub(tmp_path / "naming", mirrors=[named])
+    try:
+        with hub.client(tmp_path / "bob") as bob:
+            found = announced_mirrors(bob.status())
+            assert [mirror.model_dump() for mirror in found] == [named]
+            assert "mirror.example.org:9450" in " ".join(Mirrors(bob, found).in_words())
+    finally:
+        hub.close()
 
 
 def test_a_mirror_stops_at_a_fork_keeps_the_proof_and_serves_what_it_had(

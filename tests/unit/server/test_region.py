@@ -115,7 +115,7 @@ def test_another_root_than_members_agreed_to_and_another_base_start_no_round(
     for changes in ({"root": "s" + "0" * 16}, {"base_digest": "sha256:" + "1" * 64}):
         give(root, region, tmp_path, 1, **changes)
         looks = iter([False, False, True])
-        assert not side_of(region).may_begin(lambda looks=looks: next(looks))
+        assert not side_of(region).may_begin(looks.__next__)
         assert region.fed.round_store.newest_height() == 0
     assert "members agreed to" in caplog.text
     assert "the same base_model" in caplog.text
@@ -167,10 +167,10 @@ def test_a_receipt_that_the_root_did_not_sign_is_not_recorded(
 def test_settings_that_cannot_take_over_a_version_are_refused_by_their_key(
     changes: dict[str, Any], key: str
 ) -> None:
-    values = {"region": {"root": "s" + "0" * 16}, "soup": {"aggregator": "mean", "num_malicious_nodes": 0}}
-    merged = {**values, **changes, "soup": {**values["soup"], **changes.get("soup", {})}}
+    soup = {"aggregator": "mean", "num_malicious_nodes": 0, **changes.get("soup", {})}
+    values = {"region": {"root": "s" + "0" * 16}, **changes, "soup": soup}
     with pytest.raises(ValueError, match=key):
-        ServerConfig.model_validate(merged)
+        ServerConfig.model_validate(values)
 
 
 def receipt_of(root: LoopbackHub) -> dict[str, Any]:
