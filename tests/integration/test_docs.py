@@ -72,6 +72,7 @@ SLOW = (
     "evaluation.md",
     "evaluation-suites.md",
     "coordinate.md",
+    "coordinators-day.md",
     "hub-on-the-internet.md",
     "keys.md",
     "privacy-local.md",
@@ -120,46 +121,70 @@ def test_the_commands_of_a_page_work_as_shown(
     if page.name not in BEGIN_COLD:
         commands_here = shims(tmp_path_factory.mktemp("commands"))
         warm = {**environment, "PATH": f"{commands_here}:{environment['PATH']}"}
+    play(page, tmp_path, environment, warm)
+
+
+def play(
+    page: Path, folder: Path, environment: dict[str, str], warm: dict[str, str]
+) -> list[tuple[str, str]]:
+    """Run the commands and scripts of a page in a folder.
+
+    Args:
+        page: The page.
+        folder: An empty folder.
+        environment: Of the servers and scripts.
+        warm: Of the other commands.
+
+    Returns:
+        Each command, and what it wrote to standard output; without servers and what runs in the background.
+    """
+    printed: list[tuple[str, str]] = []
     servers: list[subprocess.Popen[bytes]] = []
     try:
         if page.name in FIND_A_HUB:
-            (tmp_path / "my.jsonl").write_text(json.dumps({"text": "the reader's own data"}) + "\n")
-            servers.append(running_hub(tmp_path, environment))
+            (folder / "my.jsonl").write_text(json.dumps({"text": "the reader's own data"}) + "\n")
+            servers.append(running_hub(folder, environment))
         for name, text in files_in(page.read_text()).items():
-            (tmp_path / name).write_text(text)
+            (folder / name).write_text(text)
         for command in commands(page):
             if f"{command}\n".startswith(tuple(SERVERS)) and not command.endswith("--check"):
-                servers.append(in_own_terminal(command, tmp_path, environment))
+                servers.append(in_own_terminal(command, folder, environment))
+                continue
+            if command.endswith(" &"):
+                words = ["bash", "-c", f"exec {command.removesuffix(' &')}"]
+                servers.append(subprocess.Popen(words, cwd=folder, env=environment))
                 continue
             needs_terminal = command.startswith("gym-client join") and "--yes" not in command
             run = at_a_terminal if needs_terminal else in_a_shell
-            status, shown = run(command, tmp_path, warm)
-            assert status == 0, f"$ {command}\n{shown[-3000:]}"
+            status, output, errors = run(command, folder, warm)
+            assert status == 0, f"$ {command}\n{output[-3000:]}\n{errors[-3000:]}"
+            printed.append((command, output))
         for number, script in enumerate(scripts(page)):
-            (tmp_path / f"script{number}.py").write_text(script)
-            status, shown = in_a_shell(f"python script{number}.py", tmp_path, environment)
-            assert status == 0, f"{script}\n{shown[-3000:]}"
+            (folder / f"script{number}.py").write_text(script)
+            status, output, errors = in_a_shell(f"python script{number}.py", folder, environment)
+            assert status == 0, f"{script}\n{output[-3000:]}\n{errors[-3000:]}"
     finally:
         for server in servers:
             server.kill()
             server.wait()
+    return printed
 
 
-def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def in_a_shell(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Run in bash, and return the status, standard output and standard error."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        capture_output=True,
         text=True,
         timeout=4 * SECONDS,
     )
-    return done.returncode, done.stdout
+    return done.returncode, done.stdout, done.stderr
 
 
-def at_a_terminal(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+def at_a_terminal(command: str, folder: Path, environment: dict[str, str]) -> tuple[int, str, str]:
     """Run in a pseudo-terminal where somebody answers every question with y."""
     master, slave = pty.openpty()
     process = subprocess.Popen(
@@ -179,7 +204,7 @@ def at_a_terminal(command: str, folder: Path, environment: dict[str, str]) -> tu
             os.write(master, b"y\n")
             answered += 1
     os.close(master)
-    return process.wait(SECONDS), shown.decode(errors="replace")
+    return process.wait(SECONDS), shown.decode(errors="replace"), ""
 
 
 def running_hub(folder: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
