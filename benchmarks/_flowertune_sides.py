@@ -153,29 +153,15 @@ def flower(federation: Federation, rate: float, every: int) -> Course:
     return course
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Ours: learning rate, rank of soups and whether the server keeps what that rank leaves out."""
-
-    rate: float
-    soup_rank: int
-    feedback: bool
-    rule: str = "byzantine_evidence"
-
-    @property
-    def soup(self) -> SoupRecipe:
-        codec = CodecPolicy(
-            codec="lora", lora_rank=self.soup_rank, factors="auto", error_feedback=self.feedback
-        )
-        return SoupRecipe(aggregator=self.rule, codec=codec)
-
-
-def gym(federation: Federation, settings: Settings, every: int) -> Course:
+def gym(federation: Federation, rate: float, soup_rank: int, every: int) -> Course:
     """Rounds of the project: quantised factors up with error feedback, the default rule with clean rows, soups down.
 
     A client downloads all soups since its last round. The hub trains one update on its own rows per round.
     """
     plan, course = federation.plan, Course()
+    recipe = SoupRecipe(
+        aggregator="byzantine_evidence", codec=CodecPolicy(codec="lora", lora_rank=soup_rank, factors="auto")
+    )
     bases: dict[str, Tensor] = {
         f"{name}.weight": federation.model.get_base_model().get_submodule(name).get_base_layer().weight
         for name in federation.layers
@@ -193,18 +179,18 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
 
     with tempfile.TemporaryDirectory(prefix="gym-flowertune-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        feedback = ErrorFeedback.load(folder / "soup.residual", lineage) if settings.feedback else None
+        feedback = ErrorFeedback.load(folder / "soup.residual", lineage)
         server_round = 1
         load()
         course.losses[0] = federation.loss()
         for server_round, sampled in enumerate(plan.sampled, 1):
-            rate = settings.rate * DECAY ** (server_round - 1)
+            round_rate = rate * DECAY ** (server_round - 1)
             paths = []
             for client in sampled:
                 course.down.append(sum(soups[last[client] :]))
                 last[client] = len(soups)
                 load()
-                federation.train(federation.data[client], rate, server_round, client)
+                federation.train(federation.data[client], round_rate, server_round, client)
                 factors = lora_factors(federation.model)
                 paths.append(folder / f"{server_round}-{client}.gymdelta")
                 if client in plan.malicious:
@@ -217,29 +203,22 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
                 if residual is not None:
                     residual.save()
                 course.up.append(paths[-1].stat().st_size)
-            own: DeltaFile | None = None
-            if settings.rule == "byzantine_evidence":
-                load()
-                federation.train(federation.root, rate, server_round, 0)
-                lora_delta(lora_factors(federation.model), folder / "root.gymdelta", spec)
-                own = stack.enter_context(DeltaFile.open(folder / "root.gymdelta", spec))
+            load()
+            federation.train(federation.root, round_rate, server_round, 0)
+            lora_delta(lora_factors(federation.model), folder / "root.gymdelta", spec)
+            own = stack.enter_context(DeltaFile.open(folder / "root.gymdelta", spec))
             updates = [stack.enter_context(DeltaFile.open(path, spec)) for path in paths]
             out = folder / f"soup-{server_round}.gymdelta"
             try:
-                evidence = None
-                if own is not None:
-                    evidence = evidence_on(federation, load, updates, settings.soup, spec, own)
-                merge(
-                    updates, [1.0] * SAMPLED, settings.soup, out, spec, feedback, root=own, evidence=evidence
-                )
+                evidence = evidence_on(federation, load, updates, recipe, spec, own)
+                merge(updates, [1.0] * SAMPLED, recipe, out, spec, feedback, root=own, evidence=evidence)
             except GymError as error:
                 if error.code is not ErrorCode.UPDATE_REFUSED:
                     raise
                 course.rejected += 1
             else:
                 soups.append(out.stat().st_size)
-                if feedback is not None:
-                    feedback.save()
+                feedback.save()
                 with DeltaFile.open(out, spec) as soup:
                     for name in soup.names:
                         version[name] += soup.decode(name)
@@ -247,9 +226,8 @@ def gym(federation: Federation, settings: Settings, every: int) -> Course:
             load()
             if server_round % every == 0:
                 course.losses[server_round] = federation.loss()
-        trained = SAMPLED + (settings.rule == "byzantine_evidence")
         assert len(course.up) == len(course.down) == SAMPLED * plan.rounds
-        assert federation.trained_steps == STEPS * trained * plan.rounds
+        assert federation.trained_steps == STEPS * (SAMPLED + 1) * plan.rounds
     return course
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 from _flowertune import SAMPLED, Federation, Plan, Setup
-from _flowertune_sides import Settings, flower, gym
+from _flowertune_sides import flower, gym
 from _report import Report, kept, options
 
 SEEDS = (101, 102, 103)
@@ -54,10 +54,9 @@ def cell(seed: int, rounds: int, arguments: Any, side: str, attacked: bool) -> d
 
     def run() -> dict[str, Any]:
         federation = Federation(setup, plan, arguments.shared)
-        if side == "flower":
-            course = flower(federation, RATE, every)
-        else:
-            course = gym(federation, Settings(RATE, SOUP_RANK, feedback=True), every)
+        course = (
+            flower(federation, RATE, every) if side == "flower" else gym(federation, RATE, SOUP_RANK, every)
+        )
         found = {**asdict(course), "attacks": plan.attacks}
         print(f"seed {seed}, {side}, attacked: {attacked}: {course.losses}", file=sys.stderr, flush=True)
         return found

@@ -131,7 +131,7 @@ class Federation:
             if self.arm.codec is None:
                 self.sent.append(4 * self.spec.num_parameters)
             elif (step + 1) % EVERY == 0:
-                self._merge((step + 1) // EVERY)
+                self._merge()
         if self.arm.codec is None:
             self.model = {name: w[0].detach() for name, w in self.workers.weights.items()}
         with torch.no_grad():
@@ -144,7 +144,7 @@ class Federation:
         cosine = 0.1 + 0.45 * (1 + math.cos(math.pi * step / self.steps))
         return self.arm.rate * min(1.0, (step + 1) / WARMUP) * cosine
 
-    def _merge(self, server_round: int) -> None:
+    def _merge(self) -> None:
         paths = []
         for number, delta in enumerate(self.workers.deltas(self.model)):
             paths.append(self.folder / f"{number}.gymdelta")
