@@ -111,10 +111,13 @@ class Round:
         data: Sequence[list[dict[str, Any]]],
         folder: Path,
         local: LocalPrivacy | None = None,
+        start: str = "gym-nano",
+        server_round: int = 1,
     ) -> None:
-        self.size, self.folder = size, folder
+        self.size, self.start, self.server_round = size, start, server_round
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        self.base = load_model("gym-nano")
+        self.base = load_model(start)
         self.spec = BaseSpec.of(self.base.model, "gym-nano")
         self.updates = [self._train(index, rows, local) for index, rows in enumerate(data)]
 
@@ -122,10 +125,10 @@ class Round:
         path = self.folder / f"{index}.gymdelta"
         if path.exists():  # a folder that was kept
             return path
-        model = load_model("gym-nano")
+        model = load_model(self.start)
         recipe = self.size.recipe.model_copy(update={"privacy": local})
         with tempfile.TemporaryDirectory() as folder:
-            config = round_training(recipe, 1, Path(folder) / "run", device="cpu")
+            config = round_training(recipe, self.server_round, Path(folder) / "run", device="cpu")
             trained = Trainer(config, model=model.model, tokenizer=model.tokenizer).train(dataset=rows)
         part = path.with_suffix(".part")
         if recipe.sends_factors:
@@ -170,10 +173,12 @@ class Round:
             return sum(math.prod(shape) for shape in self.spec.shapes.values())
         return sum(self.spec.shapes[name][0] * self.size.recipe.lora.r for name in self.tensors)
 
-    def soup(self, privacy: ReleasePrivacy | None = None) -> Any:
-        """The base with the soup added: the plain mean, or a private one."""
+    def soup(self, privacy: ReleasePrivacy | None = None, **rule: Any) -> Any:
+        """The base with the soup added: the plain mean or another rule, or a private one."""
         out = self.folder / "soup.gymdelta"
-        recipe = SoupRecipe(codec=CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False))
+        recipe = SoupRecipe(
+            codec=CodecPolicy(codec="dense", dense_dtype="float32", error_feedback=False), **rule
+        )
         lora = self.size.recipe.sends_factors
         private = None
         if privacy is not None:
@@ -184,7 +189,7 @@ class Round:
         merge(files, [1.0] * len(files), recipe, out, self.spec, private=private)
         for file in files:
             file.close()
-        model = load_model("gym-nano").model
+        model = load_model(self.start).model
         with DeltaFile.open(out, self.spec) as soup:
             apply_delta(model, soup)
         return model
@@ -204,7 +209,7 @@ class Round:
 
     def tuned(self, index: int) -> Any:
         """The base with one contributor's update added: what a hub can look at."""
-        model = load_model("gym-nano").model
+        model = load_model(self.start).model
         with DeltaFile.open(self.updates[index], self.spec) as delta:
             apply_delta(model, delta)
         return model

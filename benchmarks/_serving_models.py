@@ -1,4 +1,4 @@
-"""Models of `serving_peers.py`: layers of a 7B or SmolLM2, one-bit variants, and LoRA adapters."""
+"""Models of `serving.py`: a model with 7B-like layers or SmolLM2, its one-bit variants, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ RANK = 16
 LORA_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the synthetic model, a Llama with random weights."""
+
+    hidden: int
+    mlp: int
+    heads: int
+    layers: int
+    vocabulary: int
+
+
+SEVEN_B_LAYERS = Sizes(4096, 11_008, 32, 2, 32_000)
+QUICK_LAYERS = Sizes(1024, 2752, 8, 2, 8000)
+
+
 @dataclass
 class Base:
     """A model in bfloat16 with a tokenizer, saved in ``folder``."""
@@ -33,29 +48,75 @@ class Base:
     folder: Path
     spec: BaseSpec
 
+    @property
+    def bf16_bytes(self) -> int:
+        return 2 * self.spec.num_parameters
 
-def seven_b_layers(tokenizer: Path, folder: Path) -> None:
-    """Two layers of a 7B with random weights in bfloat16, under a real tokenizer, for programs that need one."""
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    taken = AutoTokenizer.from_pretrained(tokenizer)
+def twin(model: Any) -> Any:
+    """The same weights under modules of their own, so that two sides can hook or wrap them without meeting."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def llama(sizes: Sizes, vocabulary: int, **more: Any) -> Any:
+    """A Llama with random weights in bfloat16."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(taken),
-        hidden_size=4096,
-        intermediate_size=11_008,
-        num_hidden_layers=2,
-        num_attention_heads=32,
-        num_key_value_heads=32,
+        vocab_size=vocabulary,
+        hidden_size=sizes.hidden,
+        intermediate_size=sizes.mlp,
+        num_hidden_layers=sizes.layers,
+        num_attention_heads=sizes.heads,
+        num_key_value_heads=sizes.heads,
         max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        eos_token_id=taken.eos_token_id,
-        bos_token_id=taken.bos_token_id,
         dtype=torch.bfloat16,
+        **more,
     )
     model: Any = LlamaForCausalLM(config)
-    model.to(dtype=torch.bfloat16).save_pretrained(folder)
+    return model.to(dtype=torch.bfloat16).eval()
+
+
+def synthetic(sizes: Sizes, folder: Path) -> Base:
+    """Random weights, the same in every run."""
+    from transformers import GenerationConfig
+
+    model = llama(sizes, sizes.vocabulary, tie_word_embeddings=False)
+    # An end token that is hardly ever the likeliest one: answers are as long as they are asked to be.
+    model.generation_config = GenerationConfig(
+        eos_token_id=sizes.vocabulary - 1, pad_token_id=0, do_sample=False
+    )
+    model.config.eos_token_id = sizes.vocabulary - 1
+    model.save_pretrained(folder)
+    tokenizer = words(sizes.vocabulary)
+    tokenizer.save_pretrained(folder)
+    return Base(
+        f"{sizes.layers} layers, {sizes.hidden} wide", model, tokenizer, folder, described(model, folder)
+    )
+
+
+def seven_b_layers(tokenizer: Path, folder: Path) -> None:
+    """Two layers of a 7B with random weights, under a real tokenizer, for programs that need one."""
+    from transformers import AutoTokenizer
+
+    taken = AutoTokenizer.from_pretrained(tokenizer)
+    ends = {"eos_token_id": taken.eos_token_id, "bos_token_id": taken.bos_token_id}
+    llama(SEVEN_B_LAYERS, len(taken), tie_word_embeddings=True, **ends).save_pretrained(folder)
     taken.save_pretrained(folder)
+
+
+def words(vocabulary: int) -> Any:
+    """A tokenizer whose tokens are the words w0, w1, ...: each shows as soon as it is there."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(WordLevel({f"w{number}": number for number in range(vocabulary)}, unk_token="w0"))
+    made.pre_tokenizer = WhitespaceSplit()
+    last = f"w{vocabulary - 1}"
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=last, pad_token="w0", unk_token="w0")
 
 
 def saved(name: str, folder: Path) -> Base:
@@ -111,7 +172,7 @@ def adapters(base: Base, folder: Path, count: int) -> list[tuple[Path, Path]]:
     if all(delta.exists() for _, delta in made):
         return made
     config = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=LORA_TARGETS, task_type="CAUSAL_LM")
-    model: Any = get_peft_model(copy.deepcopy(base.model), config)
+    model: Any = get_peft_model(twin(base.model), config)
     for number, (peft_folder, delta) in enumerate(made):
         torch.manual_seed(2000 + number)
         with torch.no_grad():

@@ -44,7 +44,7 @@ stories260K on stories rises by 0.5 (DPO) to 2.4 (KTO) nats per token. At 1e-4 e
 of held-out pairs, and the loss rises by less than 0.05; at 2.5e-4 it rises by more for ORPO, KTO and IPO. On pairs that
 prefer capitals gym-nano loses 1.9 (DPO) to 3.4 (KTO) at 1e-3 on its own tasks, and less than 0.05 at 1e-4.
 In 40 steps of GRPO at 1e-4, stories260K's reward rises from 0.1 to 0.8, and its loss on other stories by 0.07 to 0.09
-(three seeds). 5e-5 needs twice the steps; at 2.5e-4 it forgets four times as much."""
+(three seeds, ``benchmarks/grpo_rate.py``). 5e-5 needs twice the steps; at 2.5e-4 it forgets four times as much."""
 
 _LEAST_STEPS = 40
 _MOST_EPOCHS = 10
