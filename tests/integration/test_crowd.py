@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow  # a hub and its crowd, for two rounds
 def test_a_crowd_of_eight_commits_its_rounds_and_every_receipt_is_in_the_ledger() -> None:
     command = [sys.executable, ROOT / "benchmarks" / "crowd.py", "--members", "8", "--rounds", "2"]
     more = ["--think", "0.5", "--core", "-1", "--json"]
-    done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=10 * SECONDS, check=False)
+    done = subprocess.run(
+        [*command, *more], capture_output=True, text=True, timeout=10 * SECONDS, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.splitlines()[-1])
     aims = {aim["name"]: aim for aim in report["aims"]}

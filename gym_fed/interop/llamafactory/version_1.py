@@ -138,7 +138,8 @@ def _compute(translator: Translator) -> None:
     translator.take("init_config.name")
     if (rows := translator.take("cp_size", 1)) != 1:
         translator.lose(
-            "cp_size", f"{rows}: rows are split by distributed.strategy sequence_parallel, which shards no weights"
+            "cp_size",
+            f"{rows}: rows are split by distributed.strategy sequence_parallel, which shards no weights",
         )
 
 

@@ -24,11 +24,11 @@ from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
 from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
+from gym_fed.training.processes.shared_rows import group_size
 from gym_fed.training.rollouts.client import RolloutClient
 from gym_fed.training.rollouts.generation import VllmGeneration
 from gym_fed.training.rollouts.opening import generate_by_vllm
 from gym_fed.training.run.reproducibility import RunWarning
-from gym_fed.training.processes.shared_rows import group_size
 from gym_fed.training.trl_glue import adapter_is_idle, local
 
 if TYPE_CHECKING:
