@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import random
 import signal
 import sys
@@ -49,7 +48,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if (reason := why_not()) is not None:
         raise SystemExit(reason)
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"  # or its handlers may end a child before it runs its program
     minutes = arguments.minutes or (QUICK_MINUTES if arguments.quick else MINUTES)
     server = PostgresServer()
     try:

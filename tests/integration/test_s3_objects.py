@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from gym_server.backup.place import Place, object_name
 from gym_server.store.away import StoreAway
 from gym_server.store.objects import ObjectStore
 
@@ -118,3 +119,20 @@ def test_a_federation_with_its_objects_on_s3_and_rows_in_postgresql_commits_its_
         assert s3.SECRET not in federation.hub.log()
     finally:
         federation.close()
+
+
+def test_a_backups_place_on_s3_keeps_finds_checks_and_drops_files(
+    proxy: s3.FailingProxy, tmp_path: Path
+) -> None:
+    place, file, name = Place(f"s3://hub/{tmp_path.name}"), tmp_path / "file", "ab" * 32
+    file.write_bytes(b"an object" * 1000)
+    assert (place.manifests(), place.objects()) == ({}, {})
+    sha256, size = place.put(file, object_name(name))
+    assert place.objects() == {name: size}
+    place.check(object_name(name), sha256)
+    place.get(object_name(name), tmp_path / "again", sha256)
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    place.put(file, "snapshots/unfinished/database")
+    assert place.drop_unfinished() == 1
+    place.drop_objects({name})
+    assert place.objects() == {}

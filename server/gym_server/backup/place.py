@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from pydantic import Field, ValidationError, field_validator
 
@@ -26,6 +25,7 @@ from gym_fed.core.files import copy_hashed, fsync_folder, is_safe_path, make_fol
 from gym_fed.core.json_files import MAX_BYTES, MAX_DEPTH, is_deeper
 from gym_fed.core.portable import O_BINARY
 from gym_fed.trust.ledger.heads import SignedHead
+from gym_server.store.remote import file_system
 
 MANIFEST = "manifest.json"
 DATABASE = "database"
@@ -102,7 +102,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._fs, root = fsspec.core.url_to_fs(url)
+        self._fs, root = file_system(url, "the place of the backup")
         self._root = str(root).rstrip("/")
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
@@ -205,10 +205,10 @@ class Place:
             self._fs.rm_file(f"{self._root}/{object_name(name)}")
 
     def _find(self, folder: str) -> dict[str, dict[str, int]]:
-        path = f"{self._root}/{folder}"
-        if not self._fs.exists(path):
+        try:
+            return dict(self._fs.find(f"{self._root}/{folder}", detail=True))
+        except FileNotFoundError:
             return {}
-        return dict(self._fs.find(path, detail=True))
 
     def _json(self, path: str, name: str) -> Any:
         """Read the JSON document at ``path``. It is untrusted: it may be huge or deeply nested."""

@@ -35,6 +35,7 @@ _LOOKS, _FIRST_LOOK_SECONDS = 4, 0.1
 GRACE_SECONDS = 300.0
 """A copy requested within this many seconds is not removed, since it is about to be opened."""
 _LEFT_SECONDS = 3600.0
+_OBJECTS = "storage.objects"
 _SECRETS = ("AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN")
 
 
@@ -50,8 +51,8 @@ class RemoteObjects:
 
     def __init__(self, url: str, copies: Path, max_copy_bytes: int) -> None:
         self.shown = _without_password(url)
-        self.fs, self.root = _file_system(url)
-        self._deleting, _ = _file_system(url, DELETE_SECONDS, retries=0)
+        self.fs, self.root = file_system(url, _OBJECTS)
+        self._deleting, _ = file_system(url, _OBJECTS, DELETE_SECONDS, retries=0)
         self._copies = copies
         self._max_copy_bytes = max_copy_bytes
         now = time.time()
@@ -170,22 +171,28 @@ def _looked_for(look: Any) -> Any:
     return look()
 
 
-def _file_system(url: str, call_seconds: float = _CALL_SECONDS, retries: int = _RETRIES) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it; the limits apply to S3 only."""
+def file_system(
+    url: str, option: str, call_seconds: float = _CALL_SECONDS, retries: int = _RETRIES
+) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it; the limits apply to S3 only.
+
+    Raises:
+        GymError: ``CONFIG_INVALID`` or ``MISSING_DEPENDENCY``, which name the ``option`` that has the URL.
+    """
     if not url.startswith("s3://"):
         try:
             fs, root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"storage.objects: {_without_password(url)} cannot be used: {_first_line(error)}",
+                f"{option}: {_without_password(url)} cannot be used: {_first_line(error)}",
                 "name a folder, or s3://BUCKET/PREFIX",
             ) from None
         return fs, str(root)
     if "@" in urlsplit(url).netloc:
         raise GymError(
             ErrorCode.CONFIG_INVALID,
-            "storage.objects holds credentials",
+            f"{option} holds credentials",
             "take them out: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are read from the environment",
         )
     try:
@@ -193,7 +200,7 @@ def _file_system(url: str, call_seconds: float = _CALL_SECONDS, retries: int = _
     except ImportError:
         raise GymError(
             ErrorCode.MISSING_DEPENDENCY,
-            f"storage.objects: {url} needs obstore, which is not installed",
+            f"{option}: {url} needs obstore, which is not installed",
             "pip install 'gym-fed[s3]'",
         ) from None
     plain = os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true", "yes")

@@ -470,3 +470,14 @@ def test_merging_of_version_1_holds_whole_rows_so_that_its_sums_keep_their_order
         stack = stack_of("wide", updates, (3, 4003), 1)
         places = [place for place, _ in stack._blocks()]  # type: ignore[attr-defined]
     assert places == [(slice(row, row + 1), slice(0, 4003)) for row in range(3)]
+
+
+def test_a_released_stack_of_signs_holds_nothing_of_its_updates(tmp_path: Path) -> None:
+    with written(tmp_path, [SIGNS] * 3) as updates:
+        signs = [stack for stack in stacks_of(updates, SPEC) if isinstance(stack, SignStack)]
+        assert signs
+        for stack in signs:
+            stack.products(torch.ones(3, dtype=torch.float64))
+            before = set(vars(stack))
+            stack.release()
+            assert before - set(vars(stack)) == {"_parts"}, "the views of the files are gone"
