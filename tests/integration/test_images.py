@@ -183,7 +183,10 @@ def descendants(pid: int) -> list[int]:
     found, waiting = [], [pid]
     while waiting:
         one = waiting.pop()
-        below = [int(word) for word in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        try:
+            below = [int(word) for word in Path(f"/proc/{one}/task/{one}/children").read_text().split()]
+        except FileNotFoundError:  # it has ended
+            continue
         found += below
         waiting += below
     return found
