@@ -116,7 +116,7 @@ def uninstall(
     home: HomeFolder = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not prompt.")] = False,
     abandon: Annotated[
-        bool, typer.Option("--abandon", help="Also if a hub was not left: its account is lost with the key.")
+        bool, typer.Option("--abandon", help="Delete even if a hub was not left; its account is lost.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

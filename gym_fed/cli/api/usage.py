@@ -21,7 +21,7 @@ _COLUMNS = ("month", "key", "user", "requests", "prompt_tokens", "completion_tok
 def usage(
     file: Annotated[Path, typer.Argument(help="The file of usage_log in serving.yaml.", show_default=False)],
     month: Annotated[
-        str | None, typer.Option(metavar="YYYY-MM", help="Only this month, in UTC.", show_default="all")
+        str | None, typer.Option(metavar="YYYY-MM", help="Restrict to a month, in UTC.", show_default="all")
     ] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, for a spreadsheet.")] = False,
     as_json: AsJson = False,
