@@ -89,7 +89,7 @@ IgnoreUnsupported = Annotated[
     typer.Option("--ignore-unsupported", help="Ignore LLaMA-Factory's keys that have no counterpart."),
 ]
 HOST = typer.Option(
-    "--host", metavar="ADDRESS", help="Address to listen on; beyond loopback, keys are needed."
+    "--host", metavar="ADDRESS", help="Address to listen on; pages and APIs beyond loopback need keys."
 )
 OpenOption = Annotated[
     bool | None, typer.Option("--open/--no-open", help="Open the browser; the default on a terminal.")

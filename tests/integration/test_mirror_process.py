@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow  # a mirror of two processes, started twice
 DATA = bytes(range(256)) * 4000
 
 
-def start(folder: Path, hub: LoopbackHub, listen: str, log: Any, *arguments: str) -> tuple[Any, MirrorConfig]:
+def start(folder: Path, hub: LoopbackHub, port: str, log: Any, *arguments: str) -> tuple[Any, MirrorConfig]:
     """Start a mirror, and wait until it listens."""
-    command = ["gym-server", "mirror", hub.address, "--out", str(folder), "--listen", listen, "--json"]
+    command = ["gym-server", "mirror", hub.address, "--output", str(folder), "--port", port, "--json"]
     process = WarmProcess([*command, *arguments], stdout=subprocess.PIPE, stderr=log)
     assert process.stdout is not None
     event = json.loads(process.stdout.readline())
@@ -49,12 +49,12 @@ def test_a_killed_mirror_resumes_with_its_key_and_serves_what_came_meanwhile(tmp
         first = add_version(hub, DATA)
         with (tmp_path / "mirror.log").open("ab") as log:
             pinned = ("--fingerprint", hub.fed.fingerprint)
-            process, config = start(folder.path, hub, "127.0.0.1:0", log, *pinned)
+            process, config = start(folder.path, hub, "0", log, *pinned)
             until(lambda: has(first), "the first version")
             process.kill()
             process.wait()
             second = add_version(hub, DATA[::-1])
-            process, again = start(folder.path, hub, config.address, log)
+            process, again = start(folder.path, hub, config.address.split(":")[1], log)
         assert again == config, "the same port and key: the hub's list stays true"
         until(lambda: has(second), "the second version")
         with hub.client(tmp_path / "ann") as ann:
@@ -83,8 +83,7 @@ def test_a_killed_mirror_resumes_with_its_key_and_serves_what_came_meanwhile(tmp
 def test_a_mirror_of_a_hub_whose_key_nobody_gave_ends_with_the_reason(tmp_path: Path) -> None:
     hub = LoopbackHub(tmp_path / "hub")
     try:
-        listen = ("--listen", "127.0.0.1:0")
-        done = run(["gym-server", "mirror", hub.address, "--out", tmp_path / "mirror", *listen])
+        done = run(["gym-server", "mirror", hub.address, "--output", tmp_path / "mirror", "--port", "0"])
         assert done.returncode == ErrorCode.UNAVAILABLE.exit_code
         assert "was not accepted" in done.stderr
     finally:

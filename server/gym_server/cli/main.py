@@ -75,7 +75,7 @@ class _ServerCommands(CommandGroup):
             "check": "check that everything a hub needs is there",
             "ledger": "show, verify, export and replay the record",
             "audit": "",
-            "mirror": "serve a verified copy of another hub",
+            "mirror": "",
             "gc": "",
             "certificate": "",
             "dashboard-keys": "",

@@ -7,15 +7,18 @@ from typing import Annotated
 
 import typer
 
+from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJsonLines, out, print_event
+from gym_fed.core.help import HOST, PORT
 
 
 def mirror(
     hub: Annotated[str, typer.Argument(metavar="HUB", help="Address of the hub, HOST or HOST:PORT.")],
     folder: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Folder of the mirror; it is created.")
+        Path, typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the mirror; it is created.")
     ] = Path("mirror"),
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to serve on.")] = "127.0.0.1:9450",
+    host: Annotated[str, HOST] = "127.0.0.1",
+    port: Annotated[int, PORT] = 9450,
     fingerprint: Annotated[
         str | None,
         typer.Option(
@@ -38,12 +41,12 @@ def mirror(
 
     log_to_stderr(LOG_LEVELS, "text")
 
-    def on_listening(port: int, own: str) -> None:
+    def on_listening(listening_port: int, own: str) -> None:
         if as_json:
-            print_event({"event": "listening", "port": port, "fingerprint": own})
+            print_event({"event": "listening", "port": listening_port, "fingerprint": own})
             return
-        host = listen.rpartition(":")[0]
-        out.print(f"serving a mirror of {hub} at {host}:{port}; for the hub's gym-server.yaml:", markup=False)
-        out.print(f"mirrors: [{{address: {host}:{port}, fingerprint: {own}}}]", markup=False, soft_wrap=True)
+        address = host_port(host, listening_port)
+        out.print(f"serving a mirror of {hub} at {address}; for the hub's gym-server.yaml:", markup=False)
+        out.print(f"mirrors: [{{address: {address}, fingerprint: {own}}}]", markup=False, soft_wrap=True)
 
-    run_mirror(folder, hub, listen, fingerprint, invite, on_listening)
+    run_mirror(folder, hub, host_port(host, port), fingerprint, invite, on_listening)
