@@ -44,7 +44,7 @@ class DiskS3:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = [self._program, "-d", self._data, "-a", "127.0.0.1", "-p", str(self.port), "-s"]
+        command = [str(self._program), "-d", str(self._data), "-a", "127.0.0.1", "-p", str(self.port), "-s"]
         self._process = subprocess.Popen([*command, "--configure-bucket", BUCKET], env=os.environ)
         end = time.monotonic() + _READY_SECONDS
         while True:

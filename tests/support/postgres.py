@@ -91,9 +91,10 @@ class PostgresServer:
     def start(self) -> None:
         settings = ("fsync=off", "listen_addresses=127.0.0.1", f"port={self.port}", "log_connections=off")
         options = [part for value in settings for part in ("-c", value)]
-        command = [self._postgres, "-D", self.folder / "data", "-k", self.folder, *options]
-        self._keeper = subprocess.Popen(
-            ["/bin/sh", "-c", _KEEPER, "keeper", self.folder, *command],
+        folder = str(self.folder)
+        command = [str(self._postgres), "-D", f"{folder}/data", "-k", folder, *options]
+        self._keeper: subprocess.Popen[bytes] = subprocess.Popen(
+            ["/bin/sh", "-c", _KEEPER, "keeper", folder, *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=open(self.folder / "log", "ab"),  # noqa: SIM115 (the server's)
@@ -147,7 +148,7 @@ class PostgresServer:
 
         where = f"host=127.0.0.1 port={self.port} user=hub password={PASSWORD} dbname={database}"
         with psycopg.connect(where, autocommit=True, connect_timeout=5) as connection:
-            cursor = connection.execute(statement)  # type: ignore[call-overload]
+            cursor: Any = connection.execute(statement)
             return list(cursor.fetchall()) if cursor.description else []
 
     def log(self) -> str:

@@ -473,7 +473,7 @@ def test_merging_of_version_1_holds_whole_rows_so_that_its_sums_keep_their_order
 
 
 def test_a_released_stack_of_signs_holds_nothing_of_its_updates(tmp_path: Path) -> None:
-    with written(tmp_path, [SIGNS] * 3) as updates:
+    with written(tmp_path, SIGNS[:3]) as updates:
         signs = [stack for stack in stacks_of(updates, SPEC) if isinstance(stack, SignStack)]
         assert signs
         for stack in signs:
