@@ -21,11 +21,6 @@ class AnyDeviceParallelism(ParallelismConfig):  # type: ignore[misc]  # untyped
         """Accept every accelerator: the processes have already joined."""
 
 
-def group_size(parallelism: Any) -> int:
-    """Return the number of processes that have the same rows under a trainer's ``parallelism_config``."""
-    return parallelism.group_size if isinstance(parallelism, SharedRows) else 1
-
-
 def local_values(values: Any) -> Any:
     """Return what accelerate gathers from a single process."""
     return recursively_apply(torch.atleast_1d, values)

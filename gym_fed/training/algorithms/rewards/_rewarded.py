@@ -112,8 +112,7 @@ def prompts_per_generation(name: str, settings: RolloutSettings, config: Trainin
     Raises:
         GymError: ``CONFIG_INVALID`` with the numbers, if a generation cannot hold all answers to its prompts.
     """
-    batch = config.per_device_train_batch_size
-    processes = config.data_parallel_size(int(os.environ.get("WORLD_SIZE", "1")))
+    batch, processes = config.per_device_train_batch_size, int(os.environ.get("WORLD_SIZE", "1"))
     steps, key = settings.steps_per_generation, f"{name}.steps_per_generation"
     if steps is None:
         steps, key = config.gradient_accumulation_steps, "gradient_accumulation_steps"

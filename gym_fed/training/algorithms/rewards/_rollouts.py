@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
 from trl import GRPOTrainer, RLOOTrainer
@@ -24,7 +23,6 @@ from gym_fed.evaluation.graders.base import CombinedGrader, Grader, Sample
 from gym_fed.training.algorithms.rewards._environments import EnvironmentRollouts
 from gym_fed.training.model.output_head import add_output_head
 from gym_fed.training.model.reference import copy_at_start, named_reference
-from gym_fed.training.processes.shared_rows import group_size
 from gym_fed.training.rollouts.client import RolloutClient
 from gym_fed.training.rollouts.generation import VllmGeneration
 from gym_fed.training.rollouts.opening import generate_by_vllm
@@ -136,22 +134,8 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     def _generate(self, prompts: list[Any]) -> Any:
         before = self.state.num_input_tokens_seen
         generated = super()._generate(prompts)
-        counted_twice = group_size(self.args.parallelism_config)
-        self._num_tokens += (self.state.num_input_tokens_seen - before) // counted_twice
+        self._num_tokens += self.state.num_input_tokens_seen - before
         return generated
-
-    def _generate_single_turn(self, prompt_ids: list[list[int]], *arguments: Any, **named: Any) -> Any:
-        """Generate as TRL does; of processes that share their rows, the first generates for all.
-
-        Each would draw other answers, or round in another way, and the parts of a row would not fit together.
-        """
-        if group_size(self.args.parallelism_config) == 1:
-            return super()._generate_single_turn(prompt_ids, *arguments, **named)
-        group = self.accelerator.torch_device_mesh["cp"].get_group()
-        answers: list[list[int]] = []
-        if dist.get_rank(group) == 0:
-            answers, _ = super()._generate_single_turn(prompt_ids, *arguments, **named)
-        return answers_of_first(answers, len(prompt_ids), group, self.accelerator.device), None
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
         """Tokenise as TRL does, without a second BOS for text prompts that already have one."""
@@ -213,8 +197,7 @@ class GrpoRollouts(Rollouts, _Grpo):  # type: ignore[misc]
 
     def _own_rows(self, values: torch.Tensor, count: int) -> torch.Tensor:
         """Return this process's ``count`` values out of those of all processes."""
-        size = group_size(self.args.parallelism_config)
-        start = self.accelerator.process_index // size * size * count  # graders may differ between processes
+        start = self.accelerator.process_index * count
         return values[start : start + count]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
@@ -255,17 +238,6 @@ class RlooRollouts(Rollouts, _Rloo):  # type: ignore[misc]
         metrics = self._metrics["train" if self.model.training else "eval"]
         metrics["sampling/importance_sampling_ratio/mean"].append(float(weights.mean()))
         return {**batch, "advantages": batch["advantages"] * weights}
-
-
-def answers_of_first(answers: list[list[int]], count: int, group: Any, device: Any) -> list[list[int]]:
-    """Return the ``count`` answers of the first process of a group in all of its processes."""
-    lengths = torch.tensor([len(ids) for ids in answers] or [0] * count, device=device)
-    dist.broadcast(lengths, group_src=0, group=group)
-    flat = torch.tensor(
-        [token for ids in answers for token in ids] or [0] * int(lengths.sum()), device=device
-    )
-    dist.broadcast(flat, group_src=0, group=group)
-    return [part.tolist() for part in torch.split(flat, lengths.tolist())]
 
 
 class EpochSampler(RepeatSampler):

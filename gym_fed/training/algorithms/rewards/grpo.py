@@ -15,10 +15,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.config.train.training import TrainingConfig
-from gym_fed.core.errors import refuse_first
 from gym_fed.training.algorithms.rewards._rewarded import Rewarded
-from gym_fed.training.processes.sharding import sequence_parallel_size
 from gym_fed.training.run.job import Job
 
 if TYPE_CHECKING:
@@ -32,29 +29,7 @@ class Grpo(Rewarded):
 
     name = "grpo"
     tried = "full, LoRA, LoRA on vLLM; every grader"
-    untried = "several processes that do not split rows"
-    splits_rows = True
-
-    def check(self, config: TrainingConfig) -> None:
-        super().check(config)
-        if config.distributed_strategy != "sequence_parallel":
-            return
-        settings = self.settings(config)
-        steps = settings.steps_per_generation or config.gradient_accumulation_steps
-        refuse_first(
-            (
-                settings.scale_rewards == "batch",
-                ".scale_rewards: batch would count the answers of every process of a group",
-                "set it to group or none",
-            ),
-            (
-                config.per_device_train_batch_size * steps % settings.num_generations,
-                f".num_generations: {settings.num_generations} answers to a prompt do not fit into the "
-                f"{config.per_device_train_batch_size * steps} rows that a group of processes generates at once",
-                "make per_device_train_batch_size x steps_per_generation a multiple of it",
-            ),
-            prefix="grpo",
-        )
+    untried = "several processes"
 
     def build(self, job: Job) -> Any:
         from trl import GRPOConfig
@@ -63,9 +38,6 @@ class Grpo(Rewarded):
 
         settings = self.settings(job.config)
         arguments = GRPOConfig(**self.arguments(job, "loss_type", "scale_rewards", "entropy_coef"))
-        # TRL counts the rows of every process, and some share theirs.
-        assert arguments.generation_batch_size is not None  # set by GRPOConfig
-        arguments.generation_batch_size //= sequence_parallel_size(job.config)
         trainer = build_trainer(GrpoRollouts, job, arguments, settings.beta)
         trainer.advantages = partial(group_advantages, scale=settings.scale_rewards)
         return trainer
