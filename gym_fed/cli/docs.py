@@ -233,12 +233,10 @@ _FACTS = {
         "per_example": "`privacy`",
         "shards": "`fsdp2`, `tensor_parallel`",
         "splits_rows": "`sequence_parallel`",
-        "pipelines": "`pipeline_parallel`",
         "reads_images": "pictures, sound, video",
         "federates": "federated rounds",
     },
     "tuning method": {
-        "pipelines": "`pipeline_parallel`",
         "on_quantized": "`quantization`",
         "per_example": "`privacy`",
         "federates": "federated rounds",
