@@ -154,7 +154,7 @@ class RolloutClient:
                     if isinstance(error, GymError) and error.code not in _GONE:
                         raise
                     if failures > _ATTEMPTS:
-                        raise self._away(f"failed {failures} times in a row ({error})") from error
+                        raise self._away(f"failed {counted(failures, 'time')} in a row ({error})") from error
                     missing = len(prompts) - len(answers)
                     self.resent += missing
                     log.warning("vLLM stopped; requested again: %s (%s)", counted(missing, "answer"), error)
