@@ -124,7 +124,7 @@ def theirs(given: Any, rows: list[dict[str, str]], seed: int) -> tuple[tuple[flo
     torch.set_num_threads(2)
     ends: list[tuple[float, float]] = []
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
+    class Clock(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
             ends.append(now())
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -244,7 +245,7 @@ class Member:
             beating = pb.HeartbeatRequest(
                 message_id=task.message_id, phase="train", done=int(100 * done / seconds), total=100
             )
-            await self._again(lambda beating=beating: self._call("Heartbeat", beating))
+            await self._again(partial(self._call, "Heartbeat", beating))
             if done >= seconds or self.crowd.over.is_set():
                 return
 
@@ -392,7 +393,7 @@ class _Connection:
 
     async def __aexit__(self, *_: object) -> None:
         self._crowd.connected -= 1
-        await self._channel.close()
+        await self._channel.close(None)
 
 
 def update_records(manifest: UpdateManifest, signature: bytes, public_key: bytes) -> pb.Records:

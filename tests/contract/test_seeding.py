@@ -26,7 +26,7 @@ from gym_client.hub.traffic import Traffic
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.identity.proxy import Proxy
-from gym_client.seeding.fetch import require_seeder
+from gym_client.seeding.fetch import require_seeder, time_limit
 from gym_client.seeding.policy import SeedingPolicy
 from gym_client.seeding.seeding import Seeding
 from gym_client.seeding.server import SeederServer
@@ -323,19 +323,18 @@ def test_a_download_that_takes_longer_than_the_hub_would_is_given_up_without_a_r
 ) -> None:
     ann, bob = scene.seeder("ann"), scene.contributor("bob")
     monkeypatch.setattr(server_of(ann), "_send", pausing(0.8, 200_000))
-    monkeypatch.setattr(bob.seeding, "_most_seconds", lambda size_bytes: 0.3)
+    monkeypatch.setattr("gym_client.seeding.seeding.time_limit", lambda *_: 0.3)
     assert scene.fetch(bob) == len(scene.data)
     assert scene.hub.fed.traffic.counts()["seeding"]["failures"] == 0
 
 
 def test_the_time_for_an_object_follows_from_the_hubs_pace(scene: SeedingScene) -> None:
-    bob = scene.contributor("bob", grace_seconds=0.0)
-    most_seconds = bob.seeding._most_seconds  # type: ignore[union-attr]
+    bob = scene.contributor("bob")
     size = 1 << 30
-    assert most_seconds(size) == size / (64 << 10)
+    assert time_limit(bob, size, 0.0) == size / (64 << 10)
     for pace, least in ((32 << 10, 32 << 10), (1 << 20, 128 << 10), (1 << 30, 256 << 10)):
         bob.home.remember(down_bytes_per_second=pace)
-        assert most_seconds(size) == size / least
+        assert time_limit(bob, size, 0.0) == size / least
 
 
 def test_a_seeder_that_refuses_after_the_first_byte_is_reported(
