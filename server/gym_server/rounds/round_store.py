@@ -35,7 +35,7 @@ from gym_server.rounds.versions import (
     version_at,
 )
 from gym_server.store.database import Database, insert_if_absent, rerun
-from gym_server.store.tables import credits, readers, round_tasks, rounds, updates, versions
+from gym_server.store.tables import credits, messages, readers, round_tasks, rounds, updates, versions
 
 PAID_VERDICTS = ("merged", "duplicate")
 """Verdicts of updates that can earn credits; of a ``duplicate``, an equal update was merged."""
@@ -377,6 +377,13 @@ def _advance(tx: Connection, server_round: int, before: str, after: str, values:
             ErrorCode.INTERNAL, f"round {server_round} is {state}; cannot go from {before} to {after}"
         )
     tx.execute(update(rounds).where(rounds.c.server_round == server_round).values(state=after, **values))
+    if after in (
+        COMMITTED,
+        ABORTED,
+    ):  # nothing reads an answered task again, and it names all soups since the base
+        judged = (round_tasks.c.server_round == server_round) & (round_tasks.c.outcome != "")
+        answered = messages.c.message_id.in_(select(round_tasks.c.message_id).where(judged))
+        tx.execute(update(messages).where(answered, messages.c.state == "replied").values(content=b""))
 
 
 def _digest_of(tx: Connection, server_round: int) -> str:

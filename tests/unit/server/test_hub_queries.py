@@ -15,7 +15,8 @@ from gym_server.rpc.streams import Wakeups
 from gym_server.store import database as database_module
 from gym_server.store.away import StoreAway
 from gym_server.store.database import Database
-from sqlalchemy import event
+from gym_server.store.tables import messages
+from sqlalchemy import event, func, select
 
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.loopback_hub import LoopbackHub
@@ -82,6 +83,18 @@ def test_a_look_at_a_round_takes_as_many_queries_with_many_contributors_as_with_
 
         numbers.append(count(room.fed.database, "before_cursor_execute", look))
     assert numbers[0] == numbers[1]
+
+
+def test_answered_tasks_of_an_ended_round_leave_the_database(tmp_path: Path, tiny_base: Path) -> None:
+    room = PacedRoom(tmp_path / "hub", tiny_base, [Member(f"member{i}", 1.0) for i in range(FEW)])
+    room.run(2)
+    room.strategy._collecting(room.fed.round_store.open_next().server_round)
+    room.strategy._push(3, room.grid)
+    sizes = select(messages.c.group_id, func.length(messages.c.content)).distinct()
+    with room.fed.database.reading() as tx:
+        by_round = dict(tx.execute(sizes).tuples().all())
+    room.close()
+    assert by_round["1"] == by_round["2"] == 0 < by_round["3"]
 
 
 @pytest.fixture
