@@ -129,6 +129,8 @@ def test_a_poisonous_reply_in_the_database_is_set_aside_and_the_round_commits_wi
     before = rss_bytes(hub)
     hub.wait_for("the verdict", lambda: hub.ask("rounds")[0]["set_aside"])
     assert rss_bytes(hub) - before < 50 * MIB
+    # The verdict is committed before it is logged: a kill between the two would lose the line.
+    hub.wait_for("the log line", lambda: "its reply is set aside" in hub.log())
     hub.kill()
     hub.start()  # it does not meet the reply again
     digest = hub.ask("status")["version_digest"]
