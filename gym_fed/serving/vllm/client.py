@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import counted, plain
 from gym_fed.serving.vllm.bodies import AnswerChunk, read_chunk
 from gym_fed.serving.vllm_plugin.uploads import PREFIX
 
 _CONNECT_SECONDS = 10.0
 _SHORT_SECONDS = 30.0
 _MAX_SHOWN = 300
+_MAX_BYTES = 1 << 20
+"""Maximum bytes of an event, and of an answer without tokens."""
+_MAX_TOKEN_BYTES = 4096
+"""Maximum bytes per token of an answer, with the log-probabilities of other tokens."""
+_UNKNOWN_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors of reading JSON of another form than vLLM's."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,9 @@ class VllmClient:
     async def is_healthy(self) -> bool:
         """Return whether vLLM answers that its engine runs."""
         try:
-            return (await self._http.get("/health", timeout=_SHORT_SECONDS)).status_code == 200
-        except httpx.TransportError:
+            async with self._http.stream("GET", "/health", timeout=_SHORT_SECONDS) as answer:
+                return answer.status_code == 200
+        except httpx.RequestError:
             return False
 
     async def version(self) -> str:
@@ -71,7 +82,7 @@ class VllmClient:
         Raises:
             GymError: ``UNAVAILABLE``; ``PROTOCOL_MISMATCH`` if this is no vLLM.
         """
-        return str((await self._get("/version"))["version"])
+        return plain((await self._get("/version", lambda found: found["version"])), _MAX_SHOWN)
 
     async def models(self) -> dict[str, int]:
         """Return the context length of every base model by its name.
@@ -79,8 +90,11 @@ class VllmClient:
         Raises:
             GymError: As ``version``; ``UNAUTHENTICATED`` for a wrong key.
         """
-        found = await self._get("/v1/models")
-        return {m["id"]: int(m["max_model_len"]) for m in found["data"] if m.get("parent") is None}
+
+        def read(found: Any) -> dict[str, int]:
+            return {m["id"]: int(m["max_model_len"]) for m in found["data"] if m.get("parent") is None}
+
+        return await self._get("/v1/models", read)
 
     async def generate(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk]:
         """Stream an answer; closing the iterator cancels it in vLLM.
@@ -96,9 +110,9 @@ class VllmClient:
         with _named_failures():
             async with self._http.stream("POST", "/v1/completions", json=body) as answer:
                 if answer.status_code != 200:
-                    raise _refusal(answer.status_code, await answer.aread())
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
+                    raise _refusal(answer.status_code, await _body(answer, _MAX_BYTES))
+                async for line in _lines(answer):
+                    if line.startswith(b"data: ") and line != b"data: [DONE]":
                         yield read_chunk(json.loads(line[6:]))
 
     async def complete(self, body: dict[str, Any]) -> AnswerChunk:
@@ -111,10 +125,11 @@ class VllmClient:
             NotConnectedError: As ``generate``; so do the other errors.
         """
         with _named_failures():
-            answer = await self._http.post("/v1/completions", json=body)
-            if answer.status_code != 200:
-                raise _refusal(answer.status_code, answer.content)
-            return read_chunk(answer.json())
+            most = _MAX_BYTES + _MAX_TOKEN_BYTES * int(body["max_tokens"])
+            status, content = await self._send("POST", "/v1/completions", most, json=body)
+            if status != 200:
+                raise _refusal(status, content)
+            return read_chunk(json.loads(content))
 
     async def load_adapter(self, name: str, content: bytes) -> None:
         """Send an adapter to ``uploads.AdapterUploads`` of the plug-in, and load it under a name.
@@ -128,10 +143,9 @@ class VllmClient:
             GymError: ``PROTOCOL_MISMATCH`` if vLLM runs without the plug-in's uploads or without LoRA.
         """
         with _named_failures():
-            stored = await self._http.put(PREFIX + name, content=content)
-            self._require_loaded(name, stored)
-            body = {"lora_name": name, "lora_path": stored.json()["path"]}
-            self._require_loaded(name, await self._http.post("/v1/load_lora_adapter", json=body))
+            stored = self._loaded(*await self._send("PUT", PREFIX + name, content=content))
+            body = {"lora_name": name, "lora_path": json.loads(stored)["path"]}
+            self._loaded(*await self._send("POST", "/v1/load_lora_adapter", json=body))
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter and delete its files; one that is not there has no effect.
@@ -140,46 +154,96 @@ class VllmClient:
             NotConnectedError: As ``generate``; ``GymError`` ``UNAVAILABLE`` if vLLM stops.
         """
         with _named_failures():
-            await self._http.post("/v1/unload_lora_adapter", json={"lora_name": name})
-            await self._http.delete(PREFIX + name)
+            await self._send("POST", "/v1/unload_lora_adapter", json={"lora_name": name})
+            await self._send("DELETE", PREFIX + name)
 
-    def _require_loaded(self, name: str, answer: httpx.Response) -> None:
-        if answer.status_code == 404:
+    def _loaded(self, status: int, content: bytes) -> bytes:
+        """Return the body of an answer about an adapter, after checking its status."""
+        if status == 404:
             raise GymError(
                 ErrorCode.PROTOCOL_MISMATCH,
                 f"vLLM at {self._http.base_url} takes no adapters",
                 "start it with gym-fed's plug-in, --enable-lora, --middleware "
                 "gym_fed.serving.vllm_plugin.uploads.AdapterUploads and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1",
             )
-        if answer.status_code != 200:
-            raise _refusal(answer.status_code, answer.content)
+        if status != 200:
+            raise _refusal(status, content)
+        return content
 
     async def close(self) -> None:
         """Close all connections."""
         await self._http.aclose()
 
-    async def _get(self, path: str) -> Any:
+    async def _send(
+        self, method: str, path: str, max_bytes: int = _MAX_BYTES, **options: Any
+    ) -> tuple[int, bytes]:
+        """Return status and body of an answer.
+
+        Raises:
+            GymError: ``PROTOCOL_MISMATCH`` for a body of more than ``max_bytes``, which is not read to its end.
+        """
+        async with self._http.stream(method, path, **options) as answer:
+            return answer.status_code, await _body(answer, max_bytes)
+
+    async def _get(self, path: str, read: Callable[[Any], T]) -> T:
+        """Return what ``read`` finds in the JSON at a path."""
         try:
-            answer = await self._http.get(path, timeout=_SHORT_SECONDS)
-        except httpx.TransportError as error:
+            async with asyncio.timeout(_SHORT_SECONDS):
+                status, content = await self._send("GET", path)
+        except (httpx.RequestError, TimeoutError) as error:
             raise GymError(
                 ErrorCode.UNAVAILABLE,
                 f"vLLM at {self._http.base_url} cannot be reached: {error!r}",
                 "start it",
             ) from error
-        if answer.status_code == 401:
+        if status == 401:
             raise GymError(
                 ErrorCode.UNAUTHENTICATED,
                 f"vLLM at {self._http.base_url} refuses the key",
                 "name the file of its key with api_key_file",
             )
         try:
-            answer.raise_for_status()
-            return answer.json()
-        except (httpx.HTTPStatusError, ValueError) as error:
+            if status != 200:
+                raise ValueError(f"status {status}")
+            return read(json.loads(content))
+        except _UNKNOWN_FORM as error:
             raise GymError(
-                ErrorCode.PROTOCOL_MISMATCH, f"{self._http.base_url}{path} is not of a vLLM: {error!r}"
+                ErrorCode.PROTOCOL_MISMATCH,
+                f"{self._http.base_url}{path} is not of a vLLM: {plain(repr(error), _MAX_SHOWN)}",
             ) from error
+
+
+async def _body(answer: httpx.Response, max_bytes: int) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        GymError: ``PROTOCOL_MISMATCH`` for more than ``max_bytes``, after decompression.
+    """
+    body = bytearray()
+    async for part in answer.aiter_bytes():
+        body += part
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+    return bytes(body)
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
+    """Yield the lines of an answer as they arrive; raises as ``_body`` for one of more than ``_MAX_BYTES``."""
+    rest = b""
+    async for part in answer.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        if len(rest) > _MAX_BYTES:
+            raise _too_large(_MAX_BYTES)
+        for line in lines:
+            yield line.rstrip(b"\r")
+    if rest:
+        yield rest.rstrip(b"\r")
+
+
+def _too_large(max_bytes: int) -> GymError:
+    return GymError(
+        ErrorCode.PROTOCOL_MISMATCH, f"vLLM's answer has more than {counted(max_bytes, 'byte')}", "see its log"
+    )
 
 
 @contextmanager
@@ -189,13 +253,14 @@ def _named_failures() -> Iterator[None]:
         yield
     except httpx.ConnectError as error:
         raise NotConnectedError from error
-    except httpx.TransportError as error:
+    except httpx.RequestError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE, "vLLM stopped before the end of the answer", "try again in a moment"
         ) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNKNOWN_FORM as error:
+        problem = plain(repr(error), _MAX_SHOWN)
         raise GymError(
-            ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {error!r}", "see the log"
+            ErrorCode.INTERNAL, f"vLLM's answer has an unknown form: {problem}", "see the log"
         ) from error
 
 
@@ -203,9 +268,9 @@ def _refusal(status: int, content: bytes) -> GymError:
     """Return the error for an answer that is not 200."""
     try:
         message = str(json.loads(content)["error"]["message"])
-    except (KeyError, TypeError, ValueError):
+    except _UNKNOWN_FORM:
         message = content.decode(errors="replace")
-    message = message[:_MAX_SHOWN]
+    message = plain(message, _MAX_SHOWN)
     if status >= 500:
         return GymError(ErrorCode.UNAVAILABLE, f"vLLM failed: {message}", "try again in a moment")
     if "could not be loaded" in message or status == 404:

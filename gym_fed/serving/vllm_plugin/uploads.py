@@ -46,7 +46,6 @@ class AdapterUploads:
 
     def __init__(self, app: Callable[[Any, _Receive, _Send], Awaitable[None]]) -> None:
         self._app = app
-        self._key = os.environ.get("VLLM_API_KEY", "")
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     async def __call__(self, scope: Any, receive: _Receive, send: _Send) -> None:
@@ -56,7 +55,7 @@ class AdapterUploads:
             return
         name = scope["path"].removeprefix(PREFIX)
         try:
-            if not self._is_authorized(scope["headers"]):
+            if not _is_authorized(scope):
                 await _respond(send, 401, error="the key is wrong")
             elif not _NAME.fullmatch(name) or scope["method"] not in ("PUT", "DELETE"):
                 await _respond(send, 404, error="no such adapter or method")
@@ -69,11 +68,6 @@ class AdapterUploads:
             await _respond(send, 400, error=str(error))
         except OSError as error:
             await _respond(send, 507, error=f"the adapter cannot be stored: {error.strerror}")
-
-    def _is_authorized(self, headers: Any) -> bool:
-        """Check the key here: vLLM's own check is of ``/v1`` only."""
-        given = dict(headers).get(b"authorization", b"")
-        return not self._key or hmac.compare_digest(_digest(given), _digest(f"Bearer {self._key}".encode()))
 
     async def _store(self, name: str, receive: _Receive) -> Path:
         root = self._root()
@@ -96,6 +90,14 @@ class AdapterUploads:
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="gym-adapters-")  # of this user alone
         return Path(self._folder.name)
+
+
+def _is_authorized(scope: Any) -> bool:
+    """Check the key here: vLLM's own check is of ``/v1`` only. Like there, ``--api-key`` replaces the variable."""
+    args = getattr(getattr(scope.get("app"), "state", None), "args", None)
+    keys = [key for key in getattr(args, "api_key", None) or [os.environ.get("VLLM_API_KEY", "")] if key]
+    given = _digest(dict(scope["headers"]).get(b"authorization", b""))
+    return not keys or any(hmac.compare_digest(given, _digest(f"Bearer {key}".encode())) for key in keys)
 
 
 async def _receive_into(file: Path, receive: _Receive) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import threading
 import time
@@ -13,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.errors import ErrorCode, GymError, refuse_first
 from gym_fed.core.text import counted
 from gym_fed.serving.vllm.bodies import completion_body
 from gym_fed.serving.vllm.client import NotConnectedError, VllmClient
@@ -32,6 +33,8 @@ _ATTEMPTS = 3
 _GONE = (ErrorCode.UNAVAILABLE, ErrorCode.MODEL_INVALID)
 """Errors of a vLLM that stopped, or that came back without the adapter."""
 _CLOSE_SECONDS = 30.0
+_ROUNDING = 1e-3
+"""Rounding error by which a log-probability may exceed 0."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class RolloutClient:
         server: The vLLM. It is started again, or watched, by itself.
         sampling: Parameters of all answers.
         end_ids: Tokens that end an answer.
+        num_tokens: Size of the model's vocabulary.
         context: Maximum tokens of prompt and answer in vLLM.
         wait_seconds: Seconds after which a vLLM that does not answer ends the run.
     """
@@ -58,13 +62,14 @@ class RolloutClient:
         server: VllmProcess | RemoteVllm,
         sampling: SamplingParams,
         end_ids: frozenset[int],
+        num_tokens: int,
         context: int,
         wait_seconds: float,
     ) -> None:
         self.resent = 0
         """The number of answers that were requested again after vLLM had stopped."""
         self._server, self._sampling, self._end_ids = server, sampling, end_ids
-        self._context, self._wait_seconds = context, wait_seconds
+        self._num_tokens, self._context, self._wait_seconds = num_tokens, context, wait_seconds
         self._salt = secrets.token_hex(16)
         self._loaded: str | None = None
         self._turn = asyncio.Lock()
@@ -243,10 +248,32 @@ class RolloutClient:
             stream=False,
         )
         chunk = await self._client.complete(body)
-        logprobs = [each.logprob for each in chunk.logprobs]
-        if not chunk.token_ids or len(logprobs) != len(chunk.token_ids):
-            raise GymError(
-                ErrorCode.PROTOCOL_MISMATCH,
-                f"vLLM answered {counted(len(chunk.token_ids), 'token')} with {len(logprobs)} log-probabilities",
-            )
-        return SampledAnswer(list(chunk.token_ids), logprobs)
+        answer = SampledAnswer(list(chunk.token_ids), [each.logprob for each in chunk.logprobs])
+        _require_sampled(answer, body["max_tokens"], self._num_tokens)
+        return answer
+
+
+def _require_sampled(answer: SampledAnswer, max_tokens: int, num_tokens: int) -> None:
+    """Refuse an answer that no sampling gives: one of its numbers would end the run later, or ruin the weights.
+
+    Raises:
+        GymError: ``PROTOCOL_MISMATCH`` with the problem.
+    """
+    ids, logprobs = answer.token_ids, answer.logprobs
+    refuse_first(
+        (
+            not 1 <= len(ids) <= max_tokens or len(logprobs) != len(ids),
+            f"{counted(len(ids), 'token')} of at most {max_tokens:,}, with {len(logprobs):,} log-probabilities",
+        ),
+        (
+            any(not 0 <= token < num_tokens for token in ids),
+            f"a token that is not from 0 to {num_tokens - 1:,}",
+        ),
+        (
+            any(not math.isfinite(value) or value > _ROUNDING for value in logprobs),
+            "a log-probability that is no number up to 0",
+        ),
+        prefix="vLLM answered with ",
+        code=ErrorCode.PROTOCOL_MISMATCH,
+        remedy="see its log; does it serve the trained model, by a tested release of vLLM?",
+    )

@@ -54,7 +54,8 @@ def generate_by_vllm(trainer: Any, job: Job, settings: RolloutSettings, *, per_a
         repetition_penalty=settings.repetition_penalty,
         logprobs=0,
     )
-    client = RolloutClient(server, sampling, frozenset(trainer.eos_token_ids), context, given.start_seconds)
+    end_ids, num_tokens = frozenset(trainer.eos_token_ids), job.model.get_input_embeddings().weight.shape[0]
+    client = RolloutClient(server, sampling, end_ids, num_tokens, context, given.start_seconds)
     job.resources.callback(client.close)
     trainer.vllm_generation = VllmGeneration(
         trainer, client, trainer.prompts_of_generation, given.max_staleness, job.config.seed

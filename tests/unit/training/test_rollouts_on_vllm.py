@@ -8,6 +8,7 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,8 +221,10 @@ def test_settings_that_exclude_each_other_are_refused(rollouts: dict[str, Any], 
         RolloutEngine(**rollouts)
 
 
-def put(name: str, content: bytes, key: str = "", *, ends: bool = True) -> tuple[int, dict[str, str]]:
-    """The status and body of an upload, given to the middleware in two parts."""
+def put(
+    name: str, content: bytes, key: str = "", *, ends: bool = True, app: Any = None
+) -> tuple[int, dict[str, str]]:
+    """The status and body of an upload to vLLM's ``app``, given to the middleware in two parts."""
     sent: list[dict[str, Any]] = []
     parts = [
         {"type": "http.request", "body": content[:9], "more_body": True},
@@ -235,7 +238,7 @@ def put(name: str, content: bytes, key: str = "", *, ends: bool = True) -> tuple
         sent.append(message)
 
     headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
-    scope = {"type": "http", "method": "PUT", "path": PREFIX + name, "headers": headers}
+    scope = {"type": "http", "method": "PUT", "path": PREFIX + name, "headers": headers, "app": app}
     asyncio.run(UPLOADS(scope, receive, send))
     return sent[0]["status"], json.loads(sent[1]["body"])
 
@@ -278,5 +281,13 @@ def test_upload_without_the_key_or_over_a_bound_is_refused(monkeypatch: pytest.M
     assert put("policy", GOOD, ends=False)[0] == 400
     monkeypatch.setattr(uploads, "MAX_BYTES", len(GOOD) - 1)
     assert put("policy", GOOD)[0] == 400
-    monkeypatch.setattr(UPLOADS, "_key", "right")
+    monkeypatch.setenv("VLLM_API_KEY", "right")
     assert put("policy", GOOD, "wrong")[0] == put("policy", GOOD)[0] == 401
+
+
+def test_keys_of_vllm_s_command_line_are_needed_for_uploads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--api-key`` takes several, and replaces the variable."""
+    monkeypatch.setenv("VLLM_API_KEY", "variable")
+    app = SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(api_key=["first", "second"])))
+    statuses = [put("policy", GOOD, key, app=app)[0] for key in ("first", "second", "variable", "")]
+    assert statuses == [200, 200, 401, 401]
