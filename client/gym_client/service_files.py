@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from gym_client.identity.home import Home
 from gym_fed.core.child_process import module_command
@@ -81,9 +82,7 @@ def written_files(home: Home) -> tuple[Path, ...]:
     """Return the service file of this home, if `gym-client install-service` wrote one on this machine."""
     file = service_file(platform_of(None), service_of(home, None), Path.home())
     try:
-        is_own = any(
-            str(home.folder).encode(code) in file.path.read_bytes() for code in ("utf-8", "utf-16-le")
-        )
+        is_own = file.own_mark in file.path.read_bytes()
     except OSError:
         return ()
     return (file.path,) if is_own else ()
@@ -137,6 +136,7 @@ class ServiceFile:
         text: The same content as text for display.
         start: Commands that start the service.
         remove: Commands that stop the service before the file is deleted.
+        own_mark: Bytes that are in the file of this home alone, whatever its command is.
     """
 
     path: Path
@@ -144,6 +144,7 @@ class ServiceFile:
     text: str
     start: list[str]
     remove: list[str]
+    own_mark: bytes
 
 
 def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> ServiceFile:
@@ -206,7 +207,8 @@ def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:
         "loginctl enable-linger",
     ]
     remove = [f"systemctl --user disable --now {_NAME}.service"]
-    return ServiceFile(path, text.encode(), text, start, remove)
+    own_mark = f"\nEnvironment={_unit_quoted(f'GYM_HOME={service.home}')}\n".encode()
+    return ServiceFile(path, text.encode(), text, start, remove, own_mark)
 
 
 def _unit_quoted(text: str) -> str:
@@ -261,7 +263,9 @@ def _launchd(service: ServiceJob, user_home: Path) -> ServiceFile:
         sort_keys=False,
     )
     start = [f"launchctl bootstrap gui/$(id -u) {shlex.quote(str(path))}"]
-    return ServiceFile(path, content, content.decode(), start, [f"launchctl bootout gui/$(id -u)/{_LABEL}"])
+    remove = [f"launchctl bootout gui/$(id -u)/{_LABEL}"]
+    own_mark = f"<string>{escape(str(service.home))}</string>".encode()
+    return ServiceFile(path, content, content.decode(), start, remove, own_mark)
 
 
 def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
@@ -296,7 +300,8 @@ def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
     path = service.home / f"{_NAME}-task.xml"
     content = f'<?xml version="1.0" encoding="UTF-16"?>\n{text}\n'
     start = [subprocess.list2cmdline(["schtasks", "/Create", "/TN", _NAME, "/XML", str(path)])]
-    return ServiceFile(path, content.encode("utf-16"), content, start, [f"schtasks /Delete /TN {_NAME} /F"])
+    remove = [f"schtasks /Delete /TN {_NAME} /F"]
+    return ServiceFile(path, content.encode("utf-16"), content, start, remove, b"")  # it is in the home
 
 
 def _child(parent: ElementTree.Element, name: str, text: str | None = None) -> ElementTree.Element:

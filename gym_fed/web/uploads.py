@@ -127,6 +127,7 @@ class Uploads:
                     "drop the file again when no program is writing it",
                 )
             with full_disk_named(upload.part), upload.part.open("ab") as file:
+                file.truncate(offset)  # a part that failed may have been written to some byte
                 file.write(data)
             upload.received_bytes += len(data)
             upload.touched_at = time.monotonic()

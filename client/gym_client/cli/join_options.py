@@ -74,7 +74,9 @@ def find_target(options: JoinOptions, last: Address | None = None) -> JoinTarget
             f"--fingerprint is {fingerprint}, the invite's is {invite.fingerprint}",
             "pass only one of them",
         )
-    return JoinTarget(given or Address(invite.host, invite.port), invite.fingerprint, invite.token)
+    return JoinTarget(
+        given or Address.parse(f"{invite.host}:{invite.port}"), invite.fingerprint, invite.token
+    )
 
 
 def remembered(home: Home, options: JoinOptions) -> tuple[Setup, str]:

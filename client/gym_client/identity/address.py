@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import whole_number
+from gym_fed.core.text import plain, whole_number
 from gym_fed.trust.wire.limits import DEFAULT_PORT
+
+_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
+"""Names and IP addresses. Other letters look alike, and control characters change terminals."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,12 @@ class Address:
         if not colon or port.endswith("]") or (":" in host and not host.endswith("]")):
             host, port = text.strip(), str(DEFAULT_PORT)
         host = host.removeprefix("[").removesuffix("]")
-        if not host or any(c in host for c in "/@ \t[]") or whole_number(port, 5) is None:
-            raise GymError(ErrorCode.USAGE, f"{text!r} is not an address", "give host or host:port")
+        if not _HOST.fullmatch(host) or whole_number(port, 5) is None:
+            raise GymError(
+                ErrorCode.USAGE,
+                f"{plain(text, 300)!r} is not an address",
+                "give host or host:port; write a name with other letters as xn--",
+            )
         if not 1 <= int(port) <= 65535:
             raise GymError(ErrorCode.USAGE, f"{text!r}: port {port} is not from 1 to 65535")
         return cls(host, int(port))

@@ -7,6 +7,7 @@ those of later verdicts and credits are fetched when the hub reports them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,9 +17,12 @@ from gym_client.hub.replies import NOT_ITS_OWN, refused_as_unsigned
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.core.text import plain
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_fed.trust.ledger.entries import SEALED, seal
 from gym_fed.trust.ledger.heads import EntryProof
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class Receipts:
@@ -124,6 +128,11 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
     with refused_as_unsigned(NOT_ITS_OWN):
         proof.verify(key)
     body = proof.entry.body
+    if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # it becomes part of file names
+        raise GymError(
+            ErrorCode.SIGNATURE_INVALID,
+            f"a receipt names the update {plain(receipt['update'], 80)!r}, which is no digest",
+        )
     if "update" in receipt and not _is_of(proof, receipt):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fastapi import APIRouter
@@ -46,9 +47,9 @@ def open_ui(home: Home, listen: str, passphrase_file: Path | None = None) -> tup
 
     def dropped() -> list[str]:
         """Return the files that were dropped on the page, newest first."""
-        files = data.iterdir() if data.is_dir() else ()
-        newest = sorted(files, key=lambda file: file.stat().st_mtime, reverse=True)
-        return [f"{_DATA}/{file.name}" for file in newest if is_data_file(file)]
+        files = [file for file in data.iterdir() if is_data_file(file)] if data.is_dir() else []
+        newest = sorted(files, key=os.path.getmtime, reverse=True)
+        return [f"{_DATA}/{file.name}" for file in newest]
 
     place = Workplace(jobs, home.folder, dropped, home.folder, tuple(options), takes_any_path=True)
     router = APIRouter()

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, plain
 from gym_fed.trust.wire.limits import PROTOCOL
 
 MAX_WORK_BITS = 24
@@ -89,7 +89,7 @@ def do_work(
 
 INVITE_SCHEME = "gym://"
 _PATTERN = re.compile(
-    r"gym://(?P<host>[^\s/]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
+    r"gym://(?P<host>[A-Za-z0-9._:%\[\]-]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
 )
 
 
@@ -133,7 +133,7 @@ def parse_invite(text: str) -> Invite:
     if match is None:
         raise GymError(
             ErrorCode.INVITE_INVALID,
-            f"{text[:40]!r} is not an invite",
+            f"{plain(text, 40)!r} is not an invite",
             "an invite reads gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create makes one",
         )
     port = int(match["port"])

@@ -427,3 +427,20 @@ def test_heads_of_the_same_second_are_no_fork(real: RealLedger, heads: Heads) ->
     signed = [real.append("first"), real.append("second")]
     signed[1] = SignedHead.sign(KEY, replace(signed[1].head, at=signed[0].head.at))
     assert contradiction(*signed) is None
+
+
+@pytest.mark.parametrize("update", ["../../settings", "/tmp/x", "A" * 64, 7, None])
+def test_a_signed_receipt_whose_update_is_no_digest_is_refused_since_files_are_named_by_it(
+    tmp_path: Path, update: Any
+) -> None:
+    """A hub can sign any entry."""
+    hub = RealLedger(tmp_path / "hub")
+    with hub.database.transaction() as tx:
+        body = {"update": update, "verdict": "admitted", "contributor": "c" + "1" * 32, "server_round": 1}
+        sequence = hub.ledger.append(tx, "verdict", body).sequence
+        hub.ledger.sign_head(tx)
+    proof = json.loads(json.dumps(hub.ledger.proof(sequence, 0).to_dict()))
+    receipt = {"update": update, "verdict": "admitted", "proof": proof}
+    with pytest.raises(GymError, match="is no digest") as error:
+        check_receipt(receipt, KEY.public_key)
+    assert error.value.code is ErrorCode.SIGNATURE_INVALID

@@ -7,6 +7,7 @@ import os
 import plistlib
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,7 +17,14 @@ from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.keystore import Keystore
 from gym_client.identity.pins import ServerPin
-from gym_client.service_files import ServiceJob, needs_a_person, service_file
+from gym_client.service_files import (
+    ServiceJob,
+    needs_a_person,
+    platform_of,
+    service_file,
+    service_of,
+    written_files,
+)
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.passphrase import PassphraseSource
@@ -227,3 +235,18 @@ def test_a_key_under_a_passphrase_needs_its_file(tmp_path: Path) -> None:
     assert found["error"]["code"] == "key-locked"
     assert "--passphrase-file FILE" in found["error"]["hint"]
     assert "there is no" in installed("--home", home.folder, "--uninstall", user=tmp_path).stdout
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.parametrize("name", ["plain", "100%s", "a&b", "with space"])
+def test_the_service_file_of_a_home_is_known_and_that_of_a_longer_path_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, name: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "platform", platform)
+    home, other = Home.open(tmp_path / name), Home.open(tmp_path / f"{name}2")
+    file = service_file(platform_of(None), service_of(other, None), tmp_path)
+    file.path.parent.mkdir(parents=True, exist_ok=True)
+    file.path.write_bytes(file.content)
+    assert written_files(other) == (file.path,)
+    assert written_files(home) == ()

@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from gym_client.agent.pauses import is_paused
 from gym_client.agent.policy import Policy
+from gym_client.cli.join_options import JoinOptions, find_target
 from gym_client.identity.address import Address
 from gym_client.identity.home import Home
 from gym_client.identity.pins import ServerPin
@@ -20,6 +22,7 @@ from starlette.testclient import TestClient
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.login import Invite, find_invite, format_invite
+from gym_fed.web import uploads
 from gym_fed.web.jobs import Jobs, WebJob
 from gym_fed.web.server import WebServer
 from tests.support.in_process import run_here
@@ -140,6 +143,51 @@ def test_an_invite_is_found_in_a_message() -> None:
     assert find_invite(f"<{LINK}>,") == LINK
     assert find_invite(f" {'b' * 32}\n") == "b" * 32, "a bare token"
     assert find_invite(LINK[:-1]) == LINK[:-1], "part of an invite is reported by its parser"
+
+
+@pytest.mark.parametrize(
+    "host", ["\x1b[2Jevil", "hub\u202e.org", "hub.org@evil", "\u043fub.org", "a\u200bb", "a\x07b", "a" * 256]
+)
+def test_an_invite_with_a_host_that_is_no_name_is_refused_and_shown_escaped(host: str) -> None:
+    link = LINK.replace("hub.example.org", host)
+    for options in (JoinOptions(invite=link), JoinOptions(server=f"{host}:9443")):
+        with pytest.raises(GymError) as error:
+            find_target(options)
+        assert "\x1b" not in str(error.value)
+        assert error.value.message.isprintable()
+
+
+def test_the_invite_of_an_ipv6_address_names_it_once() -> None:
+    address = find_target(JoinOptions(invite=LINK.replace("hub.example.org", "[::1]"))).address
+    assert (address.host, str(address)) == ("::1", "[::1]:9443")
+
+
+def test_links_in_the_folder_of_dropped_files_do_not_break_the_page(home: Home, page: TestClient) -> None:
+    data = home.folder / "data"
+    data.mkdir()
+    (data / "gone.jsonl").symlink_to(home.folder / "nothing")
+    (data / "rows.jsonl").write_text("{}\n")
+    assert page.get(f"{API}/join").json()["files"] == ["data/rows.jsonl"]
+
+
+def test_a_part_that_a_full_disk_cut_off_is_written_whole_the_next_time(
+    home: Home, page: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = b'{"prompt": "a"}\n'
+    id = page.post(f"{API}/data/uploads", json={"name": "rows.jsonl", "bytes": len(rows)}).json()["id"]
+    headers = {"Content-Type": "application/octet-stream"}
+
+    @contextmanager
+    def full(path: Path) -> Iterator[None]:
+        yield
+        raise GymError(ErrorCode.DISK_FULL, f"{path}: no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "full_disk_named", full)
+        assert page.put(f"{API}/data/uploads/{id}", content=rows, headers=headers).status_code == 507
+    sent = page.put(f"{API}/data/uploads/{id}", content=rows, headers=headers)
+    assert sent.json()["name"] == "data/rows.jsonl"
+    assert (home.folder / "data" / "rows.jsonl").read_bytes() == rows
 
 
 def test_dropped_files_are_offered_newest_first(home: Home, page: TestClient) -> None:
