@@ -12,6 +12,7 @@ write to the registry may add lines; each is signed, and the file here is a copy
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from gym_fed.core.files import file_sha256, write_atomically
 from gym_fed.core.text import counted
 from gym_fed.data.objects import Objects
 from gym_fed.evaluation.leaderboard.board import (
+    MAX_BYTES,
     MAX_LINE_BYTES,
     MAX_LINES,
     BoardRow,
@@ -59,6 +61,7 @@ class PublishedLeaderboard(Leaderboard):
         """Sign a line, publish it with its record, and extend the copy; raises as ``Leaderboard.add``."""
         while True:
             board = Leaderboard(self.path)
+            before = board.head
             line = board.signed(content, key)
             if isinstance(content, Submission):
                 self._publish_record(content, line.entry.hash)
@@ -66,6 +69,10 @@ class PublishedLeaderboard(Leaderboard):
             if self._objects.create(f"{_FOLDER}/{line.entry.sequence:06}.json", text.encode()):
                 break
             self._pull(self.path)  # somebody else's line has this number
+            if Leaderboard(self.path).head == before:
+                raise corrupt(
+                    f"{self._objects.url}/{_FOLDER}: line {line.entry.sequence} is taken by what is no file"
+                )
         self._pull(self.path)
         self._become(Leaderboard(self.path))
         return line
@@ -74,7 +81,8 @@ class PublishedLeaderboard(Leaderboard):
         """Download the record of a submission next to the copy, unless it is there.
 
         Raises:
-            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``TOO_LARGE``.
+            GymError: ``FILE_NOT_FOUND`` if the registry lacks it; ``HASH_MISMATCH`` for other samples than were
+                submitted, which are not written; ``TOO_LARGE``.
         """
         submission, digest = row.submission, row.line.entry.hash
         if any(
@@ -93,6 +101,13 @@ class PublishedLeaderboard(Leaderboard):
                     f"{self._objects.url}: line {row.line.entry.sequence} has no {name}",
                     "ask its submitter for the record",
                 ) from None
+            if target != document and (found := hashlib.sha256(data).hexdigest()) != submission.results:
+                raise GymError(
+                    ErrorCode.HASH_MISMATCH,
+                    f"{self._objects.url}: the samples of line {row.line.entry.sequence} have sha256 {found}, and "
+                    f"{submission.results} were submitted",
+                    "ask its submitter for the record",
+                )
             write_atomically(target, data)
 
     def _publish_record(self, submission: Submission, digest: str) -> None:
@@ -124,7 +139,17 @@ class PublishedLeaderboard(Leaderboard):
         if last and self._line(known) != (canonical_text(last.to_dict()) + "\n").encode():
             raise corrupt(f"{self._objects.url}: its line {known} is not that of {path}: it is another board")
         if known < len(numbers):
-            Leaderboard(path).extend([self._line(number) for number in numbers[known:]])
+            lines, size = list[bytes](), path.stat().st_size if last else 0
+            for number in numbers[known:]:
+                lines.append(self._line(number))
+                size += len(lines[-1])
+                if size > MAX_BYTES:
+                    raise GymError(
+                        ErrorCode.TOO_LARGE,
+                        f"{self._objects.url}/{_FOLDER}: more than the {counted(MAX_BYTES, 'byte')} of a leaderboard",
+                        "start another leaderboard",
+                    )
+            Leaderboard(path).extend(lines)
 
     def _line(self, number: int) -> bytes:
         return self._objects.read(f"{_FOLDER}/{number:06}.json", MAX_LINE_BYTES)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -29,6 +28,7 @@ FOLDER = "region"
 _DIGEST = r"^sha256:[0-9a-f]{64}$"
 _SUFFIX = ".gymdelta"
 _ROOT, _REGION, _RECEIPTS = "root.json", "region.json", "receipts"
+_REFUSED = ".refused"
 
 ServerId = Annotated[str, Field(pattern=r"^s[0-9a-f]{16}$")]
 Digest = Annotated[str, Field(pattern=_DIGEST)]
@@ -137,10 +137,17 @@ class RegionExchange:
         make_folder(folder, 0o700)
         write_atomically(folder / f"{receipt['update']}.json", json.dumps(receipt, sort_keys=True).encode())
 
-    def receipts(self) -> Iterator[tuple[Path, dict[str, Any]]]:
-        """Yield the receipts that are left for the hub, with their files; errors as ``root_version``."""
-        for path in sorted((self.folder / _RECEIPTS).glob("*.json")):
-            yield path, read_object(path, ErrorCode.STATE_CORRUPT, _REMEDY)
+    def receipts(self) -> list[Path]:
+        """List the files of receipts that are left for the hub."""
+        return sorted((self.folder / _RECEIPTS).glob("*.json"))
+
+    def receipt(self, path: Path) -> dict[str, Any]:
+        """Read a receipt that is left for the hub; errors as ``root_version``."""
+        return read_object(path, ErrorCode.STATE_CORRUPT, _REMEDY)
+
+    def set_aside(self, path: Path) -> Path:
+        """Rename a receipt that cannot be recorded, so that it holds up no other; return its new path."""
+        return path.replace(path.with_suffix(_REFUSED))
 
     def _object(self, sha256: str) -> Path:
         return self.folder / f"{sha256}{_SUFFIX}"

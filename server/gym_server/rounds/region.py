@@ -214,14 +214,23 @@ class Region:
         return most - len(own)
 
     def _record_receipts(self) -> None:
-        """Write the root's receipts into the ledger, each once, and delete their files."""
-        for path, document in self._exchange.receipts():
-            wanted = self._wanted()
-            if wanted is None:
-                return
-            receipt_proof(document, bytes.fromhex(wanted.root_key))
-            if len(json.dumps(document)) > _MAX_RECEIPT_CHARS:
-                raise GymError(ErrorCode.TOO_LARGE, f"{path} is no receipt of an update: it is too large")
+        """Write the root's receipts into the ledger, each once, and delete their files.
+
+        A receipt that is not the root's is set aside: whoever was the root before cannot hold up the others.
+        """
+        paths = self._exchange.receipts()
+        wanted = self._wanted() if paths else None
+        if wanted is None:
+            return
+        for path in paths:
+            try:
+                document = self._exchange.receipt(path)
+                receipt_proof(document, bytes.fromhex(wanted.root_key))
+                if len(json.dumps(document)) > _MAX_RECEIPT_CHARS:
+                    raise GymError(ErrorCode.TOO_LARGE, f"{path} is no receipt of an update: it is too large")
+            except GymError as error:
+                log.error("region: not recorded, and kept as %s: %s", self._exchange.set_aside(path), error)
+                continue
             self._record(wanted, document)
             path.unlink()
 

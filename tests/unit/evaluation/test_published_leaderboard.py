@@ -9,6 +9,7 @@ import pytest
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.data.objects import Objects
+from gym_fed.evaluation.leaderboard import published
 from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.leaderboard.published import PublishedLeaderboard
 from gym_fed.evaluation.leaderboard.submissions import submit, verify
@@ -93,3 +94,28 @@ def test_a_record_that_the_registry_lacks_is_named(registry: str, tmp_path: Path
     board = PublishedLeaderboard(tmp_path / "theirs.jsonl", registry)
     with pytest.raises(GymError, match=r"line 1 has no samples\.jsonl"):
         verify(board, board.named("1"), rerun_with(lambda sample: sample), ANOTHER)
+
+
+def test_a_folder_in_the_place_of_a_line_ends_a_submission_by_name(registry: str, tmp_path: Path) -> None:
+    Path(registry, "leaderboard/000002.json").mkdir()
+    with pytest.raises(GymError, match="line 2 is taken by what is no file"):
+        posted(tmp_path / "mine.jsonl", registry, "again")
+
+
+def test_more_lines_than_a_board_may_have_are_refused_before_the_copy_is_extended(
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(published, "MAX_BYTES", 100)
+    copy = tmp_path / "new.jsonl"
+    assert refusal(copy, registry).code is ErrorCode.TOO_LARGE
+    assert not copy.exists() or not copy.read_bytes()
+
+
+def test_other_samples_than_were_submitted_are_not_written(registry: str, tmp_path: Path) -> None:
+    (samples,) = Path(registry).glob("leaderboard/records/*/samples.jsonl")
+    samples.write_bytes(samples.read_bytes() + b"{}\n")
+    board = PublishedLeaderboard(tmp_path / "theirs" / "board.jsonl", registry)
+    with pytest.raises(GymError, match="were submitted") as error:
+        board.fetch_record(board.named("1"))
+    assert error.value.code is ErrorCode.HASH_MISMATCH
+    assert not list((tmp_path / "theirs").rglob("*_samples.jsonl"))

@@ -131,7 +131,7 @@ def test_receipts_are_recorded_once_and_both_ledgers_are_compared(
     for _ in range(2):
         exchange.put_receipt(receipt)
         side.look()
-    assert not list(exchange.receipts())
+    assert not exchange.receipts()
     entries = list(region.fed.ledger.entries())
     assert [entry.kind for entry in entries].count("root-update") == 1
     links = links_of(entries)
@@ -154,6 +154,23 @@ def test_a_receipt_that_the_root_did_not_sign_is_not_recorded(
     RegionExchange(region.fed.folder).put_receipt(receipt)
     side_of(region).look()
     assert "root-update" not in {entry.kind for entry in region.fed.ledger.entries()}
+
+
+def test_receipts_that_are_not_the_root_s_are_set_aside_and_hold_up_nothing(
+    tmp_path: Path, root: LoopbackHub, region: LoopbackHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    give(root, region, tmp_path, 0)
+    exchange, side = RegionExchange(region.fed.folder), side_of(region)
+    good, forged = receipt_of(root), receipt_of(root)
+    forged["proof"]["head"]["signature"] = "0" * 128
+    exchange.put_receipt({**forged, "update": "0" * 64})  # the first in order
+    (region.fed.folder / "region" / "receipts" / "1.json").write_text("{")
+    exchange.put_receipt(good)
+    side.look()
+    assert [entry.kind for entry in region.fed.ledger.entries()].count("root-update") == 1
+    assert not exchange.receipts()
+    assert len(list((region.fed.folder / "region" / "receipts").glob("*.refused"))) == 2
+    assert caplog.text.count("not recorded, and kept as") == 2
 
 
 @pytest.mark.parametrize(
