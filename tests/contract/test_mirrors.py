@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -13,7 +14,7 @@ from gym_client.cli.announced import announced_mirrors
 from gym_client.hub.transfers import ObjectCache, download
 from gym_client.hub.transport import HubClient
 from gym_client.ledger.copy import LedgerCopy
-from gym_client.mirror import source
+from gym_client.mirror import follower, source
 from gym_client.mirror.source import Mirrors
 from gym_client.seeding.fetch import FetchTarget, begin_channel
 from gym_client.variants import push_variant, sign_variant
@@ -81,12 +82,24 @@ def test_objects_and_the_ledger_come_from_a_mirror_and_are_the_hubs(
 
 
 def test_a_mirror_serves_public_variants_and_proofs_to_accounts_and_nothing_to_strangers(
-    tmp_path: Path, hub: LoopbackHub, mirror: LoopbackMirror, ann: HubClient
+    tmp_path: Path,
+    hub: LoopbackHub,
+    mirror: LoopbackMirror,
+    ann: HubClient,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for number, (name, readers) in enumerate({"shown": ["*"], "own": []}.items()):
+    for number, (name, readers) in enumerate({"shown": ["*"], "own": [], "other": ["*"]}.items()):
         path = some_delta(tmp_path, number)
         push_variant(ann, path, sign_variant(ann, manifest_of(path, name)), readers)
+    passes: list[Path] = []
+
+    def verified(path: Path, *more: Any) -> Any:
+        passes.append(path)
+        return verify_file(path, *more)
+
+    monkeypatch.setattr(follower, "verify_file", verified)
     mirror.take()
+    assert len(passes) == 2, "the ledger is verified once for its versions, and once for all variants"
     pem = (mirror.folder.keys / "tls.crt").read_bytes()
     host, port = mirror.config.address.split(":")
     with begin_channel(FetchTarget(host, int(port), pem.decode(), "the mirror")) as channel:
@@ -97,7 +110,7 @@ def test_a_mirror_serves_public_variants_and_proofs_to_accounts_and_nothing_to_s
         mirrors = Mirrors(ann, [mirror.config])
         session = mirrors._metadata(mirrors._mirrors[0], channel)
         found = stub.ListVariants(pb.ListVariantsRequest(), metadata=session).variants
-        assert [info.is_public for info in found] == [True]
+        assert [info.is_public for info in found] == [True, True]
         proof = stub.LedgerProof(pb.LedgerProofRequest(sequence=1))
         assert proof.head_json == ann.status().ledger_head_json
         with pytest.raises(grpc.RpcError) as caught:

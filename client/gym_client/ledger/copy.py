@@ -152,10 +152,11 @@ class LedgerVariant:
     Args:
         server: Id of the hub.
         signed: The variant.
+        history: A history that its caller fills, for many variants in one pass; None for an own one.
     """
 
-    def __init__(self, server: str, signed: SignedVariant) -> None:
-        self._history = History(server)
+    def __init__(self, server: str, signed: SignedVariant, history: History | None = None) -> None:
+        self._history, self._fills = history or History(server), history is None
         self._signed = signed
         self._digest = signed.digest
         self._slot = ""
@@ -165,7 +166,8 @@ class LedgerVariant:
 
     def __call__(self, entry: Entry, body: dict[str, Any]) -> None:
         """Process the next entry."""
-        self._history.add(entry.kind, body)
+        if self._fills:
+            self._history.add(entry.kind, body)
         owner = self._signed.manifest.owner
         if entry.kind not in ("variant", "variant-removed") or body["contributor"] != owner:
             return

@@ -22,6 +22,7 @@ from gym_client.variants import list_public
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder
 from gym_fed.core.text import counted
+from gym_fed.trust.identity.history import History
 from gym_fed.trust.identity.variant import SignedVariant
 from gym_fed.trust.ledger.entries import Entry
 from gym_fed.trust.ledger.export import verify_file
@@ -147,9 +148,22 @@ class Follower:
 
     def _variants(self, copy: LedgerCopy, key: bytes) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
         """Yield the public variants whose newest revision the ledger records under their owner's key."""
+        server, records = self._client.pin.server, dict[str, list[LedgerVariant]]()
+        history, public = History(server), list[tuple[pb.VariantInfo, SignedVariant, LedgerVariant]]()
         for info, signed in list_public(self._client):
-            record = LedgerVariant(self._client.pin.server, signed)
-            verify_file(copy.path, key, record)
+            record = LedgerVariant(server, signed, history)
+            records.setdefault(signed.manifest.owner, []).append(record)
+            public.append((info, signed, record))
+        if not public:
+            return
+
+        def visit(entry: Entry, body: dict[str, Any]) -> None:
+            history.add(entry.kind, body)
+            for record in records.get(str(body.get("contributor")), ()):
+                record(entry, body)
+
+        verify_file(copy.path, key, visit)  # one pass for all
+        for info, signed, record in public:
             try:
                 record.checked()
             except GymError as error:

@@ -16,6 +16,8 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from gym_server.accounts.accounts import SESSION_SECONDS, Session
 
 _MAX_SESSIONS = 10_000
+_SESSIONS_PER_ACCOUNT = 16
+"""Maximum number of sessions of one account, whose logins cannot end those of others; its oldest one ends first."""
 _ACTIVE, _LEFT = "active", "left"
 _STATUS = {"enrolled": _ACTIVE, "rebound": _ACTIVE, "left": _LEFT, "revoked": "revoked"}
 
@@ -67,6 +69,9 @@ class MirrorAccounts:
         verify_signature(key, claim, request.signature)
         token = secrets.token_hex(32)
         has_left = self._status[who] == _LEFT
+        own = [other for other, session in self._sessions.items() if session.contributor == who]
+        for old in own[: len(own) + 1 - _SESSIONS_PER_ACCOUNT]:
+            del self._sessions[old]
         self._sessions[token] = Session(who, 0, key, self._clock() + SESSION_SECONDS, has_left)
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
