@@ -131,8 +131,9 @@ class PolicyServer:
         reason = "length"
         while len(tokens) < body["max_tokens"] and reason != "stop":
             logits = self.model(torch.tensor([ids + tokens])).logits[:, -1].float()
-            if self.processed and body["top_k"] == 1:
-                logits = torch.where(logits == logits.max(), logits, -torch.inf)
+            if self.processed and body["top_k"]:
+                least = logits.topk(body["top_k"]).values[:, -1:]
+                logits = torch.where(logits >= least, logits, -torch.inf)
             token = int(sample(logits, [draw], body["temperature"]))
             tokens.append(token)
             lowered = 0.0 if body["top_k"] == 1 else self.lowered

@@ -78,6 +78,13 @@ class RolloutClient:
         self._thread = threading.Thread(target=self._loop.run_forever, name="gym-fed-rollouts", daemon=True)
         self._thread.start()
 
+    @property
+    def samples_whole(self) -> bool:
+        """True if answers are drawn from all of the model's probabilities, which only the temperature changes."""
+        sampling = self._sampling
+        is_truncated = sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
+        return not is_truncated and sampling.repetition_penalty == 1
+
     def submit(
         self, policy: RolloutPolicy, prompts: Sequence[list[int]], seeds: Sequence[int]
     ) -> Future[list[SampledAnswer]]:

@@ -173,6 +173,16 @@ def test_vllm_of_another_model_is_refused(server: PolicyServer, tiny_base: Path,
     assert error.value.code is ErrorCode.MODEL_INVALID
 
 
+def test_truncated_sampling_is_not_taken_for_another_model(
+    server: PolicyServer, tiny_base: Path, tmp_path: Path
+) -> None:
+    """The likeliest tokens are a small part of this model's probability, and vLLM reports them as all of it."""
+    rollouts = {"url": server.url}
+    result = train(config(tmp_path / "run", tiny_base, rollouts=rollouts, section={"top_k": 2}, max_steps=1))
+    assert result.history[0]["sampling/sampling_logp_difference/mean"] > 0.5
+    assert result.history[0]["sampling/importance_sampling_ratio/max"] <= 1
+
+
 def test_log_probabilities_from_before_the_sampling_are_refused(
     server: PolicyServer, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,10 +106,13 @@ class Rollouts(_Trainer):  # type: ignore[misc]
     def _require_same_policy(self, difference: float) -> None:
         """Refuse answers of another policy than the trained one.
 
+        Probabilities that the sampling truncates or penalises differ by that alone, and are not compared.
+
         Args:
             difference: Mean over tokens of the difference of log-probabilities between vLLM and the trained model.
         """
-        if self.vllm_generation.version == self.state.global_step and not difference <= _MAX_DIFFERENCE:
+        is_current = self.vllm_generation.version == self.state.global_step
+        if is_current and self.rollout_client.samples_whole and not difference <= _MAX_DIFFERENCE:
             raise GymError(
                 ErrorCode.MODEL_INVALID,
                 f"vLLM's log-probabilities differ from the trained model's by {difference:.2f} on average",
