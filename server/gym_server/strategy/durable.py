@@ -300,13 +300,14 @@ class DurableDeltaSoup(Strategy):
 
     def _pull(self, server_round: int, grid: Grid) -> None:
         waiting = [message for message, outcome in self._rounds.tasks(server_round).values() if not outcome]
-        if isinstance(grid, HubGrid):
-            replies = grid.replies(waiting)
-        else:  # one at a time, since the deltas are in the replies
-            replies = (reply for message_id in waiting for reply in grid.pull_messages([message_id]))
+        if not isinstance(grid, HubGrid):
+            for message_id in waiting:  # a SuperLink gives a reply once, so its outcome is recorded at once
+                for reply in grid.pull_messages([message_id]):
+                    self._take(server_round, reply)
+            return
         outcomes = {
             reply.metadata.reply_to_message_id: self._replies.outcome(server_round, reply)
-            for reply in replies
+            for reply in grid.replies(waiting)
         }
         if outcomes:
             self._rounds.record_outcomes(server_round, outcomes)
