@@ -242,7 +242,9 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[bytes]:
 
 def _too_large(max_bytes: int) -> GymError:
     return GymError(
-        ErrorCode.PROTOCOL_MISMATCH, f"vLLM's answer has more than {counted(max_bytes, 'byte')}", "see its log"
+        ErrorCode.PROTOCOL_MISMATCH,
+        f"vLLM's answer has more than {counted(max_bytes, 'byte')}",
+        "see its log",
     )
 
 
