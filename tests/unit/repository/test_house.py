@@ -182,6 +182,7 @@ MODULES = {
     "apollo-torch": "apollo_torch",
     "pytorch-optimizer": "pytorch_optimizer",
     "liger-kernel": "liger_kernel",
+    "nvidia-ml-py": "pynvml",
     "mlflow-skinny": "mlflow",
     "dp-accounting": "dp_accounting",
     "pillow": "PIL",
