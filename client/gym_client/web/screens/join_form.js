@@ -11,7 +11,7 @@ export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, 
   const read = el("p", {class: "small", role: "status"});
   const message = el("textarea", {id: "invite", rows: 3, autocomplete: "off", spellcheck: "false", value: invite, maxlength: 4096, placeholder: "gym://…", oninput: () => readInvite()});
   const server = input("server", "Hub", {placeholder: "hub.example.org:9443", maxlength: 255, list: "hubs"}, "host or host:port");
-  const chosen = el("select", {id: "data"}), place = anyPath && input("path", "or its place on this machine", {placeholder: "/home/me/my.jsonl", maxlength: 4096, autocomplete: "off"});
+  const chosen = el("select", {id: "data"}), place = anyPath && input("path", "or its place on this machine", {placeholder: "/data/my.jsonl", maxlength: 4096, autocomplete: "off"});
   const name = input("name", "Your name there", {value: last.name || "", maxlength: 64, autocomplete: "off"}, "The coordinator sees it. Empty: your id.");
   const columns = input("columns", "Columns, ours=theirs", {placeholder: "prompt=question,completion=answer", maxlength: 1024}, "if the file names them differently");
   const rounds = input("rounds", "Rounds", {type: "number", min: 1, placeholder: "all"}, "stop after N rounds");
