@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import grpc
 
 from _crowd.calls import Calls
+from _crowd.messages import chunks, update_records
 from _crowd.updates import SPOILS, Updates
 from gym_fed.config.hub.task import TaskSpec
 from gym_fed.core.errors import ErrorCode, GymError
@@ -29,8 +30,6 @@ from gym_fed.trust.wire.errors import from_rpc_error
 from gym_fed.trust.wire.limits import (
     CALL_SECONDS,
     CHANNEL_OPTIONS,
-    CHUNK_BYTES,
-    DELTA_STYPE,
     PROTOCOL,
     SESSION_KEY,
 )
@@ -394,31 +393,3 @@ class _Connection:
     async def __aexit__(self, *_: object) -> None:
         self._crowd.connected -= 1
         await self._channel.close(None)
-
-
-def update_records(manifest: UpdateManifest, signature: bytes, public_key: bytes) -> pb.Records:
-    """Return a reply's records, as the agent sends them."""
-    records = pb.Records(order=["update", "delta"])
-    for key, value in (
-        ("manifest", pb.Value(text=manifest.model_dump_json())),
-        ("signature", pb.Value(blob=signature)),
-        ("public_key", pb.Value(blob=public_key)),
-    ):
-        records.configs["update"].entries.append(pb.Entry(key=key, value=value))
-    records.arrays["delta"].arrays.append(
-        pb.ArrayRef(
-            name=manifest.delta_sha256,
-            dtype="uint8",
-            shape=[manifest.delta_bytes],
-            stype=DELTA_STYPE,
-            sha256=manifest.delta_sha256,
-            size_bytes=manifest.delta_bytes,
-        )
-    )
-    return records
-
-
-async def chunks(sha256: str, data: bytes, offset: int) -> AsyncIterator[pb.UploadChunk]:
-    """Yield the rest of an upload."""
-    for start in range(offset, max(len(data), offset + 1), CHUNK_BYTES):
-        yield pb.UploadChunk(sha256=sha256, offset=start, data=data[start : start + CHUNK_BYTES])

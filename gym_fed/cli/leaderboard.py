@@ -178,7 +178,7 @@ def write_html(
 ) -> None:
     """Write a board as one static page."""
     from gym_fed.core.files import write_atomically
-    from gym_fed.evaluation.leaderboard.board import board_page
+    from gym_fed.evaluation.leaderboard.page import board_page
 
     if file.exists() and not overwrite:
         raise GymError(ErrorCode.FILE_EXISTS, f"{file}: exists", "choose another name, or pass --overwrite")

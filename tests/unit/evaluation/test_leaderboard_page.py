@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gym_fed.evaluation.leaderboard.board import Leaderboard, board_page
+from gym_fed.evaluation.leaderboard.board import Leaderboard
 from gym_fed.evaluation.leaderboard.lines import BoardFigure, BoardTask, Submission
+from gym_fed.evaluation.leaderboard.page import board_page
 from gym_fed.trust.identity.keys import SigningKey
 
 HOSTILE = [
@@ -98,7 +99,7 @@ def test_the_page_has_every_figure_with_its_error_and_the_boards_head(tmp_path: 
 def test_a_board_of_many_tasks_shows_those_of_most_submissions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.evaluation.leaderboard.board.MAX_TASKS", 2)
+    monkeypatch.setattr("gym_fed.evaluation.leaderboard.page.MAX_TASKS", 2)
     board = Leaderboard(tmp_path / "leaderboard.jsonl")
     for name, tasks in (("a", "xyz"), ("b", "wz")):
         board.add(submission("m" + name, *tasks), SigningKey.generate())
@@ -110,7 +111,7 @@ def test_a_board_of_many_tasks_shows_those_of_most_submissions(
 def test_many_submissions_of_one_key_do_not_push_the_tasks_of_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gym_fed.evaluation.leaderboard.board.MAX_TASKS", 1)
+    monkeypatch.setattr("gym_fed.evaluation.leaderboard.page.MAX_TASKS", 1)
     board = Leaderboard(tmp_path / "leaderboard.jsonl")
     for _ in range(2):
         board.add(submission("mine", "x"), SigningKey.generate())
