@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -65,7 +65,7 @@ class SecureAggregationRound:
         grid: Sends messages to the contributors.
         current: The round, with its task.
         content: Returns the task's records; the stages' own messages are added.
-        take: Judges a reply to the training task.
+        take: Judges replies to the training task.
         should_stop: Called between polls; True stops the run.
     """
 
@@ -80,7 +80,7 @@ class SecureAggregationRound:
         grid: Grid,
         current: Round,
         content: Callable[[], RecordDict],
-        take: Callable[[int, Message], None],
+        take: Callable[[int, Iterable[Message]], None],
         should_stop: Callable[[], bool],
     ) -> None:
         assert live_config.current.secure_aggregation is not None
@@ -169,7 +169,7 @@ class SecureAggregationRound:
                 if reply.has_error() and reply.error.code == ErrorCode.TASKS_DIFFER.exit_code:
                     self._objectors.add(node)
                 if stage.name == TRAIN:
-                    self._take(self._number, reply)
+                    self._take(self._number, [reply])
                 else:
                     self._hear(stage, node, reply)
 

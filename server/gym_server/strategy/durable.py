@@ -122,8 +122,7 @@ class DurableDeltaSoup(Strategy):
         Returns:
             None for the arrays, since versions are objects; metrics of the new version, or None after an abort.
         """
-        for reply in replies:
-            self._take(server_round, reply)
+        self._take(server_round, replies)
         ended = self._finish(self._rounds.require(server_round))
         version = self._rounds.head()
         if ended.state != COMMITTED:
@@ -300,21 +299,23 @@ class DurableDeltaSoup(Strategy):
 
     def _pull(self, server_round: int, grid: Grid) -> None:
         waiting = [message for message, outcome in self._rounds.tasks(server_round).values() if not outcome]
-        if not isinstance(grid, HubGrid):
-            for message_id in waiting:  # a SuperLink gives a reply once, so its outcome is recorded at once
-                for reply in grid.pull_messages([message_id]):
-                    self._take(server_round, reply)
+        if isinstance(grid, HubGrid):
+            self._take(server_round, grid.replies(waiting))
             return
-        outcomes = {
-            reply.metadata.reply_to_message_id: self._replies.outcome(server_round, reply)
-            for reply in grid.replies(waiting)
-        }
-        if outcomes:
-            self._rounds.record_outcomes(server_round, outcomes)
+        # One at a time: the deltas are in the replies, and a SuperLink sends each once.
+        for message_id in waiting:
+            self._take(server_round, grid.pull_messages([message_id]))
 
-    def _take(self, server_round: int, reply: Message) -> None:
-        outcome = self._replies.outcome(server_round, reply)
-        self._rounds.record_outcomes(server_round, {reply.metadata.reply_to_message_id: outcome})
+    def _take(self, server_round: int, replies: Iterable[Message]) -> None:
+        """Judge replies and record their outcomes, also of those that precede a failure of this machine."""
+        outcomes: dict[str, str] = {}
+        try:
+            for reply in replies:
+                outcome = self._replies.outcome(server_round, reply)
+                outcomes[reply.metadata.reply_to_message_id] = outcome
+        finally:
+            if outcomes:
+                self._rounds.record_outcomes(server_round, outcomes)
 
     def _finish(self, current: Round, should_end: Callable[[], bool] = lambda: False) -> Round:
         server_round = current.server_round
