@@ -1,4 +1,4 @@
-"""The members screen: how to join, what leaves a contributor's machine, and the address of these pages."""
+"""The members screen: the newest versions, how to join, and what leaves a contributor's machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ from gym_fed.web.app import Looking
 from gym_server.accounts.invitations import install_lines, open_link
 from gym_server.store.tables import updates
 from gym_server.web.hub_view import HubView
+from gym_server.web.model import page_of_versions
+from gym_server.web.rounds import losses_by_version
+
+NUM_VERSIONS = 5
+"""Number of newest versions on the screen."""
 
 
 def routes(view: HubView, fingerprint: str) -> APIRouter:
@@ -22,11 +27,15 @@ def routes(view: HubView, fingerprint: str) -> APIRouter:
 
     @found.get("/members")
     def members(visitor: Looking) -> dict[str, Any]:
-        """Return how to join, what leaves a contributor's machine in words, and the public address."""
+        """Return all of the screen: losses, the newest versions, how to join, and what leaves a contributor's machine.
+
+        One response, since a page of a website should open with few requests.
+        """
         with view.state.database.reading() as tx:
             largest = (
                 None if view.is_sealed_from(visitor) else tx.scalar(select(func.max(updates.c.delta_bytes)))
             )
+            losses, _ = losses_by_version(tx)
         pages = view.config.dashboard
         return {
             "name": view.config.name,
@@ -37,6 +46,8 @@ def routes(view: HubView, fingerprint: str) -> APIRouter:
             "public_url": None if pages is None else pages.public_url,
             "leaves": leaving(view.config, largest),
             "stays": staying(view.config),
+            "losses": [[height, after] for height, _, after in losses],
+            "model": page_of_versions(view, visitor, 0, NUM_VERSIONS),
         }
 
     return found

@@ -55,55 +55,7 @@ def routes(view: HubView) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=200)] = 25,
     ) -> dict[str, Any]:
         """Return a page of versions, newest first, with the digests of their parents."""
-        newest = select(versions).order_by(versions.c.height.desc())
-        with view.state.database.reading() as tx:
-            total = int(tx.scalar(select(func.count()).select_from(versions)) or 0)
-            rows = tx.execute(newest.offset(offset).limit(limit)).all()
-            of_rounds = [row.server_round for row in rows]
-            current = head_of(tx, view.state.base.digest)
-            sums = view.state.round_store.sums.read(tx)
-            soups = soups_to(tx, current.height, sums)
-            parents = _digests(tx, [row.parent for row in rows])
-            groups = saved_sentence(tx)
-            helpers = _helpers(tx, of_rounds)
-            up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
-        shown = [(row, parents.get(row.parent, view.state.base.digest)) for row in rows]
-        leading = {soup.version_digest for soup in soups}
-        return {
-            "base_model": view.config.public_base_name,
-            "base_digest": view.state.base.digest,
-            "num_parameters": view.state.base.num_parameters,
-            "version": current.height,
-            "total": total,
-            "num_soups": len(soups),
-            "soups_bytes": bytes_to_join(soups),
-            "groups": groups,
-            "round_bytes": soups[-1].size_bytes if soups else 0,
-            "newest": _newest_facts(view, visitor),
-            "chain_is_whole": all(
-                next_digest(parent, row.soup_sha256, row.server_round, sums.get(row.height, {}).get("digest"))
-                == row.digest
-                for row, parent in shown
-            ),
-            "versions": [
-                {
-                    "height": row.height,
-                    "digest": row.digest,
-                    "parent": parent,
-                    "is_abandoned": row.digest not in leading,
-                    "soup": row.soup_sha256,
-                    "server_round": row.server_round,
-                    "soup_bytes": row.soup_bytes,
-                    "uploaded_bytes": None if up is None else up.get(row.server_round, 0),
-                    "num_updates": row.num_updates,
-                    "merged_from": helpers.get(row.server_round, []),
-                    "heldout_before": row.heldout_before,
-                    "heldout_after": row.heldout_after,
-                    "committed_at": view.moment(visitor, row.committed_at),
-                }
-                for row, parent in shown
-            ],
-        }
+        return page_of_versions(view, visitor, offset, limit)
 
     @found.get("/model/figures")
     def figures(visitor: Looking) -> dict[str, Any]:
@@ -146,6 +98,59 @@ def routes(view: HubView) -> APIRouter:
         return {}
 
     return found
+
+
+def page_of_versions(view: HubView, visitor: Visitor, offset: int, limit: int) -> dict[str, Any]:
+    """Return ``limit`` versions after the ``offset`` newest ones, and the facts of the newest version."""
+    newest = select(versions).order_by(versions.c.height.desc())
+    with view.state.database.reading() as tx:
+        total = int(tx.scalar(select(func.count()).select_from(versions)) or 0)
+        rows = tx.execute(newest.offset(offset).limit(limit)).all()
+        of_rounds = [row.server_round for row in rows]
+        current = head_of(tx, view.state.base.digest)
+        sums = view.state.round_store.sums.read(tx)
+        soups = soups_to(tx, current.height, sums)
+        parents = _digests(tx, [row.parent for row in rows])
+        groups = saved_sentence(tx)
+        helpers = _helpers(tx, of_rounds)
+        up = None if view.is_sealed_from(visitor) else _uploaded(tx, of_rounds)
+    shown = [(row, parents.get(row.parent, view.state.base.digest)) for row in rows]
+    leading = {soup.version_digest for soup in soups}
+    return {
+        "base_model": view.config.public_base_name,
+        "base_digest": view.state.base.digest,
+        "num_parameters": view.state.base.num_parameters,
+        "version": current.height,
+        "total": total,
+        "num_soups": len(soups),
+        "soups_bytes": bytes_to_join(soups),
+        "groups": groups,
+        "round_bytes": soups[-1].size_bytes if soups else 0,
+        "newest": _newest_facts(view, visitor),
+        "chain_is_whole": all(
+            next_digest(parent, row.soup_sha256, row.server_round, sums.get(row.height, {}).get("digest"))
+            == row.digest
+            for row, parent in shown
+        ),
+        "versions": [
+            {
+                "height": row.height,
+                "digest": row.digest,
+                "parent": parent,
+                "is_abandoned": row.digest not in leading,
+                "soup": row.soup_sha256,
+                "server_round": row.server_round,
+                "soup_bytes": row.soup_bytes,
+                "uploaded_bytes": None if up is None else up.get(row.server_round, 0),
+                "num_updates": row.num_updates,
+                "merged_from": helpers.get(row.server_round, []),
+                "heldout_before": row.heldout_before,
+                "heldout_after": row.heldout_after,
+                "committed_at": view.moment(visitor, row.committed_at),
+            }
+            for row, parent in shown
+        ],
+    }
 
 
 def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:

@@ -60,16 +60,9 @@ def routes(view: HubView) -> APIRouter:
     @found.get("/rounds/losses")
     def losses(visitor: Looking) -> dict[str, Any]:
         """Return held-out losses by version: ``[height, before, after]``; the base is ``[0, None, after]``."""
-        columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
-        known = versions.c.heldout_after.is_not(None)
         with view.state.database.reading() as tx:
-            newest = int(tx.scalar(select(func.max(versions.c.height))) or 0)
-            step = newest // MAX_POINTS + 1
-            chosen = or_(versions.c.height % step == 1 % step, versions.c.height == newest)
-            rows = tx.execute(select(*columns).where(and_(known, chosen)).order_by(versions.c.height)).all()
-            base = base_loss(tx)
-        start = [] if base is None else [[0, None, base]]
-        return {"points": [*start, *(list(row) for row in rows)], "step": step}
+            points, step = losses_by_version(tx)
+        return {"points": points, "step": step}
 
     @found.get("/rounds/{server_round}")
     def one(
@@ -106,6 +99,19 @@ def routes(view: HubView) -> APIRouter:
         return line
 
     return found
+
+
+def losses_by_version(tx: Connection) -> tuple[list[list[Any]], int]:
+    """Return held-out losses as ``[height, before, after]``, oldest first, and the distance between drawn versions."""
+    columns = (versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
+    known = versions.c.heldout_after.is_not(None)
+    newest = int(tx.scalar(select(func.max(versions.c.height))) or 0)
+    step = newest // MAX_POINTS + 1
+    chosen = or_(versions.c.height % step == 1 % step, versions.c.height == newest)
+    rows = tx.execute(select(*columns).where(and_(known, chosen)).order_by(versions.c.height)).all()
+    base = base_loss(tx)
+    start = [] if base is None else [[0, None, base]]
+    return [*start, *(list(row) for row in rows)], step
 
 
 def _lines(tx: Connection, rows: list[Any], sealed: bool) -> list[dict[str, Any]]:

@@ -5,14 +5,13 @@ import {newestPanel} from "./model.js";
 import {change, helpers, refreshOn} from "./parts.js";
 
 export const title = "Members";
-const VERSIONS = 5;
 
 export async function show(root) {
-  const [about, losses, model] = await Promise.all([api("members"), api("rounds/losses"), api(`model?limit=${VERSIONS}`)]);
+  const about = await api("members");
   const figures = el("div", {class: "figures"}), made = el("div"), groups = el("p", {class: "sentence"}), newest = newestPanel();
   const curve = chart({title: "Held-out loss by version", xLabel: "version", height: 220});
 
-  function draw(found, points) {
+  function draw({model: found, losses: points}) {
     const first = points[0], last = points.at(-1);
     figures.replaceChildren(figure("Version", number(found.version), found.version ? `of ${found.base_model}` : "the base model"),
       figure("Held-out loss", last ? number(last[1]) : null, last && last !== first ? `${signed(last[1] - first[1])} since version ${first[0]}` : ""));
@@ -33,8 +32,8 @@ export async function show(root) {
     newest.node,
     el("div", {class: "columns"}, join(about), section("What leaves your machine", el("ul", {}, about.leaves.map((line) => el("li", {}, line))), el("p", {}, el("strong", {}, "Never: "), `${about.stays}.`), el("p", {class: "small quiet"}, "The client shows these terms with the figures of your machine, and asks, before anything is sent."))),
     address(about));
-  draw(model, losses.points.map(([height, , after]) => [height, after]));
-  refreshOn(["version"], async () => { const [news, now] = await Promise.all([api(`model?limit=${VERSIONS}`), api("rounds/losses")]); draw(news, now.points.map(([height, , after]) => [height, after])); });
+  draw(about);
+  refreshOn(["version"], async () => draw(await api("members")));
   refreshOn(["newest-model"], async () => { if (newest.isOn()) newest.set(await api("model/newest")); });
 }
 
