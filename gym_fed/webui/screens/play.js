@@ -1,8 +1,7 @@
 // Chat with the models of this machine: streamed, one or two side by side, with each token's probability, kept and taught.
-import {action, api, bytes, count, el, empty, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
+import {action, api, bytes, count, el, empty, failed, leave, loading, mayChange, message, number, on, post, remember, replace, say, state, streamed} from "../static/app.js";
 import {answerText, tokenView} from "./play_tokens.js";
 import {historyPanel} from "./play_history.js";
-import {taughtPanel} from "./play_taught.js";
 
 export const title = "Play";
 
@@ -34,15 +33,12 @@ export async function show(root, parameters, query) {
     el("label", {for: "prompt"}, "Message"), prompt, el("div", {class: "spread"}, hint, el("span", {class: "row"}, stop, send)), problem);
   const history = historyPanel({open: (id, chat) => open(id, chat), deleted: (id) => { if (memory.chat === id) memory.chat = ""; }, current: () => memory.chat});
   const system = el("textarea", {id: "set-system", rows: 3, value: memory.system, oninput: (event) => { memory.system = event.target.value; }});
-  const taught = taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
-    memory.chosen = [base, `${base}:${variant}`];
-    memory.compares = true;
-    choose();
-  }});
+  const taught = el("div");
+  let teaching = null;
   replace(root,
     el("header", {}, el("h1", {}, "Play"), el("button", {type: "button", onclick: () => open("", null)}, "New conversation")),
     el("div", {class: "play"}, el("div", {class: "conversation"}, sides, talk, mayChange() ? compose : el("p", {class: "quiet"}, "A viewer may look, and not ask.")), settings()),
-    status, taught.node);
+    status, taught);
 
   on("serving", (news) => { servers = news; drawSides(); drawButtons(); });
   leave(() => { running?.abort(); clearInterval(tick); });
@@ -50,6 +46,7 @@ export async function show(root, parameters, query) {
   drawSides();
   drawTurns();
   drawButtons();
+  drawTaught();
   if (mayChange()) history.load().catch((error) => replace(problem, message(error)));
   if (memory.chosen[0] && mayChange()) await serve();
   prompt.focus({preventScroll: true});
@@ -80,7 +77,7 @@ export async function show(root, parameters, query) {
   async function choose() {
     remember({a: memory.chosen[0], b: memory.compares ? memory.chosen[1] : ""});
     drawSides();
-    taught.draw();
+    drawTaught();
     await serve();
   }
 
@@ -291,6 +288,24 @@ export async function show(root, parameters, query) {
 
   // ---- teaching ----
 
+  // Its module is loaded when the first model is chosen.
+  async function drawTaught() {
+    if (!teaching && !bases().length) return;
+    teaching ||= import("./play_taught.js").then(({taughtPanel}) => taughtPanel({bases, refresh: async () => { readOptions(await api("play")); drawSides(); }, compareWith: (base, variant) => {
+      memory.chosen = [base, `${base}:${variant}`];
+      memory.compares = true;
+      choose();
+    }}));
+    try {
+      const panel = await teaching;
+      replace(taught, panel.node);
+      await panel.draw();
+    } catch (error) {
+      teaching = null;
+      replace(taught, failed(error, drawTaught));
+    }
+  }
+
   function preference(turn) {
     const [a, b] = turn.answers;
     if (!mayChange() || !a.text || !b.text || a.text === b.text) return null;
@@ -311,7 +326,7 @@ export async function show(root, parameters, query) {
   async function teach(base, messages, chosen, rejected) {
     const {total} = await post("play/taught", {base, prompt: messages, chosen, rejected});
     say(total === 1 ? `The first answer is taught to ${base}` : `${total} answers are taught to ${base}`);
-    taught.draw();
+    drawTaught();
   }
 
   function drawButtons() {

@@ -1,6 +1,5 @@
 // What was taught in play: the preferences of each model in use, and the variant that is made of them.
 import {action, api, copyable, count, el, failed, mayChange, post, replace, say, section, table} from "../static/app.js";
-import {jobPanel} from "./jobs.js";
 
 // `bases()` are the models in use; `refresh()` reads the list of models again; `compareWith(base, variant)` shows the two.
 export function taughtPanel({bases, refresh, compareWith}) {
@@ -24,6 +23,7 @@ export function taughtPanel({bases, refresh, compareWith}) {
     drawCommand();
     const make = async () => {
       if (!/^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$/.test(name.value)) throw new Error("A name has letters, digits, dots, dashes and underscores");
+      const {jobPanel} = await import("./jobs.js");
       const variant = name.value, begun = await post("play/variant", {base, name: variant});
       replace(job, jobPanel(begun.id, {after: async (ended) => {
         if (ended.exit_code !== 0) return;
@@ -45,6 +45,5 @@ export function taughtPanel({bases, refresh, compareWith}) {
   }
 
   const names = new Map(), jobs = new Map();
-  draw();
   return {node, draw};
 }

@@ -1,6 +1,5 @@
 // Three choices: a model, rows and a goal. Each changes the YAML in place, and shows what the YAML says.
-import {ApiError, api, bytes, count, el, failed, loading, mayChange, message, namedColumns, number, pathUrl, post, replace, say, state} from "../static/app.js";
-import {dropArea} from "../static/upload.js";
+import {ApiError, api, bytes, count, dropArea, el, failed, loading, mayChange, message, namedColumns, number, pathUrl, post, replace, say, state} from "../static/app.js";
 
 const KINDS = {package: "comes with gym-fed", cache: "Hugging Face cache", run: "run", folder: "folder", adapter: "adapter", gguf: "GGUF file"};
 const MOST_SHOWN = 8, PREVIEW = 3;

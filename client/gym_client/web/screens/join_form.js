@@ -1,6 +1,5 @@
 // What is needed to see a hub's terms: an invite or an address, a file of rows, and a name.
-import {action, count, el, section} from "../static/app.js";
-import {dropArea} from "../static/upload.js";
+import {action, count, dropArea, el, section} from "../static/app.js";
 
 const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})(?:\/[0-9a-f]{32})?(?![\w/])/;
 
