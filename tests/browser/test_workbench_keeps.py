@@ -96,9 +96,24 @@ def test_markdown_of_an_answer_is_formatted_and_its_html_is_not(webui: Served, p
     assert "<img src=x" in answer.inner_text()
 
 
+SLOW_SAVE = """
+  const send = window.fetch;
+  let isHeld = false;
+  window.fetch = async (url, given) => {
+    if (!isHeld && given?.method === "POST" && String(url).endsWith("/play/chats")) {
+      isHeld = true;
+      while (!document.body.innerText.includes("2 of 2")) await new Promise((done) => setTimeout(done, 20));
+    }
+    return send(url, given);
+  };
+"""
+"""A script that holds the first save of a conversation until its prompt has a second answer."""
+
+
 def test_a_prompt_is_edited_asked_again_and_an_earlier_conversation_opened(webui: Served, page: Page) -> None:
     page.route("**/api/v1/play/serve", lambda route: route.fulfill(json={"servers": [SERVER]}))
     page.route("**/api/v1/play/chat", answer)
+    page.add_init_script(SLOW_SAVE)
     page.goto(webui.url)
     page.goto(f"{webui.address}/play?a=gym-nano")
     page.locator("#prompt").fill("alpha")

@@ -5,11 +5,15 @@ import {historyPanel} from "./play_history.js";
 
 export const title = "Play";
 
-// What was said and chosen stays while other screens are shown. `chat` is the id under which the conversation is kept.
-const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, chat: "", temporary: false, plain: false};
+// What was said and chosen stays while other screens are shown. `chat.id` is that of the kept conversation.
+const memory = {chosen: ["", ""], compares: false, turns: [], system: "", temperature: 0.7, top_p: 1, max_tokens: 256, seed: "", logprobs: false, chat: {id: ""}, temporary: false, plain: false};
 const KINDS = {package: "Comes with gym-fed", run: "Runs", folder: "Folders", adapter: "Adapters", gguf: "GGUF files", cache: "Hugging Face cache"};
 const SIDES = ["A", "B"];
 const MOST_ATTEMPTS = 100;
+const KEPT = ["base", "variant", "label", "text", "error", "finish", "count", "first", "took"];
+
+// The newest save. Each waits for the one before: the second of a new conversation needs the id that the first one gets.
+let saved = Promise.resolve();
 
 export async function show(root, parameters, query) {
   let options = new Map(), servers = [], running = null, tick = null;
@@ -31,7 +35,7 @@ export async function show(root, parameters, query) {
   const problem = el("p", {class: "problem", role: "alert"}), hint = el("span", {class: "quiet small"});
   const compose = el("form", {class: "compose", onsubmit: (event) => { event.preventDefault(); ask(); }},
     el("label", {for: "prompt"}, "Message"), prompt, el("div", {class: "spread"}, hint, el("span", {class: "row"}, stop, send)), problem);
-  const history = historyPanel({open: (id, chat) => open(id, chat), deleted: (id) => { if (memory.chat === id) memory.chat = ""; }, current: () => memory.chat});
+  const history = historyPanel({open: (id, chat) => open(id, chat), deleted: (id) => { if (memory.chat.id === id) memory.chat = {id: ""}; }, current: () => memory.chat.id});
   const system = el("textarea", {id: "set-system", rows: 3, value: memory.system, oninput: (event) => { memory.system = event.target.value; }});
   const taught = el("div");
   let teaching = null;
@@ -145,7 +149,7 @@ export async function show(root, parameters, query) {
   // Shows a kept conversation, or a new one.
   function open(id, chat) {
     if (running) { running.abort(); running = null; }
-    memory.chat = id;
+    memory.chat = {id};
     memory.turns = (chat?.turns || []).map(({prompt: asked, attempts, shown}) => ({prompt: asked, attempts: attempts.map((answers) => answers.map((answer) => ({...answer, logprobs: false, tokens: []}))), shown: Math.min(shown, attempts.length - 1)}));
     for (const turn of memory.turns) turn.answers = turn.attempts[turn.shown];
     if (chat) memory.system = system.value = chat.system;
@@ -156,24 +160,22 @@ export async function show(root, parameters, query) {
     prompt.focus();
   }
 
-  const KEPT = ["base", "variant", "label", "text", "error", "finish", "count", "first", "took"];
-
   // What was said is kept after every answer, unless the person does not want it.
-  async function keep() {
+  function keep() {
     if (memory.temporary || !memory.turns.length) return;
-    const {turns} = memory, chat = {system: memory.system, turns: turns.map(({prompt: asked, attempts, shown}) => ({prompt: asked, shown, attempts: attempts.map((answers) => answers.map((answer) => Object.fromEntries(KEPT.map((key) => [key, answer[key]]))))}))};
-    try {
-      const id = await history.keep(memory.chat, chat);
-      if (memory.turns === turns) { memory.chat = id; history.draw(); }
-    } catch (error) { replace(problem, `The conversation is not kept: ${message(error)}`); }
+    const {chat, turns} = memory, said = {system: memory.system, turns: turns.map(({prompt: asked, attempts, shown}) => ({prompt: asked, shown, attempts: attempts.map((answers) => answers.map((answer) => Object.fromEntries(KEPT.map((key) => [key, answer[key]]))))}))};
+    saved = saved.then(async () => {
+      chat.id = await history.keep(chat.id, said);
+      history.draw();
+    }).catch((error) => replace(problem, `The conversation is not kept: ${message(error)}`));
   }
 
   // A prompt is written again: what followed it stays in the conversation that is kept, and a new one goes on from here.
   function edit(turn) {
     const at = memory.turns.indexOf(turn);
-    if (running || (!memory.chat && at < memory.turns.length - 1 && !window.confirm("This conversation is not kept. Replace all that follows?"))) return;
+    if (running || (!memory.chat.id && at < memory.turns.length - 1 && !window.confirm("This conversation is not kept. Replace all that follows?"))) return;
     memory.turns = memory.turns.slice(0, at);
-    memory.chat = "";
+    memory.chat = {id: ""};
     prompt.value = turn.prompt;
     drawTurns();
     drawButtons();
@@ -219,7 +221,7 @@ export async function show(root, parameters, query) {
     status.textContent = turn.answers.map((answer, at) => `${turn.answers.length > 1 ? `${SIDES[at]}: ` : ""}${answer.error || answer.text}`).join("\n");
     drawTurns();
     drawButtons();
-    await keep();
+    keep();
   }
 
   function showAttempt(turn, at) {
