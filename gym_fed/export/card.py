@@ -9,7 +9,7 @@ from gym_fed.base.models import is_hub_name, resolve
 from gym_fed.core.errors import GymError
 from gym_fed.export.formats.base import ExportFormat, Options
 from gym_fed.export.source import Source
-from gym_fed.registry.card.facts import lineage_of
+from gym_fed.registry.card.facts import FILE, lineage_of
 from gym_fed.registry.card.readme import card_of, spdx
 from gym_fed.registry.manifest import NOT_STATED, BaseUsed, DataUsed, Kind, Lineage, ModelManifest
 
@@ -31,7 +31,7 @@ def lineage(source: Source) -> tuple[Lineage, list[str]]:
     """
     nearest, notes = Lineage(), list[str]()
     data: list[DataUsed] = []
-    for number, place in enumerate(_run_folders(source)):
+    for number, place in enumerate(_record_folders(source)):
         try:
             run_lineage = lineage_of(place, source.delta if number == 0 else None)
         except GymError as error:
@@ -69,7 +69,7 @@ def card_text(source: Source, chosen: ExportFormat, options: Options, name: str)
         lineage=origin,
         created_at=0,
     )
-    folder = next(iter(_run_folders(source)), None)
+    folder = next(iter(_record_folders(source)), None)
     relation = "quantized" if source.base is None and quantization else None
     return card_of(manifest, (), folder, library=_LIBRARIES.get(chosen.name), relation=relation), notes
 
@@ -86,8 +86,14 @@ def _base(source: Source) -> BaseUsed | None:
     return BaseUsed(name=source.shown_base or named, licence=spdx(licence) if licence else NOT_STATED)
 
 
-def _run_folders(source: Source) -> list[Path]:
-    """Return the folders that may hold records of a run, nearest first."""
+def _record_folders(source: Source) -> list[Path]:
+    """Return the folders that may hold records of a run or of a hub's version, nearest first."""
     own = Path(source.name).expanduser()
-    places = [*([own] if own.is_dir() else []), *source.folders]
-    return [place for place in dict.fromkeys(places) if (place / "run.json").is_file() or source.delta]
+    places = dict.fromkeys([*([own] if own.is_dir() else []), *source.folders])
+    records = ("run.json", FILE)
+    return [place for place in places if source.delta or any((place / name).is_file() for name in records)]
+
+
+def contributors_file(source: Source) -> Path | None:
+    """Return the list of those who contributed to a model, which ``gym-server model`` writes; None without one."""
+    return next((path for place in _record_folders(source) if (path := place / FILE).is_file()), None)

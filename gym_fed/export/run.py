@@ -104,11 +104,13 @@ def _export(
         options.report("writing", 0, 0)
         written = time.monotonic()
         chosen.write(source, part, options)
-        from gym_fed.export.card import card_text
+        from gym_fed.export.card import card_text, contributors_file
 
         card, card_notes = card_text(source, chosen, options, path.name)
         if not chosen.is_file:
             write_atomically(part / CARD, card.encode("utf-8"))
+            if (contributors := contributors_file(source)) is not None:
+                write_atomically(part / contributors.name, contributors.read_bytes())
         record["seconds"] = {"writing": round(time.monotonic() - written, 1)}
         record["files"] = {path.name: file_sha256(part)} if chosen.is_file else _digests(part)
         record["bytes"] = sum(file.stat().st_size for file in _files(part))

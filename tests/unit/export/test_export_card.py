@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,20 @@ def test_a_folder_has_a_card_with_licence_base_and_data_of_the_run(tuned: Path, 
     assert "sft, lora" in text
     assert "private-names" not in text
     assert str(tuned) not in text
+
+
+def test_an_export_names_those_who_contributed_to_a_hubs_version(base: Path, tmp_path: Path) -> None:
+    version = tmp_path / "version"
+    shutil.copytree(base, version)
+    people = [{"contributor": "c1", "name": "Ann", "share": 0.75}, {"contributor": "c2", "share": 0.25}]
+    (version / "contributors.json").write_text(json.dumps({"contributors": people}))
+    export(open_source(str(version)), "huggingface", tmp_path / "out", Options(), check=False)
+    card = (tmp_path / "out/README.md").read_text()
+    assert "Ann" in card
+    assert "c2" in card
+    again = tmp_path / "again"
+    export(open_source(str(tmp_path / "out")), "huggingface", again, Options(), check=False)
+    assert "Ann" in (again / "README.md").read_text()
 
 
 def test_an_adapters_card_names_peft_as_its_library(tuned: Path, tmp_path: Path) -> None:
