@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 
 _log = logging.getLogger(__name__)
+_DERIVED = re.compile(r"(^lm_head\.weight|\.rotary_emb\.inv_freq)$")
+"""Stored tensors that follow from others: a tied head, and frequencies that old versions of transformers stored."""
 
 
 def end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -90,8 +94,8 @@ def spec_of_files(folder: Path, name: str) -> BaseSpec | None:
     return BaseSpec(name, float32_digest(tensors, shapes), shapes)
 
 
-def require_all_tensors(name: str) -> None:
-    """Refuse a base that lacks a tensor according to the headers of its files, without loading it.
+def require_same_tensors(name: str) -> None:
+    """Refuse a base that lacks a tensor or has an extra one by the headers of its files, without loading it.
 
     A base that is not on this machine, or whose architecture only transformers knows, is checked when it is loaded.
 
@@ -103,12 +107,24 @@ def require_all_tensors(name: str) -> None:
     tensors = None if folder is None else tensor_shapes(folder)
     if config is None or tensors is None or config.num_hidden_layers > len(tensors):
         return
-    missing = sorted(plain_shapes(config).keys() - tensors.keys())
+    shapes = plain_shapes(config)
+    missing = sorted(shapes.keys() - tensors.keys())
     if missing:
         raise GymError(
             ErrorCode.MODEL_INVALID,
             f"{name}: {counted(len(missing), 'tensor')} missing from its weights, such as {missing[0]}",
             "restore its files; a missing tensor would be filled with random numbers",
+        )
+    extra = sorted(key for key in tensors.keys() - shapes.keys() if not _DERIVED.search(key))
+    if not extra:
+        return
+    from gym_fed.base.modeling.loading import EXTRA_TENSORS
+
+    if os.environ.get(EXTRA_TENSORS) != "ignore":
+        raise GymError(
+            ErrorCode.MODEL_INVALID,
+            f"{name}: {counted(len(extra), 'tensor')} that its architecture does not have, such as {extra[0]}",
+            f"the model was saved from another architecture; to use it without them set {EXTRA_TENSORS}=ignore",
         )
 
 

@@ -17,7 +17,7 @@ from gym_fed.config.yaml.file import load_config
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import make_folder, write_atomically
 from gym_fed.core.registries import AGGREGATORS
-from gym_fed.serving.base import require_all_tensors
+from gym_fed.serving.base import require_same_tensors
 from gym_fed.trust.wire.limits import DEFAULT_PORT
 from gym_server.federation import create_keys
 from gym_server.store.database import Database
@@ -279,10 +279,10 @@ def init_hub(
 
     Raises:
         GymError: ``FILE_EXISTS`` if there is a hub already; ``CONFIG_INVALID`` for values that the schema refuses;
-            ``MODEL_INVALID`` for a base that lacks a tensor.
+            ``MODEL_INVALID`` for a base with missing or extra tensors.
     """
     require_new(folder)
-    require_all_tensors(choices.base_model)
+    require_same_tensors(choices.base_model)
     make_folder(folder)
     text = choices.config_text()
     draft = folder / f".{CONFIG_NAME}.draft"

@@ -61,6 +61,19 @@ def test_a_hub_is_not_made_on_a_base_that_lacks_a_tensor(lacking: Path, tmp_path
     assert not (tmp_path / "hub").exists()
 
 
+def test_a_hub_is_not_made_on_a_base_with_an_extra_tensor_unless_it_is_ignored_on_request(
+    tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gym_server.cli.setup import HubChoices, init_hub
+
+    folder = str(altered(tiny_base, tmp_path / "surplus", surplus))
+    with pytest.raises(GymError, match=r"model\.layers\.0\.extra\.weight"):
+        init_hub(tmp_path / "hub", HubChoices(folder, "h", "open"))
+    assert not (tmp_path / "hub").exists()
+    monkeypatch.setenv("GYM_EXTRA_TENSORS", "ignore")
+    init_hub(tmp_path / "hub", HubChoices(folder, "h", "open"))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
