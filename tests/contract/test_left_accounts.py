@@ -116,6 +116,20 @@ def test_without_asking_for_it_a_left_account_gets_no_session_and_with_it_no_nod
     assert code_of(left, "Account", pb.AccountRequest()) is ErrorCode.UNAUTHENTICATED
 
 
+def test_a_client_that_did_not_leave_itself_asks_the_hub_whether_its_account_did(
+    hub: LoopbackHub, tmp_path: Path
+) -> None:
+    with hub.client(tmp_path / "ann") as client, HubClient(client.home, client.address, client.pin) as other:
+        contributor = client.pin.contributor
+        assert not client.note_leaving()
+        assert client.pin.contributor == contributor
+        other.call("Leave", pb.LeaveRequest())
+        assert code_of(client, "Heartbeat", pb.HeartbeatRequest(message_id="m1")) is ErrorCode.UNAUTHENTICATED
+        assert client.note_leaving()
+        assert (client.pin.contributor, client.pin.left) == ("", contributor)
+        assert client.call("Account", pb.AccountRequest()).status == "left"
+
+
 def test_status_after_leave_needs_no_server(left: HubClient) -> None:
     with enrolled_client(left.home, None, False, may_have_left=True) as client:
         assert client.call("Account", pb.AccountRequest()).status == "left"

@@ -164,6 +164,8 @@ class TinyHub:
     def Work(self, request: Any, context: Any) -> Iterator[pb.WorkEvent]:
         self._enter("Work", request, context)
         while context.is_active():
+            if self.left:
+                self._refuse(context, GymError(ErrorCode.UNAUTHENTICATED, "has left", "enrol again"))
             try:
                 event = self.events.get(timeout=0.05)
             except queue.Empty:
@@ -228,7 +230,7 @@ class TinyHub:
         self._enter("Account", request, context)
         return pb.AccountReply(
             balance=3,
-            status="active",
+            status="left" if self.left else "active",
             verdicts_json=[json.dumps(v) for v in self.verdicts],
             rewards_json=self.rewards_json,
         )
@@ -265,6 +267,7 @@ class TinyHub:
     def Leave(self, request: Any, context: Any) -> pb.LeaveReply:
         self._enter("Leave", request, context)
         self.left.update(self.enrolled)
+        self.sessions.clear()
         return pb.LeaveReply()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from gym_client.agent.region import RegionalHub
@@ -9,11 +11,12 @@ from gym_client.agent.residuals import Residuals
 from gym_client.agent.tasks import TaskFolder
 from gym_client.audits.evidence import keep_evidence
 from gym_client.display import Display
-from gym_client.hub.backoff import may_pass
+from gym_client.hub.backoff import Retry, may_pass
 from gym_client.hub.replies import parse_object, parse_verdicts
 from gym_client.hub.traffic import Traffic
 from gym_client.hub.transport import HubClient
 from gym_client.identity.home import Home
+from gym_client.identity.pins import left_in_words
 from gym_client.ledger.receipts import Receipts
 from gym_client.privacy.secure_round import forget
 from gym_fed.core.errors import ErrorCode, GymError
@@ -52,6 +55,24 @@ class Account:
         self.receipts: list[dict[str, Any]] = []
         self.balance: int | None = None
         self._spent: object = None
+
+    @contextmanager
+    def until_left(self, retrying: Retry) -> Iterator[None]:
+        """End the block with a report, not an error, once the account has left the hub.
+
+        Args:
+            retrying: Retries the question to the hub whether the account has left.
+
+        Raises:
+            GymError: Any other error of the block.
+        """
+        try:
+            yield
+        except GymError as error:
+            if error.code is not ErrorCode.UNAUTHENTICATED or not retrying(self._client.note_leaving):
+                raise
+            self._display.busy("")
+            self._display.report("left", left_in_words(self._client.pin), contributor=self._client.pin.left)
 
     def last_word(self) -> None:
         """Fetch the final verdicts and the balance, unless the hub is unreachable or fails."""

@@ -49,7 +49,6 @@ from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.failpoints import failpoint
 from gym_fed.core.system_errors import is_disk_full
-from gym_fed.core.text import readable_bytes
 from gym_fed.privacy.secure_aggregation.messages import TRAIN, UNMASK
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
@@ -145,7 +144,7 @@ class Agent:
         self._stop.set()
 
     def run(self, max_rounds: int | None = None) -> AgentResult:
-        """Process tasks until the hub finishes, ``max_rounds`` is reached or the agent is stopped.
+        """Process tasks until the hub finishes, ``max_rounds`` is reached, the account leaves or the agent is stopped.
 
         Args:
             max_rounds: Stop after this many answered tasks; None runs until the hub is finished.
@@ -154,14 +153,15 @@ class Agent:
             GymError: ``INTERRUPTED`` after ``stop``; an error that would affect all further tasks; or the last of
                 several consecutive failures.
         """
-        self.display.busy("fetching the verdicts on earlier updates")
-        self._room.needed(lambda: self._recover(self._settle()))
-        if (clocks := self.client.clocks) is not None and not clocks.differ:
-            drop_old(self.home.tasks)  # a wrong clock cannot measure their age
         finished = False
-        while not finished and not self._has_done(max_rounds):
-            self._pauses.wait()
-            finished = self._work(max_rounds)
+        self.display.busy("fetching the verdicts on earlier updates")
+        with self._account.until_left(lambda action: self._retrying(action, None)):
+            self._room.needed(lambda: self._recover(self._settle()))
+            if (clocks := self.client.clocks) is not None and not clocks.differ:
+                drop_old(self.home.tasks)  # a wrong clock cannot measure their age
+            while not finished and not self._has_done(max_rounds):
+                self._pauses.wait()
+                finished = self._work(max_rounds)
         self._account.last_word()
         return AgentResult(self._account.receipts, finished, self._account.balance)
 
@@ -228,9 +228,7 @@ class Agent:
             finally:
                 self._room.needed(self._traffic.save)
         self._failures = 0
-        moved = self._traffic.task
-        text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
-        self.display.report("traffic", text, task=task.message_id, **moved.to_dict())
+        self._traffic.report(self.display, task.message_id)
         if self._private:
             self._spent.report(self.display)
         self._count(stage_of(task))

@@ -289,6 +289,7 @@ def leave(
     from gym_client.agent.residuals import Residuals
     from gym_client.audits.evidence import drop_all
     from gym_client.hub.known import enrolled_client
+    from gym_client.identity.pins import left_in_words
     from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
     own = open_home(home, passphrase_file)
@@ -298,11 +299,7 @@ def leave(
         client.forget_enrolment()
         Residuals(own, client.pin.server).delete()
         drop_all(own, client.pin.server)
-    print_result(
-        as_json,
-        {"left": contributor, "server": client.pin.server},
-        f"{contributor} has left {client.pin.name or client.address}; join again at any time",
-    )
+    print_result(as_json, {"left": contributor, "server": client.pin.server}, left_in_words(client.pin))
 
 
 @app.command()

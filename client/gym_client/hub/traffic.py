@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gym_client.display import Display
 from gym_client.identity.home import Home
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.files import write_atomically
@@ -75,6 +76,12 @@ class Traffic:
             all_hubs[self._server] = {"down": total.down, "up": total.up}
             write_atomically(_path(self._home), json.dumps(all_hubs, indent=2, sort_keys=True).encode())
             self._unsaved = Bytes()
+
+    def report(self, display: Display, message_id: str) -> None:
+        """Display the bytes of the current task."""
+        moved = self.task
+        text = f"this task: {readable_bytes(moved.down)} down, {readable_bytes(moved.up)} up"
+        display.report("traffic", text, task=message_id, **moved.to_dict())
 
     def _count(self, more: Bytes) -> None:
         with self._lock:

@@ -134,8 +134,30 @@ class HubClient:
         self._repin(contributor="", left=self.pin.contributor, public_key=self._key.public_key.hex())
         self.renew_session()
 
-    def authenticate(self) -> None:
-        """Open a new session; an account that was left gets a session for queries and transfers only."""
+    def note_leaving(self) -> bool:
+        """Ask the hub whether the account has left, which another process may have done; if so, forget the enrolment.
+
+        Returns:
+            True if it has left; False if it is active, or if the hub does not know it.
+        """
+        with self._lock:
+            try:
+                self.authenticate(may_have_left=True)
+                status = self.call("Account", pb.AccountRequest()).status
+            except GymError as error:
+                if error.code is not ErrorCode.UNAUTHENTICATED:
+                    raise
+                return False
+            if status == "left" and self.pin.contributor:
+                self.forget_enrolment()
+            return bool(status == "left")
+
+    def authenticate(self, may_have_left: bool = False) -> None:
+        """Open a new session; an account that was left gets a session for queries and transfers only.
+
+        Args:
+            may_have_left: Accept such a session too if this home does not know that the account was left.
+        """
         with self._lock:
             account = self.pin.account
             if not account:
@@ -145,12 +167,12 @@ class HubClient:
                     f"gym-client join --server {self.address}",
                 )
             try:
-                reply = self.call("Authenticate", self._login(account))
+                reply = self.call("Authenticate", self._login(account, may_have_left))
             except GymError as error:
                 if error.code is not ErrorCode.CLOCK_SKEWED:
                     raise
                 self._measure()  # the hub restarted with another time
-                reply = self.call("Authenticate", self._login(account))
+                reply = self.call("Authenticate", self._login(account, may_have_left))
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
 
@@ -300,7 +322,7 @@ class HubClient:
         """Request the status and measure the hub's time."""
         return self._time.measure(lambda: self.call("Status", pb.StatusRequest()))
 
-    def _login(self, account: str) -> pb.AuthenticateRequest:
+    def _login(self, account: str, may_have_left: bool) -> pb.AuthenticateRequest:
         """Create a login signed at the hub's time."""
         nonce, issued_at, server = secrets.token_hex(16), int(self.now()), self._server()
         claim = login_claim(account, self._instance, issued_at, nonce, server, self.pin.fingerprint)
@@ -311,7 +333,7 @@ class HubClient:
             nonce=nonce,
             signature=self._key.sign(claim),
             protocol=PROTOCOL,
-            left=not self.pin.contributor,
+            left=may_have_left or not self.pin.contributor,
             clock_seconds=time.time(),
         )
 

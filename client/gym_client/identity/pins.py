@@ -86,6 +86,14 @@ class ServerPin(StrictModel):
         return self.model_copy(update=changes)
 
 
+def left_in_words(pin: ServerPin) -> str:
+    """Describe what an account that has left keeps."""
+    return (
+        f"{pin.left} has left {pin.name or pin.address}; what it contributed and earned stays there; join again at any "
+        "time"
+    )
+
+
 def pin_with_key(home: Home, fingerprint: str) -> ServerPin | None:
     """Return the pin with this TLS key, at any address; None if there is none."""
     pins = (ServerPin.read(path) for path in sorted(home.servers.glob("*.json")))

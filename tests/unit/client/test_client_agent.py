@@ -14,10 +14,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from gym_client.agent.agent import AgentResult
 from gym_client.agent.hooks import current_hooks
 from gym_client.agent.policy import Policy
+from gym_client.hub.transport import HubClient
+from gym_client.identity.pins import ServerPin
 
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.wire.records import from_wire
 from gym_fed.trust.wire.references import references
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
 from tests.support.agent_scene import Scene, empty
 
 
@@ -254,6 +257,49 @@ def test_a_contributor_that_was_revoked_ends_with_that_error(scene: Scene) -> No
     with pytest.raises(GymError, match="revoked") as caught:
         scene.agent(empty).run()
     assert caught.value.code is ErrorCode.PERMISSION_DENIED
+
+
+def leave_elsewhere(scene: Scene) -> None:
+    """Leave as `gym-client leave` does beside a running agent, whose client is not informed."""
+    with HubClient(scene.home, scene.client.address, scene.client.pin) as other:
+        other.call("Leave", pb.LeaveRequest())
+
+
+@pytest.mark.parametrize("working", [False, True], ids=["waiting", "working"])
+def test_leaving_beside_the_agent_ends_it_with_a_sentence(scene: Scene, working: bool) -> None:
+    def leave(message: Message, context: Context) -> RecordDict:
+        leave_elsewhere(scene)
+        return RecordDict()
+
+    def leave_once_it_waits(event: str, text: str, **fields: Any) -> None:
+        record(event, text, **fields)
+        if event == "waiting":
+            leave_elsewhere(scene)
+
+    scene.client.status()
+    contributor, record = scene.client.pin.contributor, scene.display.report
+    if working:
+        scene.hub.give(scene.task("m1"))
+    else:
+        scene.display.report = leave_once_it_waits  # type: ignore[method-assign]
+    assert scene.agent(leave).run() == AgentResult([], finished=False, balance=3)
+    (sentence,) = scene.display.texts("left")
+    assert sentence.startswith(f"{contributor} has left tiny; what it contributed and earned stays there")
+    kept = ServerPin.load(scene.home, scene.client.address)
+    assert kept is not None
+    assert (kept.contributor, kept.left) == ("", contributor)
+
+
+def test_a_hub_that_no_longer_knows_an_active_account_ends_the_agent_with_its_error(scene: Scene) -> None:
+    def refuse(method: str, request: Any) -> None:
+        if method == "Work":
+            raise GymError(ErrorCode.UNAUTHENTICATED, "not by this account")
+
+    scene.hub.hook = refuse
+    with pytest.raises(GymError, match="not by this account"):
+        scene.agent(empty).run()
+    assert scene.display.texts("left") == []
+    assert scene.client.pin.contributor
 
 
 def test_a_stop_while_waiting_is_an_interruption_that_says_how_to_go_on(scene: Scene) -> None:
