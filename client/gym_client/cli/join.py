@@ -32,7 +32,10 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 if TYPE_CHECKING:
     from gym_client.agent.agent import AgentResult
     from gym_client.agent.agreement import Agreement
+    from gym_client.agent.global_model import GlobalModel
+    from gym_client.cli.costs import RoundTime
     from gym_client.cli.offer import Offer
+    from gym_fed.config.hub.task import TrainingRecipe
 
 T = TypeVar("T")
 
@@ -184,18 +187,23 @@ class _Joining:
         model = finder.find(self._setup.model)
         self._base_folder = model.source
         use_threads(self._policy.threads)
-        offer = make_offer(client, status, model, data, self._setup, self._name, self._options.rounds)
-        offer.check(self._policy)
-        if self._agreement(client, status, data).is_known():
-            return status, offer
+        try:
+            offer = make_offer(client, status, model, data, self._setup, self._name, self._options.rounds)
+            offer.check(self._policy)
+            if self._agreement(client, status, data).is_known():
+                return status, offer
+            time = self._round_time(model, recipe, data)
+        finally:
+            model.release()  # the answer to the terms and the first task may be far away
+        return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
+
+    def _round_time(self, model: GlobalModel, recipe: TrainingRecipe, data: Data) -> RoundTime:
         from gym_client.cli.costs import RoundTime, time_round
 
         if self._region is not None:
-            unknown = RoundTime(None, "the region's members train")
-            return status, offer.with_costs(unknown, finder.fetched_bytes, finder.bandwidth)
+            return RoundTime(None, "the region's members train")
         self._display.busy("timing a few training steps on this machine; nothing is saved")
-        time = time_round(model, recipe, data.rows, self._setup.device, self._stop)
-        return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
+        return time_round(model, recipe, data.rows, self._setup.device, self._stop)
 
     def _agreement(self, client: HubClient, status: pb.StatusReply, data: Data) -> Agreement:
         """Return the hub's current terms with those accepted before."""

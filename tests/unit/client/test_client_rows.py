@@ -95,6 +95,21 @@ def test_the_terms_say_what_is_learned_cut_and_dropped(hub: TinyHub, tmp_path: P
     assert "not read: id (3 rows)" in texts
 
 
+def test_the_model_is_released_before_the_terms_wait_for_an_answer(
+    hub: TinyHub, tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, released = global_model(str(tiny_base)), []
+
+    def decline(consent: Shown, offer: Offer) -> bool:
+        released.append(held._model is None)
+        return False
+
+    monkeypatch.setattr(Shown, "offer", decline)
+    ask(hub, tmp_path, tiny_base, [{"messages": turns("hi", "yes")}] * 3)
+    assert released == [True]
+    assert held.model.config.model_type  # loaded again for the first task
+
+
 def test_a_recipe_whose_moments_are_over_the_policys_limit_is_refused_before_the_terms_are_shown(
     hub: TinyHub, tmp_path: Path, tiny_base: Path
 ) -> None:
