@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,8 +13,10 @@ from gym_fed.core.help import App, ExportedLedger
 from gym_fed.core.progress import spinner
 from gym_fed.core.text import counted
 from gym_fed.trust.ledger.entries import Entry
-from gym_fed.trust.regions.links import RegionLinks
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
+
+if TYPE_CHECKING:
+    from gym_fed.trust.regions.links import RegionLinks
 
 app = App(help="Show, verify, export and replay the hub's append-only, signed record.", no_args_is_help=True)
 
@@ -95,6 +97,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check chain, heads and signatures, and that every table of the hub agrees with the ledger."""
+    from gym_fed.trust.regions.links import RegionLinks
+
     links = RegionLinks()
     if ledger is not None:
         facts = _verify_file(ledger, server_id, links)

@@ -99,7 +99,7 @@ LINES = [
 """Run one after the other in one folder: what some write others read."""
 
 ELSEWHERE = {
-    "gym api health",
+    "gym api health", "gym api usage", "gym-client ui", "gym-client uninstall", "gym-server mirror",
     "gym api serve", "gym batch", "gym chat", "gym data score", "gym delta apply", "gym delta compare",
     "gym delta encode", "gym eval compare", "gym eval fetch", "gym eval probe", "gym eval replay",
     "gym eval run", "gym leaderboard add", "gym leaderboard html", "gym leaderboard show",
