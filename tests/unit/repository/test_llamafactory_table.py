@@ -45,7 +45,7 @@ REASONS = {
     "learn/pictures.yaml": "runs",
     "learn/stages.yaml": "refused: pipeline_model_parallel_size: no counterpart: Megatron's",
     "learn/typing_error.yaml": "refused: lora_rnak: no counterpart: unknown key (did you mean 'lora_rank'?)",
-    "next/ring.yaml": "refused: cp_size: no counterpart: 2: a row is not split over processes",
+    "next/ring.yaml": "refused: cp_size: no counterpart: 2: rows are split by distributed.str",
 }
 
 

@@ -13,7 +13,6 @@ from gym_fed.core.text import counted
 from gym_fed.data.encoding import prompt_ids, require_chat_template, text_ids
 from gym_fed.data.rows import MEDIA, Row, RowKind
 from gym_fed.training.algorithms.base import Algorithm
-from gym_fed.training.rollouts.policy import check_rollouts
 from gym_fed.training.run.job import Job
 from gym_fed.training.run.reproducibility import RunWarning
 
@@ -43,6 +42,8 @@ class Rewarded(Algorithm):
         settings = self.settings(config)
         prompts_per_generation(self.name, settings, config)
         if settings.rollouts is not None:
+            from gym_fed.training.rollouts.policy import check_rollouts
+
             check_rollouts(self.name, settings, config)
 
     def lengths(self, config: TrainingConfig, tokenizer: Any, rows: list[Row]) -> list[int]:
