@@ -160,9 +160,10 @@ class _NewUpload(StrictModel):
     bytes: int = Field(ge=0, le=2**50)
 
 
-def upload_routes(uploads: Uploads, received: Callable[[], None] = lambda: None) -> APIRouter:
-    """Create the routes below ``/data/uploads``; ``received`` is called after the last part of a file."""
-    router = APIRouter()
+def add_upload_routes(
+    router: APIRouter, uploads: Uploads, received: Callable[[], None] = lambda: None
+) -> None:
+    """Add the routes below ``/data/uploads``; ``received`` is called after the last part of a file."""
 
     @router.post("/data/uploads")
     def upload(given: _NewUpload, visitor: Changing) -> dict[str, Any]:
@@ -181,5 +182,3 @@ def upload_routes(uploads: Uploads, received: Callable[[], None] = lambda: None)
         if name is not None:
             received()
         return {"name": name}
-
-    return router

@@ -19,7 +19,7 @@ from gym_fed.data.files import SUFFIXES
 from gym_fed.data.paging import is_data_file
 from gym_fed.data.registry import DatasetRegistry, default_store
 from gym_fed.web.app import Changing, Looking
-from gym_fed.web.uploads import Uploads, upload_routes
+from gym_fed.web.uploads import Uploads, add_upload_routes
 from gym_fed.webui.view_process import ViewProcess
 from gym_fed.webui.workbench import MAX_ROWS, Workbench, model_of
 
@@ -78,7 +78,7 @@ def routes(workbench: Workbench) -> APIRouter:
     """Create the routes below ``/data``."""
     router, rows = APIRouter(), ViewProcess("gym_fed.webui.row_views:RowViews", workbench.folder)
     uploads = Uploads(lambda: workbench.inside(UPLOADS_FOLDER), workbench.named)
-    router.include_router(upload_routes(uploads, rows.begin))
+    add_upload_routes(router, uploads, rows.begin)
 
     def ask(view: str, request: dict[str, Any], **more: Any) -> dict[str, Any]:
         name, model = _relative(workbench, request["name"]), model_of(workbench, request["model"])

@@ -18,7 +18,7 @@ from gym_fed.web.app import Face
 from gym_fed.web.events import Feed, PageEvent
 from gym_fed.web.jobs import Jobs, job_routes
 from gym_fed.web.server import WebServer
-from gym_fed.web.uploads import Uploads, upload_routes
+from gym_fed.web.uploads import Uploads, add_upload_routes
 
 SCREENS_FOLDER = Path(__file__).parent / "screens"
 """Folder of the pages' scripts, which the workbench serves too."""
@@ -55,7 +55,7 @@ def open_ui(home: Home, listen: str, passphrase_file: Path | None = None) -> tup
     router = APIRouter()
     router.include_router(routes(place))
     router.include_router(job_routes(jobs))
-    router.include_router(upload_routes(Uploads(lambda: data, lambda file: f"{_DATA}/{file.name}")))
+    add_upload_routes(router, Uploads(lambda: data, lambda file: f"{_DATA}/{file.name}"))
     router.include_router(uninstall_routes(place, lambda: server.end()))
     feed = Feed(lambda last: (PageEvent("begin", {}),))
     face = Face("client", "gym-fed", SCREENS_FOLDER, router, feed)

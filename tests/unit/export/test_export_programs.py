@@ -157,7 +157,7 @@ def test_int8_of_onnx_keeps_the_likeliest_token(tmp_path: Path) -> None:
     record = export(open_source("gym-nano"), "onnx", tmp_path / "model.onnx", Options(quantization="int8"))
     assert 0.95 <= record["check"]["read_back"]["top1"] <= 1
     assert 0 < record["check"]["read_back"]["kl"] < 0.05
-    assert (tmp_path / "model.onnx").stat().st_size < 2_000_000
+    assert (tmp_path / "model.onnx").stat().st_size < 3_000_000  # of 2.4 million weights
 
 
 @pytest.mark.slow  # minutes, and packages that no extra brings
