@@ -15,7 +15,6 @@ from gym_fed.web.app import changing, looking, measuring, operating
 from gym_fed.webui import app as webui
 from gym_fed.webui.workbench import open_workbench
 
-
 ASKING = "/model/newest/ask"
 """Changes nothing: viewers may ask where the hub allows it, a few times a minute; otherwise its own code checks."""
 
