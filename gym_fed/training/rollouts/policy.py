@@ -83,14 +83,15 @@ def check_rollouts(name: str, settings: Any, config: TrainingConfig) -> None:
     """
     from gym_fed.serving.engine.request import SamplingParams
 
-    lora = config.lora if config.finetuning == "lora" else None
+    tuning = TUNING.type_of(config.finetuning)
+    lora = config.lora if tuning.sends_factors else None
     if lora is None:
         reason = f"finetuning: {config.finetuning} trains weights that vLLM would not get; it takes LoRA"
         raise GymError(
             ErrorCode.CONFIG_INVALID, f"{name}.rollouts: {reason}", _REMEDY.format(f"{name}.rollouts")
         )
     processes = int(os.environ.get("WORLD_SIZE", "1"))
-    changes_base = not TUNING.type_of(config.finetuning).starts_as_base(config)
+    changes_base = not tuning.starts_as_base(config)
     merges = len(config.adapter) > 1 or (bool(config.adapter) and config.new_adapter)
     spikes, ahead = config.loss_spikes, settings.rollouts.max_staleness
     refuse_first(
