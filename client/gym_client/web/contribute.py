@@ -208,7 +208,9 @@ def _join_jobs(jobs: Jobs) -> list[WebJob]:
 
 
 def _agent(home: Home, job: WebJob | None) -> dict[str, Any]:
-    """Return whether the agent is paused or was started elsewhere, and the limits of the page; see ``LimitsRequest``.
+    """Return the agent's state and the limits set on the page (``LimitsRequest``).
+
+    The state is whether the agent is paused, and who runs it if this page did not start it.
 
     ``problem`` is the message of an unreadable ``policy.yaml``; the limits are then missing.
     """

@@ -178,7 +178,7 @@ class Leaderboard:
         return line
 
     def extend(self, lines: Sequence[bytes]) -> None:
-        """Append lines that were signed elsewhere, after they were verified; raises as the constructor."""
+        """Verify signed lines, then append them; raises the constructor's errors."""
         with _locked(self.path):
             now = self._reopened()
             for raw in lines:

@@ -101,7 +101,7 @@ def _server(job: Job, given: RolloutEngine, context: int, answers: int) -> VllmP
 
 
 def _cache_bytes(model: Any, tokens: int, dtype: str) -> int:
-    """Return the bytes of the KV cache of so many tokens, within bounds; vLLM preempts answers that do not fit."""
+    """Return the size of a KV cache for ``tokens`` tokens, bounded; vLLM preempts answers that do not fit."""
     head: int = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
     heads: int = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
     width = 4 if dtype == "float32" else 2

@@ -42,7 +42,7 @@ class MirrorService:
 
     @property
     def content(self) -> MirrorContent | None:
-        """What is served now."""
+        """The state that is being served."""
         return self._content
 
     def refresh(self) -> None:

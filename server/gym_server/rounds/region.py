@@ -227,7 +227,7 @@ class Region:
                 document = self._exchange.receipt(path)
                 receipt_proof(document, bytes.fromhex(wanted.root_key))
                 if len(json.dumps(document)) > _MAX_RECEIPT_CHARS:
-                    raise GymError(ErrorCode.TOO_LARGE, f"{path} is no receipt of an update: it is too large")
+                    raise GymError(ErrorCode.TOO_LARGE, f"{path} is too large for the receipt of an update")
             except GymError as error:
                 log.error("region: not recorded, and kept as %s: %s", self._exchange.set_aside(path), error)
                 continue
