@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 AT_ONCE = 4
 UNPINNED = {"triton"}
 """Each build of torch for CUDA has a version of its own, so a pin would suit one of them only."""
+PURE_PYTHON = {"nvidia-ml-py"}
+"""Named like NVIDIA's libraries, but a few kilobytes of ctypes around the one of the driver."""
 SECONDS = 240
 """An extra that takes longer is one whose versions pip tries one by one."""
 
@@ -73,7 +75,7 @@ def wrong(brought: dict[str, str], pins: dict[str, str]) -> list[str]:
     for name, version in sorted(brought.items()):
         if name in UNPINNED:
             continue
-        if name.startswith(("nvidia-", "cuda-")) or name == "torch":
+        if (name not in PURE_PYTHON and name.startswith(("nvidia-", "cuda-"))) or name == "torch":
             found.append(f"brings {name} {version}, though torch is there")
         elif name not in pins:
             found.append(f"brings {name} {version}, which constraints.txt does not pin")
