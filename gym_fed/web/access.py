@@ -1,7 +1,8 @@
 """Access control for web pages: login keys, roles, sessions, and checks of every request.
 
 A session starts with the token in the printed URL (loopback), with a key of ``web_keys.json``, or, on a public site,
-as an anonymous viewer. Its cookie is HttpOnly and SameSite=Strict. Changes require the operator role and the
+as an anonymous viewer. A browser that the command opens gets a token for one login, because other users of the machine
+can read its command line. Its cookie is HttpOnly and SameSite=Strict. Changes require the operator role and the
 session's CSRF token in the header ``X-CSRF-Token``.
 
 A key is ``gymweb-`` and 32 random bytes, displayed once. The file contains its scrypt hash (RFC 7914), a name and a
@@ -37,6 +38,8 @@ from gym_fed.serving.http.proxies import prefix_of
 
 CSRF_HEADER = "x-csrf-token"
 SESSION_SECONDS = 7 * 86_400
+SINGLE_LOGIN_SECONDS = 60
+"""Lifetime of a token for one login: enough for a browser to start."""
 MAX_SESSIONS = 1000
 """Maximum number of sessions; the oldest one ends first."""
 MAX_SESSIONS_OF_KEY = 100
@@ -188,6 +191,7 @@ class Access:
     ) -> None:
         self.cookie, self.public = cookie, public
         self._token, self._keys = token, keys
+        self._single: tuple[str, float] | None = None
         self._sessions: OrderedDict[str, Visitor] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -264,7 +268,7 @@ class Access:
             GymError: ``UNAUTHENTICATED`` for a wrong secret; ``PERMISSION_DENIED`` for a key that only reads metrics;
                 ``BUSY`` after too many attempts.
         """
-        known = self._known(secret)
+        known = Visitor(TOKEN, Role.OPERATOR) if self._takes_single(secret) else self._known(secret)
         if known.role is Role.METRICS:
             raise GymError(
                 ErrorCode.PERMISSION_DENIED,
@@ -272,6 +276,13 @@ class Access:
                 "log in with a key of role viewer or operator",
             )
         return self._begin(known)
+
+    def single_login(self) -> str:
+        """Return a token for one login within a minute, in place of an earlier one."""
+        token = new_token()
+        with self._lock:
+            self._single = (token, time.monotonic() + SINGLE_LOGIN_SECONDS)
+        return token
 
     def bearer(self, request: HTTPConnection) -> Visitor | None:
         """Return the sender of a request whose ``Authorization: Bearer`` has the token or a key; None without it.
@@ -302,6 +313,14 @@ class Access:
             samesite="strict",
             secure=request.url.scheme == "https",
         )
+
+    def _takes_single(self, secret: str) -> bool:
+        """Return True once for the token of ``single_login``, if it has not expired."""
+        with self._lock:
+            if self._single is None or not hmac.compare_digest(secret.encode(), self._single[0].encode()):
+                return False
+            expires_at, self._single = self._single[1], None
+        return time.monotonic() < expires_at
 
     def _known(self, secret: str) -> Visitor:
         """Return the visitor of the token or a key, without a session."""

@@ -117,7 +117,7 @@ def create_app(face: Face, access: Access) -> FastAPI:
 
     @app.get("/login")
     def login_by_url(request: Request, token: str = "") -> Response:
-        """Start a session with the printed URL's token, and redirect to a URL without it."""
+        """Start a session with the token of the URL, and redirect to a URL without it."""
         if not token:
             return page_of(request)
         response = RedirectResponse(f"{prefix_of(request.scope)}/", 303)

@@ -66,13 +66,19 @@ class WebServer:
         token = new_token() if is_local else None
         self.url = self.address if token is None else f"{self.address}/login?token={token}"
         """The URL to print, with the token if there is one."""
-        access = Access(f"gym_{face.name}_{port}", token=token, keys=keys, public=public)
+        self._access = Access(f"gym_{face.name}_{port}", token=token, keys=keys, public=public)
         self._feed = face.feed
-        self.app = create_app(face, access)
+        self.app = create_app(face, self._access)
         """The application behind the address."""
         self._server = LimitedServer(self.app, _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+
+    def url_for_browser(self) -> str:
+        """Return the URL for a browser's command line, which other users can read: its token is for one login."""
+        if self.url == self.address:
+            return self.url
+        return f"{self.address}/login?token={self._access.single_login()}"
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; requires the main thread."""

@@ -32,7 +32,7 @@ def ui(
     if open_page or (open_page is None and out.is_terminal):
         import webbrowser
 
-        webbrowser.open(server.url)
+        webbrowser.open(server.url_for_browser())
     server.run()
     if any(job.status == "running" for job in jobs.list()):
         err.print("still contributing; `gym-client pause` makes it wait")

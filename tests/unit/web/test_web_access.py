@@ -372,6 +372,34 @@ def test_a_session_ends_on_the_server_whatever_the_browser_keeps(
     assert browser.get("/api/v1/look", headers=cookie).status_code == 401
 
 
+def test_the_token_for_a_browser_s_command_line_logs_in_once_and_within_a_minute(
+    screens: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser = opened(screens)
+    access: Access = browser.app.state.access  # type: ignore[attr-defined]
+    replaced, token = access.single_login(), access.single_login()
+    assert browser.get("/api/v1/measure", headers={"Authorization": f"Bearer {token}"}).status_code == 401
+    answers = [browser.get("/login", params={"token": each}).status_code for each in (replaced, token, token)]
+    assert answers == [401, 303, 401]
+    assert browser.get("/api/v1/look").json() == {"visitor": "token"}
+    late = access.single_login()
+    now = time.monotonic()
+    monkeypatch.setattr("gym_fed.web.access.time.monotonic", lambda: now + 61)
+    assert browser.get("/login", params={"token": late}).status_code == 401
+
+
+def test_a_browser_s_command_line_never_has_the_printed_token(screens: Path, keys: WebKeys) -> None:
+    face = Face("test", "here", screens, routes(), Feed(lambda last: []))
+    local = WebServer(face, "127.0.0.1:0", keys=keys, add_key="")
+    assert local.url_for_browser().startswith(f"{local.address}/login?token=")
+    assert local.url_for_browser() != local.url
+    local.stop()
+    keys.add("otto", "operator")
+    public = WebServer(face, "0.0.0.0:0", keys=keys, add_key="")
+    assert public.url_for_browser() == public.address
+    public.stop()
+
+
 def test_the_number_of_sessions_is_bounded(screens: Path, keys: WebKeys) -> None:
     browser = opened(screens, keys=keys)
     browser.get(f"/login?token={SECRET}")
