@@ -100,7 +100,7 @@ def to_push(
 
 
 def held_variant(client: HubClient, name: str) -> SignedVariant | None:
-    """Return the hub's variant with one of the account's names; None if there is no valid one."""
+    """Return the account's variant of this name on the hub; None if there is no valid one."""
     try:
         return get_variant(client, "", name).signed
     except GymError as error:
@@ -138,8 +138,8 @@ def push_variant(
     if (digest := file_sha256(delta)) != manifest.delta_sha256:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{delta} has sha256 {digest}, the manifest of {manifest.variant} names {manifest.delta_sha256}",
-            "sign the file that is to be pushed",
+            f"{delta} has sha256 {digest}, but the manifest of {manifest.variant} has {manifest.delta_sha256}",
+            "sign the file that you push",
         )
     allowed = None if readers is None else pb.Readers(contributors=readers)
     request = pb.PutVariantRequest(variant_json=signed.to_json(), readers=allowed)
@@ -178,7 +178,7 @@ def get_variant(client: HubClient, owner: str, name: str) -> HubVariant:
     if (manifest.owner, manifest.variant) != (expected_owner, name):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{client.address} gives {manifest.variant} of {manifest.owner} for {name} of {expected_owner}",
+            f"{client.address} sent {manifest.variant} of {manifest.owner} instead of {name} of {expected_owner}",
             "do not trust this hub; ask its coordinator",
         )
     return variant
@@ -209,7 +209,7 @@ def pull_variant(
         local: A file to use instead of a download if its digest matches.
 
     Raises:
-        GymError: Errors of ``get_variant``, ``check_variant`` and ``download``; ``DELTA_INVALID``, ``BASE_MISMATCH``.
+        GymError: Errors from ``get_variant``, ``check_variant`` and ``download``; ``DELTA_INVALID``, ``BASE_MISMATCH``.
     """
     variant = get_variant(client, owner, name)
     sequence = check_variant(client, variant.signed, lambda done, total: progress("ledger", done, total))
@@ -236,7 +236,7 @@ def list_variants(client: HubClient) -> Iterator[HubVariant]:
 
 
 def list_public(client: HubClient) -> Iterator[tuple[pb.VariantInfo, SignedVariant]]:
-    """List the variants that everyone may read, as messages and as their owners signed them."""
+    """List the public variants, each as the hub's message and the manifest signed by its owner."""
     return ((info, _read(info).signed) for info in _pages(client) if info.is_public)
 
 
@@ -284,7 +284,7 @@ def _require_slot(client: HubClient, proof: EntryProof, name: str) -> None:
     if slots.get(slot, name) != name or (name in slots.values() and slot not in slots):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"{client.address} proves entry {proof.entry.sequence}, which is of another variant than {name}",
+            f"{client.address} proves entry {proof.entry.sequence}, which belongs to a variant other than {name}",
             "do not trust this hub; ask its coordinator",
         )
 
@@ -327,8 +327,8 @@ def _read(info: pb.VariantInfo) -> HubVariant:
 
 def _same(first: VariantManifest, other: VariantManifest) -> bool:
     """Return True if two manifests are equal except for owner and time."""
-    passing = {"owner", "issued_at"}
-    return first.model_dump(exclude=passing) == other.model_dump(exclude=passing)
+    ignored = {"owner", "issued_at"}
+    return first.model_dump(exclude=ignored) == other.model_dump(exclude=ignored)
 
 
 def _check_file(path: Path, manifest: VariantManifest) -> None:
@@ -339,6 +339,6 @@ def _check_file(path: Path, manifest: VariantManifest) -> None:
     if base != manifest.base_digest:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the delta of {manifest.variant} is for base {base}, its manifest says {manifest.base_digest}",
+            f"the delta of {manifest.variant} is for base {base}, but its manifest says {manifest.base_digest}",
             "its owner has to push it again",
         )

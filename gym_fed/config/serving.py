@@ -59,8 +59,8 @@ class EngineConfig(StrictModel):
     ``shared``, of any user. Then the time to the first token can reveal what others have sent."""
 
     step_stretch: Annotated[float, Field(gt=1, le=1000)] | None = 1.8
-    """Maximum time of a step with a prompt, as a multiple of a decode-only step. All but one of several prompts
-    count as running answers. null: no limit but ``max_batch_tokens``."""
+    """Maximum time of a step with a prompt, as a multiple of a decode-only step. If a step has several prompts, all
+    but one count as running answers. null: no limit but ``max_batch_tokens``."""
 
     speculative: Literal["off", "ngram"] = "off"
     """Speculative decoding: ngram proposes the tokens after an earlier occurrence of the same n-gram. A
@@ -79,7 +79,7 @@ class EngineConfig(StrictModel):
 
 
 class SamplingConfig(StrictModel):
-    """Defaults of requests. null: the base's generation_config.json, or else OpenAI's."""
+    """Default sampling parameters of requests. null: the base's generation_config.json, or else OpenAI's."""
 
     temperature: float | None = Field(default=None, ge=0, le=2)
     """Sampling temperature; 0 = greedy, as is ``do_sample: false`` in the base's file."""
@@ -155,12 +155,12 @@ class ClassifierConfig(StrictModel):
     """Category of refused texts."""
 
     threshold: float = Field(default=0.5, gt=0, lt=1)
-    """Probability of yes, relative to yes and no, from which a text is refused."""
+    """Probability of yes, relative to yes and no, at or above which a text is refused."""
 
     @model_validator(mode="after")
     def _validate_place(self) -> ClassifierConfig:
         if self.question.count("{text}") != 1:
-            raise ValueError("question needs {text} once: the place of the text")
+            raise ValueError("question must contain {text}, the place of the text, exactly once")
         return self
 
 
@@ -243,11 +243,11 @@ class ServingConfig(ReadsOtherWords):
 
     base_format: Literal["auto", "bfloat16", "int8", "int4"] = "auto"
     """Type of the linear layers of Llama, Qwen2, Qwen3 and Mistral on the CPU. auto follows ``dtype``; int8 and int4
-    lose a little. The head, and in these two the value projections, are bfloat16."""
+    lose a little accuracy. The head is bfloat16, as are the value projections under int8 and int4."""
 
     packed_size: Bytes = 20 * 10**9
-    """Disk space for bases packed in int8 and int4 in ~/.gym-fed/packed, which later starts map; the least recently
-    used are deleted first. 0: none is written or mapped."""
+    """Disk space in ~/.gym-fed/packed for bases packed in int8 and int4, which later starts memory-map; the least
+    recently used are deleted first. 0: none is written or mapped."""
 
     device: str = "auto"
     """Device: ``cpu``, ``cuda`` or ``mps``; auto selects the best one."""
@@ -268,7 +268,7 @@ class ServingConfig(ReadsOtherWords):
     """True to refuse variants without their owner's valid signature."""
 
     adapters_folder: LocalPath | None = None
-    """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None allows none."""
+    """Folder of the deltas that keys with ``--manage-variants`` may add over HTTP; None disables this."""
 
     sampling: SamplingConfig = SamplingConfig()
     engine: Annotated[EngineConfig, BeforeValidator(_engine_of_kind)] = EngineConfig()

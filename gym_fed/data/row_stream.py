@@ -1,7 +1,7 @@
-"""An endless stream of shuffled rows, which resumes from a position without the rows before it.
+"""An endless stream of shuffled rows that can resume from any block without yielding the rows before it.
 
-The files (shards) of an epoch are read in an order of their own. Every ``buffer_size`` rows are a block, which is
-shuffled as a whole. The seed, the epoch and the number of the block decide the order, so a position is four numbers.
+The files (shards) are shuffled in every epoch, and the rows within every block of ``buffer_size`` rows. The seed, the
+epoch and the block number determine the order, so a position is four numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RowStream:
     """The rows of several sources.
 
     Args:
-        sources: The sources; a whole ``weight`` repeats a source in every epoch.
+        sources: The sources; an integer ``weight`` is how often an epoch repeats a source.
         kind: Kind to which the rows are converted.
         seed: Seed of both orders.
         buffer_size: Number of rows that are shuffled together.
@@ -57,7 +57,7 @@ class RowStream:
         self._kind, self._seed, self._buffer_size, self._shuffle = kind, seed, buffer_size, shuffle
 
     def digest(self) -> str:
-        """Return the digest of names, sizes and times of the files: their contents are not read before training."""
+        """Return a digest of the files' names, sizes and modification times; their contents are not read."""
         stamps = [
             [file.stamp(), None if file.folder is None else Path(file.name).stat().st_mtime_ns]
             for shard in self._shards
@@ -72,7 +72,7 @@ class RowStream:
         return list(islice(iter_kind(self._rows(self._shards[0]), self._kind), count))
 
     def blocks(self, start: StreamPosition) -> Iterator[tuple[StreamPosition, list[Row]]]:
-        """Yield blocks with their positions, from ``start`` on, without an end.
+        """Yield blocks and their positions endlessly, beginning at ``start``.
 
         Raises:
             GymError: As ``source_rows`` and ``as_kind``; ``DATA_INVALID`` if the files have fewer rows than before.
@@ -120,7 +120,7 @@ class RowStream:
 
 
 def _shards(source: DataConfig) -> list[DataConfig]:
-    """Return a source for each of its files; a source of another kind, or with ``num_examples``, is one shard."""
+    """Return one source per file; a source without files, or with ``num_examples``, is a single shard."""
     if source.path is None or source.num_examples is not None:
         return [source]
     return [source.model_copy(update={"path": file.name}) for file in find_files(source.path)]

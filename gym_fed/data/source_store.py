@@ -1,4 +1,4 @@
-"""Rows of a source, stored in Arrow: large local files are read once and mapped by later starts."""
+"""Rows of a source, stored in Arrow: large local files are read once and memory-mapped by later runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gym_fed.data.sources import source_rows
 
 
 def is_large(source: DataConfig) -> bool:
-    """Return True if the source is local files that are worth a copy in the cache."""
+    """Return True if the source consists of local files that are large enough to cache."""
     if source.path is None:
         return False
     files = find_files(source.path)
@@ -44,7 +44,7 @@ def fill_source(cache: ArrowCache, source: DataConfig, kind: RowKind) -> Iterato
     rows = convertible((row for _, row in source_rows(source)), kind)
     yield from cache.fill(lambda sink: write_rows(rows, sink), dict, lambda: source_digest(source, kind))
     if not cache.is_filled():
-        reason = f"{source.path}: has changed while it was read"
+        reason = f"{source.path}: changed while it was being read"
         raise GymError(ErrorCode.DATA_INVALID, reason, "start again when the file is complete")
 
 
@@ -64,7 +64,7 @@ def stored_rows(source: DataConfig, kind: RowKind = "any") -> ArrowRows:
 
 
 def convertible(rows: Iterable[Row], kind: RowKind) -> Iterator[Row]:
-    """Yield rows as they are.
+    """Yield rows unchanged, and check that each can be converted to ``kind``.
 
     Raises:
         GymError: ``DATA_INVALID`` for a row that cannot be converted to ``kind``.

@@ -52,7 +52,7 @@ def lora_change(
 
     Raises:
         GymError: ``BASE_MISMATCH`` for tensors that the base does not have, such as a separate head if the base
-            shares the embeddings' weights; errors of ``gym_fed.base.modeling.adapters.merged``.
+            shares the embeddings' weights; errors from ``gym_fed.base.modeling.adapters.merged``.
     """
     import torch
 
@@ -132,7 +132,7 @@ def _products(model: Any) -> Iterator[tuple[str, Factors, Tensor]]:
 
 
 def _reduced(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return factors with the same product, whose rank is at most that of the weight (a projection to a few heads).
+    """Return factors with the same product and a rank of at most the weight's smaller dimension.
 
     The product of 16-bit factors is computed and returned in float32, which does not round it to 16 bits.
     """

@@ -112,7 +112,7 @@ class DeltaInfo:
 
 @dataclass(frozen=True)
 class DeltaEntry:
-    """One tensor to write. ``payload`` is called when it is written, so that one is in memory at a time."""
+    """One tensor to write. ``payload`` is called during the write, so that memory holds only one payload at a time."""
 
     name: str
     shape: tuple[int, ...]

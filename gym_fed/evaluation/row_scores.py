@@ -25,7 +25,7 @@ from gym_fed.serving.reasoning.answers import AnswerReader, ReadAnswer
 
 LOSS, EXACT_MATCH = "loss", "exact_match"
 _LOSS_ROWS, _ANSWERS = 64, 16
-_LEAST_ANSWER, _MAX_ANSWER = 64, 512
+_MIN_ANSWER, _MAX_ANSWER = 64, 512
 
 OnProgress = Callable[[int, int, str], None]
 
@@ -59,7 +59,7 @@ class RowScores:
 
 @dataclass(frozen=True)
 class RowMetric:
-    """A metric of a model, and of another one on the same rows if compared.
+    """A metric of a model and, in a comparison, of the other model on the same rows.
 
     Attributes:
         name: ``loss``, ``exact_match`` or a grader's name.
@@ -93,7 +93,7 @@ def check_references(rows: Sequence[OwnRow], graders: Sequence[GraderConfig]) ->
     """Grade the reference answers with rule-based graders, so that unreadable references are found early.
 
     Raises:
-        GymError: Errors of the graders, with the row's place.
+        GymError: Errors from the graders, with the row's position.
     """
     built = [grader for grader in build_graders(graders) if type(grader).setup is Grader.setup]
     for row in rows if built else ():
@@ -134,7 +134,7 @@ def score_rows(
         on_progress: Called with the rows done, their total, and the name of the step.
 
     Raises:
-        GymError: As ``render`` and the graders.
+        GymError: Errors from ``render`` and the graders.
     """
     encoded, prompts = render(tokenizer, rows, rendering, max_length)
     losses: list[float | None] = [None] * len(rows)
@@ -254,7 +254,7 @@ def _grades(
         raise GymError(
             ErrorCode.DATA_INVALID,
             "no row has a prompt that the model has room to answer",
-            "shorten the prompts, or use a model that reads more tokens",
+            "shorten the prompts, or use a model with a longer context",
         )
     grades = grade_answers([{**rows[i].graded, "completion": answers[i]} for i in at], build_graders(graders))
     grades_by_name: dict[str, list[float | None]] = {}
@@ -267,9 +267,9 @@ def _grades(
 
 
 def _room(tokenizer: Any, rows: Sequence[OwnRow]) -> int:
-    """Return twice the length of the longest reference, so that long answers are not truncated where they might end."""
+    """Return twice the length of the longest reference, so that most longer answers can still end by themselves."""
     own = max((_num_tokens(tokenizer, row.reference) for row in rows), default=0)
-    return _MAX_ANSWER if not own else min(_MAX_ANSWER, max(_LEAST_ANSWER, 2 * own))
+    return _MAX_ANSWER if not own else min(_MAX_ANSWER, max(_MIN_ANSWER, 2 * own))
 
 
 def _num_tokens(tokenizer: Any, text: str | None) -> int:

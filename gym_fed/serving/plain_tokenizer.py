@@ -21,7 +21,7 @@ from gym_fed.core.system_errors import is_panic
 from gym_fed.core.tokenizer_errors import tokenizer_errors
 
 _ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-"""The tokenizer classes that are read here; transformers has special code for the others, whatever their files say."""
+"""Architectures whose tokenizers are supported; transformers has special code for others, whatever their files say."""
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 _ALLOWED = {
     *_NAMED,
@@ -35,12 +35,12 @@ _ALLOWED = {
     "padding_side",
     "tokenizer_class",
 }
-"""Known keys of tokenizer_config.json. The last ones have no effect on this tokenizer."""
+"""Known keys of tokenizer_config.json. Those that this module does not read have no effect on this tokenizer."""
 _FOREIGN = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _TEMPLATE_FILE = "chat_template.jinja"
 _MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_TOKENS = 100_000
-"""Maximum tokens; transformers checks larger tokenizers for a defect of Mistral's."""
+"""Maximum vocabulary size; transformers checks larger tokenizers for a known defect in Mistral's."""
 
 
 def _role(name: str) -> property:
@@ -86,7 +86,7 @@ class PlainTokenizer:
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return token ids; without the tokens that surround any text if ``add_special_tokens`` is False."""
+        """Return token ids; if ``add_special_tokens`` is False, without the special tokens added around a text."""
         with tokenizer_errors(self):
             return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
@@ -185,7 +185,7 @@ class PlainTokenizer:
 
         template = self.get_chat_template()
         if not conversation:
-            raise ValueError("a conversation without a message")
+            raise ValueError("the conversation has no messages")
         rows: Any = [{key: value for key, value in row.items() if value is not None} for row in conversation]
         if sanitize_control_tokens:
             pattern, _ = theirs._get_control_token_patterns(self._control_tokens(template))

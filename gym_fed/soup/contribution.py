@@ -1,18 +1,18 @@
 """Contribution scores: a round as a cooperative game, and the interface of the methods that divide its value.
 
-The players are the n merged updates of a round. The value of a coalition S is the drop in held-out loss by its soup, in
-which every member has the same coefficient as in the round's full soup::
+The players are the n merged updates of a round. The value of a coalition S is the drop in held-out loss due to its
+soup, in which every member has the same coefficient as in the round's full soup::
 
     v(S) = loss(base) - loss(base + sum_{i in S} c_i u_i),     v({}) = 0,     c_i = server_learning_rate * clip_i * w_i
 
-The others do not fill the place of an absent update. With the coalition's own mean (the weights w renormalised over S)
+The weights are not renormalised when an update is absent. With the coalition's own mean (w renormalised over S),
 an update of zeros would dilute the others, and be paid for it if the server's step overshoots. Here zeros add exactly
 nothing to any coalition, all scores sum to the gain of the round, and an update's score does not grow if it is sent in
 two halves. The price: v measures what an update gave to *this* soup, not its value alone.
 
 The game is linear, unlike the soup's rule: robust rules need 2f + 1 updates and are undefined on small
-coalitions. So only updates that the rule kept must be scored. An excluded update had no part in the soup, and must be
-paid neither for a gain that it would have given nor for harm that the rule prevented. For a coordinate-wise rule, the
+coalitions. So score only updates that the rule kept. An excluded update had no part in the soup: it is neither paid for
+a gain that it would have given nor charged for harm that the rule prevented. For a coordinate-wise rule, the
 game is the nearest linear soup, not the soup itself.
 """
 
@@ -191,7 +191,7 @@ class CountedGame:
         if not self.smooth or not isinstance(self._game, SmoothGame):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{type(self._game).__name__} knows only whole updates, and the method wants gradients",
+                f"{type(self._game).__name__} supports only whole updates, but the method needs gradients",
                 "score with shapley, monte_carlo, gtg or leave_one_out",
             )
         return self._game

@@ -98,7 +98,7 @@ def merge(
         spec: The base of updates and soup.
         residual: The server's error feedback, required if and only if ``recipe.codec.error_feedback`` is set. The new
             residual takes effect when the caller commits it.
-        extra: Free strings for the soup's manifest.
+        extra: Free-form strings for the soup's manifest.
         root: The coordinator's own update, only for rules that need or use one.
         optimizer_state: State of ``recipe.server_optimizer``, required if and only if it is set; the caller stages it.
         residual_path: For LoRA factors merged into factors: path of the truncation residual, a separate delta.
@@ -118,7 +118,7 @@ def merge(
         _check(updates, weight, spec, pipeline, root)
     if (optimizer is None) != (optimizer_state is None):
         raise GymError(
-            ErrorCode.USAGE, f"server_optimizer {recipe.server_optimizer!r} and its state do not fit"
+            ErrorCode.USAGE, f"server_optimizer {recipe.server_optimizer!r} and the given state do not match"
         )
     if recipe.codec.error_feedback != (residual is not None):
         raise GymError(
@@ -133,7 +133,7 @@ def merge(
     admitted: tuple[float, ...] | None = None
     if private is not None:
         _refuse_unaccounted(private, recipe)
-        gate = None if root is None else _beside_root(updates, root, spec, recipe.merge_version)
+        gate = None if root is None else _root_gate_view(updates, root, spec, recipe.merge_version)
         stacks, private_report = private_stacks(updates, spec, pipeline.aggregator, private, gate)
         plan = CombinationWeights.identity(weight)
     else:
@@ -342,7 +342,9 @@ def _products_with_root(
     return inner_products(stacks_of([*updates, root], spec, version), [*norms, root.norm()])
 
 
-def _beside_root(updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int) -> RootGateView:
+def _root_gate_view(
+    updates: Sequence[DeltaFile], root: DeltaFile, spec: BaseSpec, version: int
+) -> RootGateView:
     """Flag the updates with a positive inner product with the root update."""
     norms = [update.norm() for update in updates]
     products = _products_with_root(updates, norms, root, spec, version)[len(updates), : len(updates)]

@@ -1,4 +1,4 @@
-"""Recipes, Python training scripts whose context provides devices, tracker, models and storage.
+"""Recipes: Python training scripts whose context provides devices, a tracker, models and storage.
 
 See docs/recipes.md for an example. If a config is sufficient, use ``gym train``.
 """
@@ -89,7 +89,7 @@ class RecipeContext:
             self.experiment.close()  # type: ignore[attr-defined]  # our own can be closed
 
     def track(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the metrics of one step, which counts from 1."""
+        """Log the metrics of one step; steps count from 1."""
         self.experiment.log_metrics(metrics, step)
 
     @property
@@ -119,7 +119,7 @@ class RecipeContext:
             GymError: ``USAGE`` for a ``tp`` other than 1; see ``spawn``.
         """
         if tp != 1:
-            reason = f"spawn_train: tp is {tp}, and the models of a recipe are whole (world_size is {self.world_size})"
+            reason = f"spawn_train: tp is {tp}, but a recipe does not shard models (world_size is {self.world_size})"
             remedy = (
                 "use gym train --nproc with distributed: {strategy: tensor_parallel}, which splits the layers"
             )
@@ -137,10 +137,10 @@ class RecipeContext:
         """Create a model for a role; its source stays unchanged.
 
         ========== =============================================================================================
-        policy     to be trained: a causal LM in which every weight learns (of an adapter: the adapter)
+        policy     trained: a causal LM with all weights trainable; with an adapter, only the adapter's
         reference  the same, frozen
-        value      to be trained: PPO's ``Critic``, the body under a head of one number per token,
-                   zero at the beginning; ``model(input_ids, attention_mask, num_tokens)``
+        value      trained: PPO's ``Critic``, the body with a zero-initialised scalar head per token;
+                   ``model(input_ids, attention_mask, num_tokens)``
         ========== =============================================================================================
 
         Args:
@@ -155,9 +155,7 @@ class RecipeContext:
         import copy
 
         if role not in ("policy", "reference", "value"):
-            raise GymError(
-                ErrorCode.USAGE, f"spawn: no role is called {role!r}", "one of policy, reference, value"
-            )
+            raise GymError(ErrorCode.USAGE, f"spawn: unknown role {role!r}", "use policy, reference or value")
         target = pick_device(str(device)) if device is not None else self.devices[0]
         if isinstance(model, str):
             spawned = load_model(model, dtype=dtype)
@@ -193,7 +191,7 @@ class RecipeContext:
         """
         if not name or name != Path(name).name or name.startswith(".") or "\0" in name:
             raise GymError(
-                ErrorCode.USAGE, f"save_safely: {name!r} is no name of a new file", "give one word"
+                ErrorCode.USAGE, f"save_safely: {name!r} is not a valid file name", "give one plain name"
             )
         write = _writer(what)
         self.storage.mkdir(parents=True, exist_ok=True)
@@ -219,7 +217,7 @@ class RecipeContext:
         """
         if not isinstance(model, LoadedModel):
             reason = f"save_model_safely: {type(model).__name__} is not a model that was spawned"
-            remedy = "give what spawn returned, or write other things with save_safely"
+            remedy = "pass the result of spawn, or write other objects with save_safely"
             raise GymError(ErrorCode.USAGE, reason, remedy)
         return self.save_safely(name, model)
 

@@ -1,10 +1,10 @@
-"""Linear layers of a base model in the packed formats that serving multiplies with.
+"""Packed formats of a base model's linear layers, used for matrix products in serving.
 
     packed = get_linear("int8").pack(weight)       # [out, in], float32 or bfloat16
     packed.multiply(x, y)                          # y [n, out] = x [n, in] @ weight.T
 
 A new format is one file in ``gym_quant/linears``, or an entry point of another package (``gym_quant.registry``).
-``gym_quant.packed_file`` writes them to a file that is mapped back without a copy.
+``gym_quant.packed_file`` writes packed layers to a file that is memory-mapped without copying.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PackedLinear(ABC):
     def multiply(self, x: Tensor, y: Tensor) -> None:
         """Write ``x @ W.T`` into ``y``.
 
-        A row with an activation that is not finite gets outputs that are NaN or infinite; no other row changes.
+        A row with a non-finite activation yields NaN or infinite outputs; other rows are unaffected.
 
         Args:
             x: ``[n, cols]`` float32, contiguous, on the CPU.
@@ -67,12 +67,12 @@ class PackedLinear(ABC):
         """
 
     def record(self, program: Program, x: Tensor, y: Tensor) -> bool:
-        """Add ``multiply`` to a program of native calls, with identical bits.
+        """Add ``multiply`` to a program of native calls; results are bit-identical.
 
         Args:
             program: The program.
-            x: As ``multiply``.
-            y: Likewise, but its rows may be strided.
+            x: As in ``multiply``.
+            y: As in ``multiply``, but its rows may be strided.
 
         Returns:
             True if it was added; False if there is no native call for it.
@@ -81,7 +81,7 @@ class PackedLinear(ABC):
 
     @abstractmethod
     def decode_block(self, start: int, stop: int) -> Tensor:
-        """Decode rows from ``start`` to ``stop`` as float32 ``[stop - start, cols]``, a copy."""
+        """Decode rows ``start`` to ``stop`` into a new float32 tensor ``[stop - start, cols]``."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -90,7 +90,7 @@ class PackedLinear(ABC):
     @classmethod
     @abstractmethod
     def of(cls, tensors: Mapping[str, Tensor], rows: int, cols: int) -> Self:
-        """Restore a layer from its ``tensors()``, used in place.
+        """Restore a layer from its ``tensors()`` without copying them.
 
         Raises:
             CodecError: For missing or mismatching tensors, and scales that are not finite.
@@ -118,7 +118,7 @@ def check_product(x: Tensor, y: Tensor, rows: int, cols: int) -> None:
     """Refuse inputs that ``multiply`` does not support.
 
     Raises:
-        CodecError: See there.
+        CodecError: See ``multiply``.
     """
     for name, tensor, width in (("x", x, cols), ("y", y, rows)):
         if tensor.ndim != 2 or tensor.shape[1] != width or len(tensor) != len(x):

@@ -1,4 +1,4 @@
-"""Warnings about the clock of the hub's machine: it was set while the hub runs, or most contributors disagree."""
+"""Warnings about the clock of the hub's machine: it was set while the hub ran, or most contributors disagree."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_CLOCKS = 1000
 
 
 class ContributorClocks:
-    """The difference of each contributor's clock to the hub's time, in seconds; one figure per account."""
+    """The difference between each contributor's clock and the hub's time, in seconds; one figure per account."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class ContributorClocks:
 
         Args:
             contributor: The contributor's id.
-            clock_seconds: Its Unix time; ignored if it is 0, which clients send that report none, or not finite.
+            clock_seconds: Its Unix time; ignored if it is 0 (from clients that report none) or not finite.
             hub_seconds: The hub's time at that moment.
         """
         if not math.isfinite(clock_seconds) or clock_seconds == 0:
@@ -74,7 +74,7 @@ class ClockWatch:
                 readable_seconds(asleep),
             )
         ahead, count = self._contributor_clocks.median()
-        # Difference of this machine's clock to the contributors' clocks.
+        # Difference between this machine's clock and the contributors' clocks.
         wrong = self._clock.wall() - self._clock.now() - ahead
         if count < _LEAST_CLOCKS or abs(wrong) <= _TOLERANCE_SECONDS:
             self._reported = 0.0

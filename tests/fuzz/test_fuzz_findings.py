@@ -66,7 +66,7 @@ def test_a_commitment_that_is_nested_deeply_is_refused() -> None:
 
 
 def test_a_json_schema_of_a_row_that_is_nested_deeply_is_refused() -> None:
-    with pytest.raises(GymError, match="is no JSON") as refused:
+    with pytest.raises(GymError, match="is not JSON") as refused:
         reward("{}", {"schema": BRACKETS}, grader="json_schema", column="schema")
     assert refused.value.code is ErrorCode.DATA_INVALID
 

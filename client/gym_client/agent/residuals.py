@@ -1,4 +1,4 @@
-"""What a contributor carries from one round to the next, in two phases: it counts only after the hub's merge.
+"""State that a contributor carries between rounds: staged when an update is sent, committed when the hub merges it.
 
 ``residuals/<server>/`` contains the encoding error ``residual.safetensors`` and AdamW's ``moments.safetensors``, both
 committed, the rounds of their updates (``round``, ``moments.round``), and a ``<update digest>.staged`` and a
@@ -69,9 +69,9 @@ class Residuals:
         fsync_folder(self.folder)
 
     def accept(self, update: str, server_round: int | None = None) -> None:
-        """Commit what is staged of a merged update; its round is None if unknown.
+        """Commit the staged files of a merged update; its round is None if unknown.
 
-        The residual stays if none is staged. Moments do not: they continue the last merged round.
+        Without a staged residual, the committed one stays. Without staged moments, the committed ones are dropped.
         """
         for suffix, committed in self._committed.items():
             if (staged := self.folder / f"{update}{suffix}").exists():

@@ -65,9 +65,9 @@ def parse_task(text: str) -> TaskSpec:
     """Parse a task strictly and verify the chain of versions in it.
 
     Raises:
-        GymError: ``MISSING_DEPENDENCY`` with a plug-in of the task that is missing or different on this machine;
-            ``POLICY_REFUSED`` with all unknown keys and invalid values; ``BASE_MISMATCH`` with the first version that
-            does not follow from its predecessor.
+        GymError: ``MISSING_DEPENDENCY`` if a plug-in of the task is missing or different on this machine;
+            ``POLICY_REFUSED`` naming all unknown keys and invalid values; ``BASE_MISMATCH`` naming the first version
+            that does not follow from its predecessor.
     """
     try:
         spec = TaskSpec.model_validate_json(text)

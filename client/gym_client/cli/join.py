@@ -44,8 +44,8 @@ def join(home: Home, options: JoinOptions, consent: Consent, display: Display) -
     """Join a hub and work for it until it finishes. The caller holds the home's lock.
 
     Raises:
-        GymError: ``PERMISSION_DENIED`` if the user declines; ``INTERRUPTED`` after a signal; errors of trust, data,
-            model, policy, enrolment or work.
+        GymError: ``PERMISSION_DENIED`` if the user declines; ``INTERRUPTED`` after a signal; errors from any of
+            the steps (trust, data, model, policy, enrolment, work).
     """
     stop = threading.Event()
     try:
@@ -67,7 +67,7 @@ class _Joining:
         self._clock_report = ClockReport(display)
         self._target = find_target(options, last_address(home) if options.server is None else None)
         self._setup, self._name = remembered(home, options)
-        # Taken before the file is read, since the terms may stay on the screen for a long time.
+        # Taken before the file is read: the user may edit it while the terms are on the screen.
         self._policy_stamp = PolicyStamp.of(home)
         self._policy = Policy.load(home.policy_path)
         self._region = RegionalHub(Path(self._setup.region)) if self._setup.region else None
@@ -87,7 +87,7 @@ class _Joining:
             agreement = self._agreement(client, status, data)
             if not self._agrees(agreement, offer):
                 known = (
-                    f"this key is enrolled there; to withdraw it: gym-client leave --server {client.address}"
+                    f"this key is already enrolled; to withdraw: gym-client leave --server {client.address}"
                 )
                 raise GymError(
                     ErrorCode.PERMISSION_DENIED,
@@ -106,8 +106,8 @@ class _Joining:
         except GymError as error:
             if error.code is not ErrorCode.FILE_NOT_FOUND or self._options.data is not None:
                 raise
-            problem = f"{error.message}, which the last join of this home used"
-            raise GymError(error.code, problem, "move it back, or give another with --data FILE") from error
+            problem = f"{error.message} (used by the last join from this home)"
+            raise GymError(error.code, problem, "move it back, or pass another with --data FILE") from error
 
     def _connect(self) -> HubClient:
         """Connect to the hub and establish trust."""
@@ -118,7 +118,7 @@ class _Joining:
             authority = vouching_authority(address, fingerprint)
             self._display.busy("")
             if authority:
-                text = f"{authority} vouches that the key which follows is that of {address.host}"
+                text = f"{authority} vouches that the following key belongs to {address.host}"
                 self._display.report("authority", text, authority=authority, fingerprint=fingerprint)
             return self._consent.server_key(address, fingerprint)
 
@@ -139,7 +139,7 @@ class _Joining:
         Until consent, only files named by the contributor are read.
         """
         self._display.busy(f"asking {client.address} for its terms")
-        status: pb.StatusReply = self._going_on(client, lambda: self._retrying(client, client.status))
+        status: pb.StatusReply = self._with_restores(client, lambda: self._retrying(client, client.status))
         self._clock_report.look(client.clocks)
         from gym_client.cli.announced import (
             announced,
@@ -194,7 +194,7 @@ class _Joining:
                 return status, offer
             time = self._round_time(model, recipe, data)
         finally:
-            model.release()  # the answer to the terms and the first task may be far away
+            model.release()  # consent and the first task may take a long time
         return status, offer.with_costs(time, finder.fetched_bytes, finder.bandwidth)
 
     def _round_time(self, model: GlobalModel, recipe: TrainingRecipe, data: Data) -> RoundTime:
@@ -231,7 +231,7 @@ class _Joining:
     def _agrees(self, agreement: Agreement, offer: Offer) -> bool:
         """Return True if the terms were accepted before or are accepted now."""
         if agreement.is_known():
-            self._display.report("terms", "the terms are those that were accepted before")
+            self._display.report("terms", "the terms have not changed since you accepted them")
             return True
         for line in agreement.news():
             self._display.report("terms", line)
@@ -251,7 +251,7 @@ class _Joining:
             share_base(client, status, self._base_folder)
 
     def _enrol(self, client: HubClient) -> None:
-        self._going_on(client, lambda: self._retrying(client, lambda: self._log_in(client)))
+        self._with_restores(client, lambda: self._retrying(client, lambda: self._log_in(client)))
 
     def _work(self, client: HubClient, status: pb.StatusReply, agreement: Agreement) -> AgentResult:
         self._display.busy("loading the trainer")
@@ -284,7 +284,7 @@ class _Joining:
             begun = True
             return agent.run(self._options.rounds)
 
-        result = self._going_on(client, work)
+        result = self._with_restores(client, work)
         if result.finished and self._region is not None:
             self._region.end(client)
         return result
@@ -292,7 +292,7 @@ class _Joining:
     def _log_in(self, client: HubClient) -> None:
         enter(client, self._name, self._target.token, self._stop.is_set)
 
-    def _going_on(self, client: HubClient, action: Callable[[], T]) -> T:
+    def _with_restores(self, client: HubClient, action: Callable[[], T]) -> T:
         """Run ``action``, and repeat it if the user accepts that the hub was restored from a backup."""
         agrees = self._consent.restored
         return with_restores(self._home, lambda: bytes.fromhex(client.pin.ledger_key), agrees, action)

@@ -41,7 +41,7 @@ class WorkStream:
         self._thread.join(timeout=2.0)
 
     def next(self, seconds: float) -> pb.WorkEvent | GymError | None:
-        """Return the next event, or None after some seconds.
+        """Return the next event, or None if none arrives within ``seconds``.
 
         A ``GymError`` for which ``is_passing`` is True is informational, since the stream reconnects; any other error
         ends the stream.
@@ -139,12 +139,12 @@ class Lease:
                 reply = client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
                 self.seconds = reply.lease_seconds or self.seconds
             except GymError as error:
-                # The hub may be restarting, or fail in one call; the lease is on its disk.
+                # The hub may be restarting, or only this call failed; the lease survives on the hub's disk.
                 if not may_pass(error):
                     self.lost = error
 
     def end(self, client: HubClient) -> None:
-        """Prolong the lease once more and stop heartbeats, before the task is answered.
+        """Renew the lease once more and stop heartbeats, before the result is sent.
 
         No heartbeat is running when this returns, so none can reach the hub after the answer.
         """
@@ -153,8 +153,8 @@ class Lease:
             self.ended.set()
 
     def touch(self, client: HubClient) -> None:
-        """Prolong a lease that may have expired while the hub was unreachable, before the answer is sent again."""
-        with contextlib.suppress(GymError):  # the answer's own refusal reports the state of the lease
+        """Renew a lease that may have expired while the hub was unreachable, before the result is sent again."""
+        with contextlib.suppress(GymError):  # if the lease is lost, the hub refuses the result and says why
             client.call("Heartbeat", self.request, seconds=max(1.0, self.seconds))
 
 

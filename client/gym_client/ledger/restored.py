@@ -1,4 +1,4 @@
-"""Restores of hubs from a backup: compute the contributor's loss, and accept the restore."""
+"""Handle hubs that were restored from a backup: report what the contributor loses, and accept the restore."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Loss:
         """Describe the loss, one line each."""
         when = datetime.fromtimestamp(min(self.at, 2**40), UTC).strftime("%Y-%m-%d %H:%M UTC")
         lines = [
-            f"The hub {self.server} was restored from a backup at entry {self.restored_at_entry} of its ledger, says "
-            f"its statement of {when}: {self.reason!r}."
+            f"The hub {self.server} was restored from a backup at entry {self.restored_at_entry} of its ledger, "
+            f"according to its statement of {when}: {self.reason!r}."
         ]
         if self.rounds:
             first, last = self.rounds[0], self.rounds[-1]
             which = f"Round {first}" if first == last else f"Rounds {first} to {last}"
             lines.append(
-                f"{which} that you took part in: what followed entry {self.restored_at_entry} is gone."
+                f"{which}, in which you took part: everything after entry {self.restored_at_entry} is lost."
             )
         lines.append(
             f"{counted(self.receipts, 'receipt')} of yours, for {counted(self.credits, 'credit')}: no longer valid, "
@@ -94,7 +94,7 @@ def loss_of(home: Home, signed: SignedRestored) -> Loss:
 def accept_restore(home: Home, key: bytes, signed: SignedRestored) -> int:
     """Accept a restore: mark superseded receipts and heads, and move the copy of the ledger away.
 
-    This is repeatable after a crash; the line in the file of heads is written last and completes it.
+    Safe to repeat after a crash: the line in the file of heads is written last and completes the restore.
 
     Args:
         home: The contributor's home, locked by the caller.

@@ -38,21 +38,21 @@ _SEEDER_ERRORS = {
     ErrorCode.TOO_LARGE,
     ErrorCode.UNAVAILABLE,
 }
-"""Errors of a download that lead to the next seeder: of ``fetch_from``, a refused address, a malformed certificate."""
+"""Errors after which the next seeder is tried: from ``fetch_from``, a refused address, or a malformed certificate."""
 _MAX_FAILED = 4
-"""Seeders that may fail to deliver an object before it is taken from the hub."""
+"""Maximum number of failed seeders of an object, after which it is fetched from the hub."""
 _MAX_WAIT_SECONDS = 3600.0
 """Maximum time for which this machine follows a hub's advice to wait."""
 _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 10.0
-"""Deadline of an announcement, in which the hub connects to this machine."""
+"""Deadline of an announcement, during which the hub connects to this machine."""
 _END_SECONDS = 2.0
-"""Deadline of calls whose failure costs only the hub's time."""
+"""Deadline of best-effort calls, whose failure only costs the hub time."""
 _MOST_ANNOUNCED = 1_000
 _MAX_ANNOUNCE_SECONDS = 100.0
 _BUSY_SECONDS = 3.0
-"""Time after which an announcement is repeated that the hub was too busy to check."""
+"""Delay before repeating an announcement that the hub was too busy to check."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Seeding:
     """Exchanges public objects with other contributors of one hub. The caller holds the home's lock.
 
     Args:
-        client: Client of the hub; it knows the ledger key once the status was requested.
+        client: Client of the hub; it knows the ledger key once the status has been requested.
         policy: The contributor's settings.
         terms: The hub's settings.
         display: Shows what is fetched from others, and why this machine is not listed.
@@ -100,7 +100,7 @@ class Seeding:
         self._direct = proxy_for(client.address) is None and bool(client.pin.fingerprint)
 
     def start(self) -> None:
-        """Serve and announce what is here, if the policy allows it; nothing happens the second time.
+        """Serve and announce the stored objects, if the policy allows it; later calls do nothing.
 
         Call it after the contributor has accepted what ``in_words`` says.
         """
@@ -135,13 +135,13 @@ class Seeding:
         return self._policy.slots(self._client.rates.up.bytes_per_second)
 
     def follow(self, policy: SeedingPolicy | None) -> None:
-        """Adopt a changed policy; None ends seeding. A new ``listen`` counts from the next ``join`` on."""
+        """Adopt a changed policy; None ends seeding. A new ``listen`` takes effect at the next ``join``."""
         if policy is None:
             self.close()
             return
         if self._stop.is_set():
             self._display.report(
-                "seeding", "seeding has ended; the policy's section counts from the next join on"
+                "seeding", "seeding has ended; the policy's seeding section takes effect at the next join"
             )
             return
         before, self._policy = self._policy, policy
@@ -150,14 +150,14 @@ class Seeding:
         if policy.listen is None:
             self._end_serving()
         elif policy.listen != before.listen:
-            text = f"the policy's listen {policy.listen} counts from the next join on"
+            text = f"the policy's listen {policy.listen} takes effect at the next join"
             self._display.report("seeding", text)
         if self._server is not None:
             self._server.rate.bytes_per_second = policy.max_bytes_per_second
             self._news.set()
 
     def pause(self, reason: str, paused: bool) -> None:
-        """Refuse downloads while there is a reason, withdraw the announcement, and then end the running ones."""
+        """Refuse downloads while there is a reason to pause; withdraw the announcement, then end running downloads."""
         (self._pause_reasons.add if paused else self._pause_reasons.discard)(reason)
         if self._server is not None and bool(self._pause_reasons) != self._server.is_paused:
             self._server.pause(bool(self._pause_reasons))
@@ -184,7 +184,7 @@ class Seeding:
             if self._is_listed:
                 self._client.call("Seed", pb.SeedRequest(), _END_SECONDS)  # port 0 withdraws
         except GymError as error:
-            log.info("seeding is not withdrawn: %s", error)
+            log.info("the announcement was not withdrawn: %s", error)
         finally:
             if is_mine:
                 self._announcing.release()
@@ -196,7 +196,7 @@ class Seeding:
             self._news.set()
 
     def share_base(self, folder: Path, files: Sequence[BaseFile]) -> None:
-        """Announce the files of the base in a folder that are those of the hub's listing."""
+        """Announce the base files in a folder that match the hub's listing."""
         known = set(self._store.names())
         for file in files:
             path = folder / file.name
@@ -222,13 +222,13 @@ class Seeding:
             part: File to write; it does not exist after a failure.
             sha256: Digest of the object.
             size_bytes: Its size.
-            kind: Its kind, which this machine may not serve.
+            kind: Its kind; this machine need not serve that kind.
             report: Called with bytes done and in total.
             should_stop: Checked between chunks and while waiting.
 
         Raises:
             GymError: ``INTERRUPTED`` after ``should_stop``, or an error of this machine such as ``DISK_FULL``.
-                A seeder's failures only lead to the hub.
+                A seeder's failure is not raised; the hub serves the object.
         """
         if self._stop.is_set() or size_bytes < self._terms.min_bytes or not self._direct:
             return False
@@ -281,10 +281,10 @@ class Seeding:
             self.totals.receive(num_bytes)
             report(done, size_bytes)
 
-        beside = part.with_suffix(".seed")  # unverified bytes never become a part that the hub continues
+        unverified = part.with_suffix(".seed")  # a download from the hub must never resume unverified bytes
         down, grace = self._client.rates.down, self._grace_seconds
-        fetch_from(seeder, sha256, size_bytes, beside, down, on_bytes, should_stop, grace, most_seconds)
-        os.replace(beside, part)
+        fetch_from(seeder, sha256, size_bytes, unverified, down, on_bytes, should_stop, grace, most_seconds)
+        os.replace(unverified, part)
 
     def _end_search(self, failed: _Failed) -> None:
         """Free the slot of the last seeder at the hub, and report its failure."""
@@ -340,7 +340,7 @@ class Seeding:
             self._announce()
 
     def _announce(self) -> None:
-        """Announce the objects, or withdraw; a failure is repeated with the next announcement."""
+        """Announce the objects, or withdraw them; a failed call is retried with the next announcement."""
         with self._announcing:
             if (server := self._server) is None:
                 return

@@ -24,7 +24,7 @@ from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 
 BITS = (2, 3, 4, 8)
-_STORED_LESS = {"gptq": 1, "gptq_v2": 0}
+_ZERO_POINT_OFFSETS = {"gptq": 1, "gptq_v2": 0}
 """The offset of stored zero points, by ``checkpoint_format``."""
 
 
@@ -42,15 +42,15 @@ def dequantised(tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Iterat
         GymError: ``MODEL_INVALID`` for an unsupported layout or wrong shapes, with the tensor's name.
     """
     layout = str(config.get("checkpoint_format") or "gptq").lower()
-    if layout not in _STORED_LESS:
+    if layout not in _ZERO_POINT_OFFSETS:
         raise GymError(
             ErrorCode.MODEL_INVALID,
-            f"quantization_config.checkpoint_format: {plain(repr(layout), 80)}: of GPTQ gptq and gptq_v2 are read",
-            "give the same model in one of these layouts, or a base whose weights are plain",
+            f"quantization_config.checkpoint_format: {plain(repr(layout), 80)}: only gptq and gptq_v2 are supported",
+            "give the same model in one of these layouts, or an unquantised base",
         )
     bits = integer(config, ("bits",), lambda it: it in BITS, "2, 3, 4 or 8")
     group_size = group_size_of(config)
-    less, mixed = _STORED_LESS[layout], bool(config.get("dynamic"))
+    less, mixed = _ZERO_POINT_OFFSETS[layout], bool(config.get("dynamic"))
 
     def weight_of(layer: Layer) -> Any:
         own = _bits_by_shape(layer) if mixed else bits
@@ -67,7 +67,7 @@ def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) ->
     require_shape(layer, "scales", (groups, outputs), "for the outputs of qweight")
     if outputs * bits % 32:
         raise layer.refuse(
-            PACKED, f"has {outputs} outputs, whose zero points of {bits} bits fill no whole words"
+            PACKED, f"has {outputs} outputs, whose {bits}-bit zero points do not fill whole words"
         )
     require_shape(layer, "qzeros", (groups, outputs * bits // 32), f"for the scales and {bits} bits")
     group = group_of_inputs(layer, inputs, group_size)
@@ -81,7 +81,7 @@ def _weight(layer: Layer, bits: int, inputs: int, group_size: int, less: int) ->
 def _inputs(layer: Layer, bits: int) -> int:
     words = int(layer.qweight.shape[0])
     if bits == 3 and words % 3:
-        raise layer.refuse(PACKED, f"has {words} words of a column, 3 bits need a multiple of 3")
+        raise layer.refuse(PACKED, f"has {words} words per column, but 3 bits need a multiple of 3")
     return words * 32 // bits
 
 
@@ -89,7 +89,7 @@ def _bits_by_shape(layer: Layer) -> int:
     bits = int(layer.qzeros.shape[1]) * 32 / int(layer.scales.shape[1])
     if bits not in BITS:
         raise layer.refuse(
-            "qzeros", f"has shape {list(layer.qzeros.shape)}, which 2, 3, 4 or 8 bits do not make"
+            "qzeros", f"has shape {list(layer.qzeros.shape)}, which fits none of 2, 3, 4 and 8 bits"
         )
     return int(bits)
 

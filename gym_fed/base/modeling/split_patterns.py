@@ -68,8 +68,8 @@ PATTERNS: dict[str, tuple[str, ...]] = {
 KNOWN = frozenset(
     form
     for patterns in PATTERNS.values()
-    for one in patterns
-    for form in (one, one.replace(_SHORT, "(?i:'s|'t|'re|'ve|'m|'ll|'d)"))
+    for pattern in patterns
+    for form in (pattern, pattern.replace(_SHORT, "(?i:'s|'t|'re|'ve|'m|'ll|'d)"))
 )
 """All of these patterns, also in the spelling of the published tokenizers. Their time is linear in the length of a
 text."""
@@ -126,8 +126,8 @@ def require_quick_splits(text: str, name: str) -> None:
 
 
 def _require_quick(patterns: set[str], name: str, file: str) -> None:
-    unknown = sorted(one for one in patterns if one not in KNOWN and not _LINEAR.fullmatch(one))
-    if len(unknown) > MAX_PATTERNS or any(len(one) > MAX_CHARS for one in unknown):
+    unknown = sorted(item for item in patterns if item not in KNOWN and not _LINEAR.fullmatch(item))
+    if len(unknown) > MAX_PATTERNS or any(len(item) > MAX_CHARS for item in unknown):
         raise _refused(
             name, file, f"has more than {MAX_PATTERNS} patterns, or one of more than {MAX_CHARS:,} characters"
         )

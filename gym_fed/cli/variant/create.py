@@ -113,7 +113,7 @@ def create(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create a variant from a user's rows. The same command resumes stopped work."""
+    """Create a variant from a user's rows. Run the same command again to resume."""
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
@@ -171,7 +171,7 @@ def rebase(
             "--steps",
             "--max-steps",
             min=0,
-            help="Maximum number of optimizer steps to train on for; 0 skips training.",
+            help="Maximum number of further optimizer steps; 0 skips training.",
         ),
     ] = 0,
     output_name: Annotated[
@@ -189,7 +189,7 @@ def rebase(
         typer.Option(
             "--base",
             metavar="MODEL",
-            help="The old base, to measure the variant there, too.",
+            help="The old base, to measure the variant on it as well.",
             show_default="the variant's base_model",
         ),
     ] = None,
@@ -207,7 +207,7 @@ def rebase(
     yes: YesOption = False,
     as_json: AsJson = False,
 ) -> None:
-    """Carry a variant to a new global version of its base; prints the loss before and after."""
+    """Move a variant to a new global version of its base, and print the loss before and after."""
     from gym_fed.data.column_question import agreed_columns
     from gym_fed.data.reading import parse_columns
     from gym_fed.personalization.trainer import PersonalizedTrainer
@@ -320,7 +320,7 @@ def signer(key: Path | None, unsigned: bool) -> SigningKey | None:
         GymError: ``USAGE`` for a key given for an unsigned variant.
     """
     if unsigned and key is not None:
-        raise GymError(ErrorCode.USAGE, "--unsigned: --key does not go with it", "give one of the two")
+        raise GymError(ErrorCode.USAGE, "--unsigned cannot be combined with --key", "give one of the two")
     return None if unsigned else signing_key(key)
 
 

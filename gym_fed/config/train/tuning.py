@@ -45,7 +45,7 @@ class LoraSettings(AdapterSettings):
     """Layers to leave out of ``target_modules``."""
 
     target_parameters: list[str] = Field(default_factory=list)
-    """Parameters to adapt in addition to layers, by name suffix: the fused experts of a mixture, such as
+    """Parameters to adapt in addition to layers, by name suffix: the fused experts of an MoE, such as
     ``mlp.experts.gate_up_proj``. ``all-linear`` includes those of Mixtral and Qwen3-MoE, but not of gpt-oss."""
 
     fused_experts: bool = True
@@ -91,13 +91,13 @@ class LoraSettings(AdapterSettings):
         if self.freeze_a and start != "default":
             raise ValueError(f"freeze_a draws A itself; remove init_lora_weights: {start}")
         if self.target_parameters and (option := self.needs_layers()) is not None:
-            raise ValueError(f"target_parameters: PEFT adapts parameters without {option}; remove it")
+            raise ValueError(f"target_parameters: PEFT does not support {option} for parameters; remove it")
         if self.freeze_a and self.lora_fa:
             raise ValueError("freeze_a and lora_fa exclude each other")
         if self.loraplus_lr_ratio is not None and (self.lora_fa or self.freeze_a):
-            raise ValueError("loraplus_lr_ratio sets A's and B's rates apart, but A is not trained here")
+            raise ValueError("loraplus_lr_ratio sets separate rates for A and B, but A is not trained here")
         if "loftq_iter" in self.model_fields_set and self.loftq_iter != 1 and start != "loftq":
-            raise ValueError(f"loftq_iter is read by init_lora_weights: loftq only, not by {start}")
+            raise ValueError(f"loftq_iter applies only to init_lora_weights: loftq, not to {start}")
         if start == "orthogonal" and any(r % 2 for r in (self.r, *self.rank_pattern.values())):
             raise ValueError("init_lora_weights: orthogonal needs an even r")
         if self.lora_fa and self.lora_dropout:
@@ -138,7 +138,7 @@ class FreezeSettings(StrictModel):
         if self.llama_pro and self.num_trainable_layers < 1:
             raise ValueError("llama_pro: num_trainable_layers is how many blocks were added; give 1 or more")
         if self.num_trainable_layers == 0 and self.trainable_modules:
-            raise ValueError("trainable_modules are sought in the trainable layers, of which there are 0")
+            raise ValueError("trainable_modules applies to trainable layers, but num_trainable_layers is 0")
         return self
 
 
@@ -263,7 +263,7 @@ _STORED = "its models are stored quantised; give the folder or name of one as mo
 _NOT_QUANTISERS = {
     "quanto": "it compiles its kernels for 2 and 4 bits on first use; use hqq or torchao",
     **dict.fromkeys(("aqlm", "awq", "gptq"), _STORED),
-    "eetq": "no package of it installs with this torch; use bitsandbytes or torchao with 8 bits",
+    "eetq": "no release installs with this torch; use bitsandbytes or torchao with 8 bits",
 }
 """Quantization methods of other trainers, with the reason why they are not supported."""
 
@@ -273,7 +273,7 @@ class QuantizationSettings(StrictModel):
 
     method: Literal["bitsandbytes", "hqq", "torchao"] = "bitsandbytes"
     """``bitsandbytes`` has 4 and 8 bits. ``hqq`` and ``torchao`` have 2, 3, 4, 5, 6 and 8, under ``finetuning: lora``;
-    ``hqq`` stores 5 and 6 bits, and ``torchao`` every number of bits, in 8."""
+    ``hqq`` stores 5- and 6-bit weights, and ``torchao`` all weights, in 8 bits."""
 
     bits: Literal[2, 3, 4, 5, 6, 8] = 4
     quant_type: Literal["nf4", "fp4"] = "nf4"
@@ -286,7 +286,7 @@ class QuantizationSettings(StrictModel):
     """Type in which bitsandbytes multiplies 4-bit weights; by default ``base_dtype`` or ``dtype``."""
 
     group_size: int = Field(default=64, ge=8, multiple_of=8)
-    """Weights of a row with one scale, for ``hqq`` and ``torchao``."""
+    """Number of weights of a row that share a scale, for ``hqq`` and ``torchao``."""
 
     @field_validator("method", mode="before")
     @classmethod
@@ -300,13 +300,13 @@ class QuantizationSettings(StrictModel):
         bits = _QUANTISERS[self.method]
         if self.bits not in bits:
             has = ", ".join(map(str, bits))
-            raise ValueError(f"bits: {self.bits} is none of {self.method}'s ({has}); use hqq or torchao")
+            raise ValueError(f"bits: {self.method} supports {has}, not {self.bits}; use hqq or torchao")
         if self.method == "bitsandbytes" and self.group_size != 64:
             raise ValueError("group_size is for hqq and torchao; remove it")
         if self.bits == 8 or self.method != "bitsandbytes":
             for key, value in (("quant_type", "nf4"), ("double_quant", True), ("compute_dtype", None)):
                 if getattr(self, key) != value:
-                    raise ValueError(f"{key} is for 4 bits of bitsandbytes; remove it, or set bits to 4")
+                    raise ValueError(f"{key} applies only to 4-bit bitsandbytes; remove it, or set bits to 4")
         return self
 
 
@@ -344,9 +344,7 @@ class AdapterSections(StrictModel):
     @model_validator(mode="after")
     def _validate_adapters(self) -> AdapterSections:
         if self.new_adapter and not self.adapter:
-            raise ValueError(
-                "new_adapter: adapter names nothing to start from; every run trains a new one then"
-            )
+            raise ValueError("new_adapter needs adapter; without adapter, every run trains a new one")
         for key in ("adapter", "reference_adapter"):
             named = getattr(self, key)
             if len(set(named)) != len(named):
@@ -358,7 +356,7 @@ class VisionSections(StrictModel):
     """Top-level keys of the YAML file."""
 
     freeze_vision_tower: bool = True
-    """Freeze the part that reads images under every ``finetuning``; it gets no adapters."""
+    """Freeze the vision tower under every ``finetuning`` method; it gets no adapters."""
 
     freeze_multi_modal_projector: bool = True
     """Freeze the projector between the vision tower and the language model."""

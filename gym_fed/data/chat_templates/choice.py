@@ -228,8 +228,8 @@ def read_chat_template(value: str) -> str | None:
     source = _source(value)
     if len(source) > _MAX_CHARACTERS:
         raise _bad(
-            f"has {counted(len(source), 'character')}, and {_MAX_CHARACTERS} is the most",
-            "give a chat template",
+            f"has {counted(len(source), 'character')}, but at most {_MAX_CHARACTERS} are allowed",
+            "give a shorter template",
         )
     tokens = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>", "unk_token": "<unk>"}
     try:
@@ -239,12 +239,12 @@ def read_chat_template(value: str) -> str | None:
         text = str(error)
         if isinstance(error, TemplateSyntaxError):
             text = f"{error.message}, line {error.lineno} of the template"
-        raise _bad(f"{where}does not write a conversation: {text}", "correct the template") from error
+        raise _bad(f"{where}cannot render a conversation: {text}", "correct the template") from error
     lacking = [turn["content"] for turn in _TURNS if turn["content"] not in text]
     if lacking:
         raise _bad(
-            f"omits messages: {lacking[0]!r} of a conversation of two turns is not in its text",
-            "write every message's content",
+            f"omits messages: {lacking[0]!r} is missing from the text of a test conversation",
+            "render the content of every message",
         )
     return source
 
@@ -267,18 +267,18 @@ def use_chat_template(tokenizer: Any, value: str | None) -> Any:
         source is not None
         and value in NAMED
         and own
-        and (is_processor or _writes_the_same(tokenizer, source))
+        and (is_processor or _renders_the_same(tokenizer, source))
     ):
         return tokenizer
     end = NAMED[value].end if value in NAMED else None
-    ends_otherwise = end is not None and end in tokenizer.get_vocab()
-    # A shallow copy shares the table of special tokens, so a new end token would be the original's, too.
-    changed = copy.deepcopy(tokenizer) if ends_otherwise else copy.copy(tokenizer)
+    replaces_eos = end is not None and end in tokenizer.get_vocab()
+    # A shallow copy shares the table of special tokens, so a new end token would also change the original.
+    changed = copy.deepcopy(tokenizer) if replaces_eos else copy.copy(tokenizer)
     changed.chat_template = source
     if is_processor:
         changed.tokenizer = copy.copy(tokenizer.tokenizer)
         changed.tokenizer.chat_template = source
-    if ends_otherwise:
+    if replaces_eos:
         changed.eos_token = end
     return changed
 
@@ -305,7 +305,7 @@ def _source(value: str) -> str:
     )
 
 
-def _writes_the_same(tokenizer: Any, source: str) -> bool:
+def _renders_the_same(tokenizer: Any, source: str) -> bool:
     """Return True if the tokenizer's own training template renders the same text as ``source``."""
     own = template_of(tokenizer)
     trained = own.source if has_marks(own.source) else training_template(own.source) or own.source
@@ -365,8 +365,8 @@ def is_token(tokenizer: Any, mark: str) -> bool:
 def suggested_templates(tokenizer: Any) -> str:
     """Return named templates whose end token the tokenizer has, such as ``zephyr, vicuna or default``; empty if there
     are none."""
-    words = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
-    names = [name for name in _SUGGESTED if _can_end(words, name)]
+    text_tokenizer = getattr(tokenizer, "tokenizer", tokenizer)  # the tokenizer of a processor
+    names = [name for name in _SUGGESTED if _can_end(text_tokenizer, name)]
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 

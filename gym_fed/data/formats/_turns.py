@@ -1,7 +1,7 @@
 """Parse conversations, prompts and answers in the layouts of OpenAI, Anthropic, ShareGPT, Alpaca, ms-swift and TRL.
 
-What is learned of a message is read in all layouts (``_masks``). ``reasoning_content`` is the assistant's reasoning,
-also called ``thinking`` and ``reasoning``.
+Flags for the parts of a message to train on are read in all layouts (``_masks``). ``reasoning_content`` is the
+assistant's reasoning, also called ``thinking`` and ``reasoning``.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _READ_IN_PARTS = {
 
 
 def conversation_row(row: Raw, key: str) -> Raw:
-    """Return the supervised row of the turns under ``key``; a prompt with its columns if nothing was answered."""
+    """Return a supervised row from the turns under ``key``, or a prompt row with its columns if there is no answer."""
     messages = [*system_of(row), *conversation(row.get(key), key)]
     if any(message["role"] == "assistant" or message.get("weight") == 1 for message in messages):
         return with_context(row, {"messages": messages}, key)
@@ -98,7 +98,7 @@ def split_answer(messages: list[Message]) -> tuple[list[Message], list[Message]]
 
 
 def _message(turn: Raw) -> tuple[Message, bool, bool]:
-    """Parse a turn; True if it consists of tool calls alone; True if it has a weight of its own."""
+    """Parse a turn; also return whether it consists only of tool calls, and whether it has a weight of its own."""
     speaker = "from" if "from" in turn else "role"
     role = _ROLES.get(str(turn.get(speaker)).replace("-", "_"))
     if role is None and speaker == "from":
@@ -175,14 +175,14 @@ def _part(part: Any) -> Raw:
             return {"type": "image"}
     if not isinstance(image, str | dict):
         raise BadRow(
-            f"'content' has parts that are not text, images, audio or video, such as of type {str(kind)[:40]!r}",
+            f"'content' has parts that are not text, images, audio or video, such as type {str(kind)[:40]!r}",
             'give every part as {"type": "text", "text": ...} or {"type": "image_url", "image_url": {"url": ...}}',
         )
     return {"type": "image", "source": image}
 
 
 def _medium(part: Raw, medium: str, kind: str) -> Raw:
-    """Parse a part with audio or video; without a ``source``, the row's column has it."""
+    """Parse an audio or video part; without a ``source``, the file is in the row's column."""
     given = next(
         (part[key] for key in (kind, medium, f"{medium}_url", "url", "path", "value") if part.get(key)), None
     )
@@ -235,7 +235,7 @@ def _source(source: Any) -> Any:
 
 
 def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
-    """Return ``{"reasoning_content": text}`` if the assistant turn has reasoning, else an empty mapping; and its key.
+    """Return ``{"reasoning_content": text}``, empty if a turn has no reasoning, and the key that the text was under.
 
     Raises:
         BadRow: For reasoning that is not text, is given twice, or is not the assistant's.
@@ -243,7 +243,7 @@ def _reasoning(turn: Raw, role: str) -> tuple[Message, str]:
     given = {key: _text(turn, key) for key in REASONING}
     texts = {key: text for key, text in given.items() if text}
     if texts and role != "assistant":
-        raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant reasons")
+        raise BadRow(f"{next(iter(texts))!r} in a turn of the {role}", "only the assistant has reasoning")
     if len(set(texts.values())) > 1:
         raise BadRow(f"{' and '.join(map(repr, texts))} of one turn differ", "give one of them")
     key = next(iter(texts), "reasoning_content")
@@ -361,7 +361,7 @@ def _whole_conversations(prompt: str, answers: list[Any], keys: tuple[str, ...])
     else:
         shared, rest = answers[0][:-1], [answers[0][-1:]]
     if not any(m["content"] == prompt for m in shared):
-        raise BadRow("the conversations do not begin with 'prompt'", "give each of them once")
+        raise BadRow("the conversations do not begin with 'prompt'", "begin each of them with the prompt")
     return shared, rest
 
 

@@ -1,4 +1,4 @@
-"""Answers that must be JSON of a given schema (JSON Schema; the draft in ``$schema``, default 2020-12)."""
+"""Grade whether an answer is JSON that matches a schema (JSON Schema; draft from ``$schema``, default 2020-12)."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class JsonSchemaGrader(Grader):
             except (ValueError, RecursionError) as error:
                 raise GymError(
                     ErrorCode.DATA_INVALID,
-                    f"grader {self.name}: {self.config.column!r} is no JSON: {schema[:60]!r}",
-                    "give the schema as a mapping, or as the JSON text of one",
+                    f"grader {self.name}: {self.config.column!r} is not JSON: {schema[:60]!r}",
+                    "give the schema as a mapping or as JSON text",
                 ) from error
         return self._validator(schema, ErrorCode.DATA_INVALID)
 
@@ -110,7 +110,7 @@ class JsonSchemaGrader(Grader):
             except SchemaError as error:
                 raise GymError(
                     code,
-                    f"grader {self.name}: no JSON schema: at {error.json_path}: {error.message}",
+                    f"grader {self.name}: invalid JSON schema at {error.json_path}: {error.message}",
                     "correct the schema",
                 ) from error
             self._validators[key] = kind(schema, registry=Registry())

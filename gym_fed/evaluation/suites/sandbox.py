@@ -95,7 +95,7 @@ class BoundedEnvironment(SandboxedEnvironment):
     def _step(self) -> None:
         self._steps.done = getattr(self._steps, "done", 0) + 1
         if self._steps.done > MAX_STEPS:
-            raise SecurityError(f"more than {MAX_STEPS} turns of loops and calls")
+            raise SecurityError(f"more than {MAX_STEPS} loop iterations and calls")
 
 
 class _LoopCounter(NodeTransformer):

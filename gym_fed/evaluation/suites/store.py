@@ -74,7 +74,7 @@ class TaskEntry(StrictModel):
     """``task``: one task for each value of the rows' column ``task``; ``pair``: one for each of ``pairs``."""
 
     pairs: list[str] = Field(default_factory=list)
-    """The languages, ``from-to``."""
+    """Language pairs, each written ``from-to``."""
 
     rows: int | None = None
     """Number of evaluated rows; None for all rows of the data set."""
@@ -216,7 +216,7 @@ def read_lock(home: Path) -> EvalsLock:
     """Read the lock of a folder; empty if nothing was fetched.
 
     Raises:
-        GymError: ``STATE_INVALID`` for a file that is not a lock.
+        GymError: ``DATA_INVALID`` for a file that is not a lock.
     """
     file = home / LOCK
     try:
@@ -251,7 +251,7 @@ def locked_file(home: Path, lock: EvalsLock, dataset: str, path: str) -> Path | 
     if file_sha256(file) != entry.sha256:
         raise GymError(
             ErrorCode.HASH_MISMATCH,
-            f"{file}: has another sha256 than {home / LOCK} says",
+            f"{file}: its sha256 differs from the one in {home / LOCK}",
             f"remove the file, and run: gym eval fetch {dataset}",
         )
     return file
@@ -319,7 +319,7 @@ def require_folder(data: Path) -> None:
     """
     if not data.is_dir():
         raise GymError(
-            ErrorCode.FILE_NOT_FOUND, f"--data {data}: no folder", "give a folder of evaluation sets"
+            ErrorCode.FILE_NOT_FOUND, f"--data {data}: not a folder", "give a folder of evaluation sets"
         )
 
 

@@ -52,8 +52,8 @@ READ_BACK = "gym_fed.export.readers.reading"
 """The module whose process reads every format back."""
 
 
-_DRAWN = 4
-"""The limit for tokens of the whole vocabulary, relative to that for texts; a wrong row is off by a whole logit."""
+_VOCABULARY_FACTOR = 4
+"""The limit for tokens of the whole vocabulary, relative to that for texts; a wrong row shifts a logit by about 1."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Tolerance:
     """The limits of a comparison; None means no limit.
 
     Attributes:
-        max: The limit of the largest distance of two logits, as a share of the largest logit.
+        max: The limit on the largest difference between two logits, as a share of the largest logit.
         kl: The limit of the mean Kullback-Leibler divergence over positions, in nats.
         top1: The minimum share of positions with the same likeliest token.
         greedy: Whether the greedy tokens must be the same.
@@ -73,31 +73,32 @@ class Tolerance:
     greedy: bool = True
 
     def problem(self, figures: Mapping[str, Any]) -> str | None:
-        """Return why figures of ``compared`` exceed the limits, or None."""
+        """Return why the figures of ``compared`` exceed the limits, or None."""
         if not figures["same_token_ids"]:
             text = figures.get("text")
-            return "other token ids for the same texts" + (f", such as {plain(text, 80)!r}" if text else "")
+            example = f", such as {plain(text, 80)!r}" if text else ""
+            return f"different token ids for the same texts{example}"
         if not figures.get("same_special_tokens", True):
-            return "other special tokens"
+            return "different special tokens"
         if not figures.get("same_chat_template", True):
-            return "another chat template"
+            return "a different chat template"
         if self.max is not None and not figures["max"] <= self.max * figures["largest"]:
-            return f"logits that are up to {figures['max']:.3g} off, of at most {figures['largest']:.3g}"
+            return f"logits that are up to {figures['max']:.3g} off (largest logit: {figures['largest']:.3g})"
         drawn = figures.get("vocabulary") or {"max": 0.0, "largest": 0.0}
         if drawn["max"] != drawn["max"]:
-            return "logits that are no numbers for some tokens of the vocabulary"
-        if self.max is not None and not drawn["max"] <= _DRAWN * self.max * drawn["largest"]:
+            return "NaN logits for some tokens of the vocabulary"
+        if self.max is not None and not drawn["max"] <= _VOCABULARY_FACTOR * self.max * drawn["largest"]:
             return f"logits that are up to {drawn['max']:.3g} off for tokens of the whole vocabulary"
         if self.kl is not None and not figures["kl"] <= self.kl:
-            return f"probabilities that are {figures['kl']:.3g} nats off, {self.kl:g} are allowed"
+            return f"probabilities that are {figures['kl']:.3g} nats off, with {self.kl:g} allowed"
         if self.top1 is not None and not figures["top1"] >= self.top1:
             return (
-                f"the same likeliest token at {figures['top1']:.1%} of positions, {self.top1:.0%} are needed"
+                f"the same likeliest token at only {figures['top1']:.1%} of positions, not at {self.top1:.0%}"
             )
         if self.greedy and not figures["same_greedy_tokens"]:
-            return "another answer to the same prompt"
+            return "a different answer to the same prompt"
         if not figures.get("same_weights", True):
-            return "other weights, though the same logits for all texts"
+            return "different weights, although the logits of all texts agree"
         return None
 
 
@@ -146,7 +147,7 @@ class ExportFormat(ABC):
     untried: ClassVar[str] = ""
     """Supported models that no test has run."""
 
-    remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it all the same"
+    remedy: ClassVar[str] = "report this with the model's name; --skip-check writes it anyway"
     """The remedy if an export without rounding differs."""
 
     reader: ClassVar[str] = "transformers"
@@ -203,16 +204,14 @@ class ExportFormat(ABC):
             ),
         ):
             if value is not None and not is_read:
-                raise GymError(
-                    ErrorCode.USAGE, f"format {self.name} has no {option}", f"it goes with {where}"
-                )
+                raise GymError(ErrorCode.USAGE, f"format {self.name} has no {option}", f"it is for {where}")
 
     def of_source(self, source: Source, options: Options) -> Options:
         """Fill in options that depend on the source; called after its answers are computed."""
         return options
 
     def stored_as(self, options: Options) -> str | None:
-        """Return the dtype that the merged weights are rounded to; None for blocks of few bits."""
+        """Return the dtype that the merged weights are rounded to; None for low-bit block formats."""
         return (
             options.dtype or "float32" if self.quantization(options) in ("", *_PLAIN_QUANTIZATIONS) else None
         )
@@ -254,7 +253,7 @@ class ExportFormat(ABC):
             libraries = getattr(import_module(self.reading), "LIBRARIES", ())
             processes.start(READ_BACK, (*libraries, *self.reader_libraries))
 
-    def require_reader(self, source: Source) -> None:  # noqa: B027 - most are read by what is always there
+    def require_reader(self, source: Source) -> None:  # noqa: B027 - most need no extra package
         """Refuse a model whose export cannot be read back here; not called if the check is skipped.
 
         Raises:
@@ -338,7 +337,7 @@ def require_room(
     if needs.disk > free:
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"format {chosen.name} takes about {readable_bytes(needs.disk)} of disk, and {folder} has "
+            f"format {chosen.name} needs about {readable_bytes(needs.disk)} of disk space, but {folder} has "
             f"{readable_bytes(free)}",
             "free some space there, write to another disk, or choose a smaller format or quantization",
         )
@@ -353,6 +352,6 @@ def require_room(
         remedy += f"; --skip-check takes {readable_bytes(needs.writing)}"
     raise GymError(
         ErrorCode.TOO_LARGE,
-        f"format {chosen.name} takes about {readable_bytes(memory)} of memory, and {readable_bytes(there)} are free",
+        f"format {chosen.name} needs about {readable_bytes(memory)} of memory, but {readable_bytes(there)} are free",
         remedy,
     )

@@ -28,7 +28,7 @@ from gym_fed.interop.llamafactory.translation import (
 from gym_fed.interop.llamafactory.version_1 import translate_version_1
 
 _FULL = ("full", "freeze")
-_OF_METHODS = (
+_METHOD_KEYS = (
     *("lora_rank", "lora_alpha", "lora_dropout", "lora_target", "use_dora", "use_rslora", "pissa_init"),
     *("pissa_iter", "loraplus_lr_ratio", "oft_rank", "oft_block_size", "oft_target", "module_dropout"),
     *("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules", "additional_target"),
@@ -60,7 +60,7 @@ def translate(given: dict[str, Any], processes: int | None = None) -> Translatio
     translate_precision(translator, adapter=tuning not in _FULL)
     for key, why in NO_COUNTERPART.items():
         translator.lose_if(key, why, harmless=(False, *LOOKS_AWAY.get(key, ())))
-    translator.leave(NOT_NEEDED, NOT_NEEDED_PREFIXES, [*NO_COUNTERPART, *_OF_METHODS])
+    translator.leave(NOT_NEEDED, NOT_NEEDED_PREFIXES, [*NO_COUNTERPART, *_METHOD_KEYS])
     return translator.result
 
 
@@ -80,7 +80,7 @@ def _tuning(translator: Translator) -> str:
             for key in _SHAPE:
                 if translator.has(key):
                     translator.take(key)
-                    translator.note(key, "the adapter that is trained on has its own")
+                    translator.note(key, "the existing adapter has its own")
             for key in ("lora_dropout", "loraplus_lr_ratio"):
                 translator.move(key, "lora." + key)
         else:
@@ -101,7 +101,7 @@ def _tuning(translator: Translator) -> str:
             translator.put("freeze.trainable_modules", names(modules), "freeze_trainable_modules")
         if extra := translator.take("freeze_extra_modules"):
             translator.put("freeze.extra_modules", names(extra), "freeze_extra_modules")
-    for key in _OF_METHODS:
+    for key in _METHOD_KEYS:
         if key in translator.untaken():
             translator.take(key)
             translator.note(key, f"finetuning_type {method} does not read it")
@@ -119,7 +119,7 @@ def _lora(translator: Translator) -> None:
     for key in ("use_dora", "use_rslora", "loraplus_lr_ratio"):
         translator.move(key, f"lora.{key}")
     translator.lose_if(
-        "loraplus_lr_embedding", "embeddings have B's rate", harmless=(1e-6, "1e-6", "1.0e-6", False)
+        "loraplus_lr_embedding", "embeddings use B's learning rate", harmless=(1e-6, "1e-6", "1.0e-6", False)
     )
     steps = translator.take("pissa_iter", 16)
     if translator.take("pissa_init", False):
@@ -128,7 +128,7 @@ def _lora(translator: Translator) -> None:
         )
         if not translator.take("pissa_convert", False):
             translator.note(
-                "pissa_init", "the saved adapter is converted to a plain LoRA of the model as it was"
+                "pissa_init", "the saved adapter is converted to a plain LoRA of the original model"
             )
     translator.take("pissa_convert")
 
@@ -147,7 +147,7 @@ def _quantization(translator: Translator) -> None:
     if bits is None:
         return
     if method not in ("bnb", "bitsandbytes"):
-        translator.lose("quantization_method", f"{method} does not quantise a model while it is read here")
+        translator.lose("quantization_method", f"{method} cannot quantise a model while loading it")
         return
     translator.put("quantization.bits", bits, "quantization_bit")
     if bits == 4:
@@ -181,7 +181,7 @@ def _run(translator: Translator) -> None:
     translator.move("output_dir", "output_dir")
     translator.move("seed", "seed", 42)
     translator.lose_if(
-        "data_seed", "one seed decides everything", harmless=(translator.result.values["seed"],)
+        "data_seed", "seed also sets the order of the data", harmless=(translator.result.values["seed"],)
     )
     translator.move("logging_steps", "logging_steps", 500)
     _cadence(translator)
@@ -199,14 +199,14 @@ def _run(translator: Translator) -> None:
 
 
 def _cadence(translator: Translator) -> None:
-    """Translate when checkpoints are saved and rows evaluated."""
+    """Translate the intervals of checkpoints and evaluations."""
     saves, strategy = translator.take("save_steps", 500), str(translator.take("save_strategy", "steps"))
     if strategy in ("no", "epoch"):
         translator.put("save_strategy", strategy, "save_strategy")
     elif strategy == "steps":
         translator.put("save_steps", saves, "save_steps")
     else:
-        translator.lose("save_strategy", f"{strategy!r} is none of no, steps, epoch")
+        translator.lose("save_strategy", f"{strategy!r} is not one of no, steps, epoch")
     translator.move("save_total_limit", "save_total_limit")
     key = "eval_strategy" if translator.has("eval_strategy") else "evaluation_strategy"
     strategy = str(translator.take("eval_strategy", translator.take("evaluation_strategy", "no")))
@@ -219,4 +219,4 @@ def _cadence(translator: Translator) -> None:
     elif strategy in ("no", "epoch"):
         translator.put("eval_strategy", strategy, key)
     else:
-        translator.lose(key, f"{strategy!r} is none of no, steps, epoch")
+        translator.lose(key, f"{strategy!r} is not one of no, steps, epoch")

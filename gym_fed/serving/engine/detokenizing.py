@@ -1,6 +1,6 @@
-"""The bytes of tokens, and the text of a growing answer, which is decoded from them.
+"""Incremental detokenization: convert tokens to bytes, and decode the text of a growing answer.
 
-An answer that ends within a character ends before it. Other bytes that are not UTF-8 become U+FFFD, one for each
+If an answer ends within a character, that character is dropped. Other invalid UTF-8 becomes U+FFFD, one for each
 sequence that could have begun a character, as in Python and browsers.
 """
 
@@ -17,7 +17,7 @@ from gym_fed.serving.plain_tokenizer import PlainTokenizer
 
 _UNKNOWN = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A token of byte fallback, as SentencePiece writes it."""
+"""A SentencePiece byte-fallback token."""
 
 _LONGEST_CHARACTER = 4
 """Maximum bytes of a UTF-8 character."""
@@ -29,9 +29,9 @@ START, IN_TEXT, IN_WORD = range(3)
 class TextDecoder:
     """Returns the bytes of each token of one tokenizer; shared between requests.
 
-    Bytes are those that the tokenizer's decoder writes. Two kinds of tokens differ, because the decoder works with
-    characters: parts of a character have their bytes, and an added token whose text the decoder of byte-level
-    vocabularies would damage (``café``) has the bytes of its text.
+    The bytes are those that the tokenizer's decoder outputs, with two exceptions, because that decoder works on
+    characters. A token that is part of a character returns its raw bytes. An added token that a byte-level decoder
+    would garble (``café``) returns the bytes of its text.
 
     Args:
         tokenizer: A tokenizer of ``transformers``, or a ``PlainTokenizer``.
@@ -163,13 +163,13 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 class TextStream:
-    """Decodes one answer as it grows; half a character is held back.
+    """Decodes one answer as it grows; an incomplete character is held back.
 
     A character that the prompt began is completed.
 
     Attributes:
         position: The number of characters so far.
-        span: Characters before the last token, and up to its end, including one that it begins.
+        span: The start and end of the last token in characters, including a character that it begins.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class TextStream:
             if self._continues_prompt:
                 self._utf8.reset()
             else:
-                start += 1  # the unfinished character has become one of its own
+                start += 1  # the unfinished bytes became a U+FFFD of their own
         self._continues_prompt = self._continues_prompt and not data
         text = self._utf8.decode(data)
         self.position += len(text)
@@ -228,7 +228,7 @@ class TextStream:
         return text
 
     def skip(self) -> None:
-        """End a part of the text, such as the thought, at a token without text; half a character there is dropped."""
+        """End a part of the text, such as the thought, at a token without text; drop an incomplete character."""
         self._utf8.reset()
 
 

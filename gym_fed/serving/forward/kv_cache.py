@@ -48,7 +48,7 @@ class Keeper(Protocol):
 
 
 class KVPool:
-    """The KV blocks of one model, the same for all of its layers; one thread at a time.
+    """The KV blocks of one model; all layers share the block ids. Not thread-safe, except ``return_later``.
 
     Args:
         bytes_limit: Maximum bytes of all layers; None: it grows as needed.
@@ -76,7 +76,7 @@ class KVPool:
         device: torch.device | str = "cpu",
     ) -> None:
         if dtype not in KV_DTYPES:
-            raise GymError(ErrorCode.USAGE, f"a KV cache is {', '.join(KV_DTYPES)}, not {dtype}")
+            raise GymError(ErrorCode.USAGE, f"KV cache dtype must be {', '.join(KV_DTYPES)}, not {dtype}")
         self.dtype = dtype
         self.layers: dict[int, PagedLayer] = {}
         self.keeper: Keeper | None = None
@@ -96,8 +96,8 @@ class KVPool:
             if not self.block_bytes or not blocks:
                 raise GymError(
                     ErrorCode.CONFIG_INVALID,
-                    f"{counted(bytes_limit, 'byte')} of KV cache are less than a block of {BLOCK_TOKENS} tokens, "
-                    f"{counted(self.block_bytes, 'byte')}",
+                    f"a KV cache of {counted(bytes_limit, 'byte')} is smaller than one block of {BLOCK_TOKENS} tokens "
+                    f"({counted(self.block_bytes, 'byte')})",
                     "raise engine.kv_cache_size",
                 )
         self._grow(blocks)
@@ -109,7 +109,7 @@ class KVPool:
 
     @property
     def num_blocks(self) -> int:
-        """The number of blocks with memory; the maximum, if the pool is limited."""
+        """The number of allocated blocks; a limited pool allocates its maximum at once."""
         return self._num_blocks
 
     @property
@@ -148,12 +148,12 @@ class KVPool:
             self.layers[number] = paged
         elif (paged.kv_heads, paged.dim, paged.value_dim) != (shape.kv_heads, shape.dim, shape.value_dim):
             raise GymError(
-                ErrorCode.MODEL_INVALID, f"layer {number} gives {shape}, but {self.shapes[number]} before"
+                ErrorCode.MODEL_INVALID, f"layer {number} has {shape}, but had {self.shapes[number]} before"
             )
         return paged
 
     def like(self, bytes_limit: int | None) -> KVPool:
-        """Create a pool for the same model; raises as the constructor."""
+        """Create a pool for the same model; raises like the constructor."""
         return KVPool(bytes_limit, dtype=self.dtype, shapes=self.shapes, device=self._device)
 
     # For caches and the prefix cache.
@@ -286,7 +286,7 @@ class KVCache:
             ValueError: For a position beyond the last.
         """
         if not 0 <= length <= self.length:
-            raise ValueError(f"length {length} is not from 0 to {self.length}")
+            raise ValueError(f"length {length} is not between 0 and {self.length}")
         num_blocks = -(-length // BLOCK_TOKENS)
         self.pool.drop(self.blocks[num_blocks:])
         del self.blocks[num_blocks:]

@@ -101,7 +101,7 @@ class Gateway:
         return self.serving
 
     def require_ready(self) -> None:
-        """For load balancers: raise like ``open``, or if the engine's steps fail or the keys cannot be read.
+        """Raise like ``open``, or if the engine's steps fail or the keys cannot be read; for load balancers.
 
         Requests are still sent to an engine whose last steps failed, because a step that succeeds makes it healthy
         again.
@@ -110,7 +110,7 @@ class Gateway:
             GymError: ``UNAVAILABLE``.
         """
         if not self.open().engine.stats().healthy:
-            raise GymError(ErrorCode.UNAVAILABLE, "the engine fails", "see the server's log; restart it")
+            raise GymError(ErrorCode.UNAVAILABLE, "the engine is failing", "restart the server; see its log")
         self.authenticator.require_usable()
 
     def retry_after(self, error: GymError) -> int | None:
@@ -126,12 +126,12 @@ class Gateway:
 
 SLOTS = 3
 PER_CALLER = 2
-"""The number of slots; one picture is prepared while another is in the vision tower."""
+"""Maximum slots of one caller: one picture is prepared while another is in the vision tower."""
 MAX_WAITING = 16
 """Maximum waiting requests of one caller, each of which holds its body in memory."""
 
 _FIRST_GUESS = 0.1
-"""Assumed seconds per picture before one was measured."""
+"""Assumed seconds per picture until one has been measured."""
 _WEIGHT = 0.1
 """Weight of the last request in the mean."""
 
@@ -167,7 +167,7 @@ class PictureSlots:
         if sum(other.caller == caller for other in self._waiting) >= MAX_WAITING:
             raise GymError(
                 ErrorCode.BUSY,
-                f"{MAX_WAITING} requests of this user wait to have their pictures read",
+                f"{MAX_WAITING} requests of this user are already waiting for their pictures to be read",
                 "try again when some are answered",
             )
         waiter = _Waiter(caller, pictures, asyncio.get_running_loop().create_future())
@@ -200,7 +200,7 @@ class PictureSlots:
             able = [waiter for waiter in self._waiting if self._running[waiter.caller] < PER_CALLER]
             if not able:
                 break
-            first = min(able, key=self._expected_use)  # of equals the oldest
+            first = min(able, key=self._expected_use)  # the oldest on a tie
             self._waiting.remove(first)
             self._running[first.caller] += 1
             self._least = max(self._least, self._seconds[first.caller])
@@ -262,7 +262,7 @@ class HeldBody:
         if self._held[self._caller] > share:
             raise GymError(
                 ErrorCode.BUSY,
-                f"requests of this user that are not read yet have more than {counted(share, 'byte')}",
+                f"unread requests of this user exceed {counted(share, 'byte')}",
                 "send fewer large requests at once",
             )
 
@@ -289,14 +289,14 @@ _SERVER_ERRORS = frozenset(
         ErrorCode.STATE_LOCKED,
     }
 )
-"""Codes whose messages name files of the server; the caller gets the code's own sentence instead."""
+"""Codes whose messages name files of the server; the caller gets the code's help text instead."""
 _PATH = re.compile(r"""\s?\(?(?<![\w/.:])~?(?:[A-Za-z]:)?[/\\][^\s'"(),;]*[^\s'"(),;:.]\)?""")
 _DIGEST = re.compile(r"(?:sha256:)?(?<![0-9A-Za-z])c?[0-9a-f]{12,}(?![0-9A-Za-z])")
 _REMEMBERED = 256
 
 
 class PublicErrors:
-    """Formats errors for callers without paths of the server and digests, which are only logged; for one thread."""
+    """Formats errors for callers; server paths and digests are removed and only logged. Not thread-safe."""
 
     def __init__(self) -> None:
         self._logged: OrderedDict[str, None] = OrderedDict()

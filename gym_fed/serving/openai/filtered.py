@@ -31,7 +31,7 @@ class Screening:
 
     Args:
         content_filter: The rules.
-        classifier: The classifier that the filter's config names; None: there is none.
+        classifier: The classifier that the filter's config names; None if it names none.
     """
 
     def __init__(self, content_filter: ContentFilter, classifier: Classifier | None) -> None:
@@ -42,7 +42,7 @@ class Screening:
         """Return whether a request is refused for its texts; waits for the classifier. Refusals are counted and logged.
 
         Raises:
-            GymError: As ``Classifier.ask`` and ``Verdict.refuses``.
+            GymError: Errors from ``Classifier.ask`` and ``Verdict.refuses``.
         """
         compared = list(texts)
         category = self._filter.category_of("input", compared)
@@ -72,7 +72,7 @@ class Screening:
 class FilteredChoice(AnswerChoice):
     """Releases text that no rule can match any more; on a match, sends the refusal's text in place of the rest.
 
-    Log-probabilities wait for the text of their tokens, and calls for the end of the answer, after all text.
+    Log-probabilities are held back with the text of their tokens, and tool calls until the end of the answer.
 
     Args:
         content_filter: The filter, with the refusal's text and the counts of refusals.

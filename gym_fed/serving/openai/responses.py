@@ -71,7 +71,7 @@ def begin_response(
         defaults: The defaults of sampling fields that were not given.
 
     Raises:
-        GymError: As ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
+        GymError: Errors from ``OpenAIService.handle``; ``NOT_FOUND`` for a ``previous_response_id`` that is not stored.
     """
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL).filled(defaults)
     as_chat = ResponsesAsChat(request, earlier_turns(request.previous_response_id, caller, stored))
@@ -88,35 +88,35 @@ def begin_response(
 
 
 def check_response(body: Any) -> None:
-    """Refuse a body that is invalid even if no answers are stored; raises as ``begin_response``."""
+    """Refuse an invalid body, whether or not answers are stored; raises like ``begin_response``."""
     request = parse(ResponsesRequest, body, RESPONSES_NEUTRAL)
     store_of(request.store, None, default=True)
     ResponsesAsChat(request, earlier_turns(request.previous_response_id, LOCAL, None)).chat()
 
 
 def store_of(requested: bool | None, stored: StoredAnswers | None, *, default: bool) -> StoredAnswers | None:
-    """Return the store for an answer, according to its request's ``store``; None: do not store it.
+    """Return the store for an answer; None if the request's ``store`` says not to store it.
 
     Raises:
         RequestError: If the answer must be stored, and the server stores no answers.
     """
     if requested and stored is None:
         raise RequestError(
-            "field 'store': no answers are kept here",
+            "field 'store': this server does not store answers",
             param="store",
             name="unsupported_parameter",
-            hint="leave it out; a server keeps them unless stored_answers.bytes_per_key is 0",
+            hint="leave it out; a server stores answers unless stored_answers.bytes_per_key is 0",
         )
     return stored if (default if requested is None else requested) else None
 
 
 def earlier_turns(previous: str | None, caller: Caller, stored: StoredAnswers | None) -> list[dict[str, Any]]:
-    """Return the conversation that ends with a stored response; raises as ``StoredAnswers.get``."""
+    """Return the conversation that ends with a stored response; raises like ``StoredAnswers.get``."""
     if previous is None:
         return []
     if stored is None:
         raise RequestError(
-            "field 'previous_response_id': no answers are kept here",
+            "field 'previous_response_id': this server does not store answers",
             param="previous_response_id",
             name="unsupported_parameter",
             hint="send the conversation as input",
@@ -258,7 +258,7 @@ class ResponsesAsChat:
         """Return the chat request.
 
         Raises:
-            RequestError: About one of this API's fields.
+            RequestError: With the field's name in this API.
         """
         with self.errors():
             return parse(ChatRequest, self._body(), CHAT_NEUTRAL)
@@ -287,7 +287,7 @@ class ResponsesAsChat:
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Rename the field in errors raised within to the request's own."""
+        """In errors raised inside, replace the field's name with the one in the caller's request."""
         try:
             yield
         except RequestError as error:

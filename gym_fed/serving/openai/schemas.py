@@ -28,7 +28,7 @@ from gym_fed.serving.openai.guided_fields import GuidedFields, ResponseFormat, S
 
 
 def _parts_only(*kinds: str) -> BeforeValidator:
-    """Refuse parts other than text, pictures, sound and video, such as files, by name."""
+    """Refuse content parts of types other than ``kinds``, such as files, with an error that names the type."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list):
@@ -133,7 +133,7 @@ class AssistantMessage(_Message):
     @model_validator(mode="after")
     def _validate_content(self) -> AssistantMessage:
         if self.content is None and not self.tool_calls:
-            raise off("content", "an assistant's message has content, or tool_calls")
+            raise off("content", "an assistant message needs content or tool_calls")
         if None not in (self.reasoning_content, self.reasoning) and self.reasoning != self.reasoning_content:
             raise off("reasoning", "reasoning and reasoning_content are given, and differ")
         return self
@@ -236,7 +236,7 @@ class ChatRequest(PromptEndFields, GuidedFields):
     """A field of vLLM; false leaves the thought out of the answer."""
 
     thinking_token_budget: Budget | None = None
-    """Maximum tokens of the thought, which is then closed. A field of vLLM; SGLang and Qwen's API have the next."""
+    """Maximum tokens of the thought, which is then closed. vLLM's field; SGLang and Qwen use ``thinking_budget``."""
 
     thinking_budget: Budget | None = None
 
@@ -275,7 +275,7 @@ class ChatRequest(PromptEndFields, GuidedFields):
             self.require_no_stops()
 
     def _require_known_calls(self) -> None:
-        unanswered: dict[str, int] = {}  # by id: the calls without a result in its last message
+        unanswered: dict[str, int] = {}  # calls without a result yet, by id
         for index, message in enumerate(self.messages):
             if isinstance(message, AssistantMessage):
                 unanswered |= Counter(call.id for call in message.tool_calls or [])
@@ -285,8 +285,8 @@ class ChatRequest(PromptEndFields, GuidedFields):
                 known = message.tool_call_id in unanswered
                 raise off(
                     f"messages[{index}].tool_call_id",
-                    f"tool_call_id {message.tool_call_id!r} is of no call before it"
-                    + (" that has no result yet" if known else ""),
+                    f"tool_call_id {message.tool_call_id!r} matches no earlier call"
+                    + (" without a result" if known else ""),
                 )
             unanswered[message.tool_call_id] -= 1
 
@@ -328,7 +328,7 @@ ManyTokenIds = Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROM
 
 
 def _kind(value: Any) -> str | None:
-    """Return which of the four forms an input has, so that errors refer to that form; None for no form."""
+    """Return which of the four forms an input has, so that errors refer to that form; None if it has none of them."""
     if not isinstance(value, list):
         return "text" if isinstance(value, str) else None
     first = value[0] if value else ""

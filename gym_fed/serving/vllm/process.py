@@ -1,4 +1,4 @@
-"""A vLLM that the gateway starts, watches and starts again; and one that somebody else runs."""
+"""vLLM servers: one that the gateway starts, watches and restarts, and one that somebody else runs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SHOWN_LINES = 40
 
 
 class VllmProcess:
-    """A vLLM on a Unix socket, in a process group of its own. It is started again whenever it ends.
+    """A vLLM server on a Unix socket, in its own process group. It is restarted whenever it exits.
 
     Args:
         command: Function that returns the command line for a socket's path.
         environment: The environment.
-        folder: A private folder for the socket; paths of sockets are short.
+        folder: A private folder for the socket, with a short path, since the length of socket paths is limited.
         base: The base's name in vLLM.
         key: The API key that the environment gives vLLM.
         start_seconds: Seconds after which a start has failed.
@@ -80,11 +80,11 @@ class VllmProcess:
         return None if self._process is None else self._process.pid
 
     def suspect(self) -> None:
-        """Treat it as away until it answers a health check."""
+        """Treat vLLM as unavailable until it answers a health check."""
         self._ready.clear()
 
     def close(self) -> None:
-        """End all of its processes. May be called again."""
+        """End all processes of vLLM. May be called again."""
         self._closing.set()
         self._ready.clear()
         self._stop()
@@ -131,7 +131,7 @@ class VllmProcess:
     def _failed(self, message: str) -> GymError:
         lines = "\n".join(self._lines)
         return GymError(
-            ErrorCode.UNAVAILABLE, f"{message}; its last lines:\n{lines}", "correct what they name"
+            ErrorCode.UNAVAILABLE, f"{message}; its last lines:\n{lines}", "fix the problem that they report"
         )
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -147,7 +147,7 @@ class VllmProcess:
             self.on_change()
             self._kill()
             if not self._closing.is_set():
-                log.error("vLLM %s; it is started again. Its last lines:\n%s", reason, "\n".join(self._lines))
+                log.error("vLLM %s; restarting it. Its last lines:\n%s", reason, "\n".join(self._lines))
                 self._start_again()
 
     def _until_it_fails(self) -> str:
@@ -177,14 +177,14 @@ class VllmProcess:
                 self._kill()
                 if self._closing.is_set():
                     return
-                log.error("vLLM could not be started: %s; the next try is in %g s", error, pause)
+                log.error("vLLM could not be started: %s; retrying in %g s", error, pause)
                 self._closing.wait(pause)
                 pause = min(_LONGEST_PAUSE, 2 * pause)
             else:
                 return
 
     def _stop(self) -> None:
-        """Let it end by itself: its launcher reads the end of its standard input, too."""
+        """Send SIGTERM to the process group, and wait for a clean exit."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -226,7 +226,7 @@ class RemoteVllm:
         return self._ready.is_set()
 
     def suspect(self) -> None:
-        """Treat it as away until it answers a health check."""
+        """Treat vLLM as unavailable until it answers a health check."""
         self._ready.clear()
 
     def close(self) -> None:
@@ -257,5 +257,5 @@ def _healthy(address: VllmAddress) -> bool:
 
 
 def private_folder() -> tempfile.TemporaryDirectory[str]:
-    """Create a folder that only this user can enter, for the socket and the path of imports."""
+    """Create a folder that only this user can enter, for the socket and the folder on ``PYTHONPATH``."""
     return tempfile.TemporaryDirectory(prefix="gym-vllm-")

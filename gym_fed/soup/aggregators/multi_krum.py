@@ -2,7 +2,7 @@
 
 Blanchard et al. 2017, "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", section 4. Scores are
 computed once, as in Flower and ByzFL; Bulyan computes them again after each selection. Ties go to the first in the
-order of contributors. It withstands f malicious clients of n >= 2f + 3.
+order of contributors. It tolerates f malicious clients out of n >= 2f + 3.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ class MultiKrum(WeightRule):
 
     @classmethod
     def minimum(cls, malicious: int) -> int:
-        """2f + 3; any round is large enough for f = 0."""
+        """Return 2f + 3, or 1 if f = 0."""
         return 2 * malicious + 3 if malicious else 1
 
     def check(self, weights: Tensor) -> None:
-        """Also refuse to select more updates than are honest."""
+        """Also refuse a ``num_selected`` above the number of honest updates."""
         super().check(weights)
         honest = len(weights) - self.num_malicious_nodes
         if (self.config.num_selected or 1) > honest:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"num_selected {self.config.num_selected} is more than the {honest} of "
-                f"{counted(len(weights), 'update')} that "
-                f"num_malicious_nodes: {self.num_malicious_nodes} leaves honest",
+                f"num_selected {self.config.num_selected} exceeds the {counted(honest, 'honest update')} "
+                f"({counted(len(weights), 'update')}, num_malicious_nodes: {self.num_malicious_nodes})",
                 "lower num_selected, or wait for more contributors",
             )
 

@@ -23,8 +23,8 @@ class GreedySoup(MergeMethod):
     """The uniform mean of the models that improve the score on held-out data.
 
     In order of their own scores (ties: in the order given) each model joins if the mean with it scores at least as well
-    as the soup so far. Unlike in the paper, a gate may forbid a soup whatever its score, and NaN scores count as worse
-    than any other. mergekit has no such method, since it uses no data.
+    as the soup so far. Unlike in the paper, a gate may veto a soup regardless of its score, and NaN scores count as
+    worse than any other. mergekit has no such method, since it uses no data.
     """
 
     name = "greedy_soup"
@@ -68,15 +68,14 @@ class GreedySoup(MergeMethod):
         if self._coefficients is None or len(self._coefficients) != len(task.deltas):
             raise GymError(
                 ErrorCode.USAGE,
-                f"merge method {self.name!r} has not chosen among {counted(len(task.deltas), 'model')}",
+                f"merge method {self.name!r}: call choose for {counted(len(task.deltas), 'model')} before merging",
             )
         return combination(task.deltas, self._coefficients)
 
     def report(self) -> Mapping[str, Any]:
-        """``steps``: the models in the order tried, their scores, the soup's score with each, and the reason for a
-        refusal.
+        """Return ``steps``, one per model in the order tried, with its score and the soup's score.
 
-        Scores that are not finite are None.
+        A refused model has a reason. Non-finite scores are None.
         """
         return {"steps": [dict(step) for step in self._steps]}
 

@@ -56,7 +56,7 @@ def require_dtype(model: Any, config: TrainingConfig) -> None:
     dtype = str(model.dtype).removeprefix("torch.")
     key = "base_dtype" if config.base_dtype is not None else "dtype"
     if key in config.model_fields_set and dtype != config.loaded_dtype and not is_quantised(model):
-        reason = f"{key}: {config.loaded_dtype} is set, and the model in memory is in {dtype}"
+        reason = f"{key}: {config.loaded_dtype} is set, but the model in memory is {dtype}"
         remedy = f"give model.to(torch.{config.loaded_dtype}), or remove the key"
         raise GymError(ErrorCode.USAGE, reason, remedy)
 

@@ -1,8 +1,8 @@
-"""News of a process that has ended on another machine.
+"""Tell the machines of a run that a process on one of them has ended.
 
 A collective fails at once when its peer is gone, but a process that waits for another to join, or to finish its own
-work, would wait for ``distributed.timeout_seconds``. The launcher of the machine therefore leaves word where the
-machines met, in the key-value store of torch's rendezvous.
+work, would wait for ``distributed.timeout_seconds``. The launcher of the machine therefore records it
+in the key-value store of torch's rendezvous, which all machines can read.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ def announce(reason: str) -> None:
 
 
 def watch() -> None:
-    """End this process some seconds after another machine announces the end of one of its own.
+    """Exit some seconds after another machine announces that one of its processes has ended.
 
-    Its main thread may be inside a call of torch that no exception reaches. A collective that fails gives a better
-    report, and has time for it.
+    The main thread may be inside a torch call that no exception can interrupt. The delay lets a failing collective
+    report its error first, which says more.
     """
     if MEETING in os.environ:
         _stopped.clear()
-        threading.Thread(target=_wait_for_news, name="peers", daemon=True).start()
+        threading.Thread(target=_wait_for_announcement, name="peers", daemon=True).start()
 
 
 def stop_watching() -> None:
-    """Let this process finish its own work, whatever becomes of the others."""
+    """Stop watching the other machines, so that this process can finish its own work."""
     _stopped.set()
 
 
@@ -70,7 +70,7 @@ def _store() -> TCPStore | None:
         return None
 
 
-def _wait_for_news() -> None:
+def _wait_for_announcement() -> None:
     store = _store()
     while store is not None and not _stopped.wait(_SECONDS_BETWEEN):
         try:
@@ -78,7 +78,7 @@ def _wait_for_news() -> None:
                 continue
             reason = plain(store.get(_KEY).decode(errors="replace"), _LONGEST_REASON)
         except dist.DistError:
-            return  # the launcher of that machine has ended: collectives fail, if any is left
+            return  # the launcher that served the store has ended, so remaining collectives fail
         if not _stopped.wait(_SECONDS_FOR_OWN_REPORT):
             code = ErrorCode.UNAVAILABLE
             sys.stderr.write(

@@ -47,7 +47,7 @@ class Machines:
 
     Attributes:
         count: Number of machines, each with the same number of processes.
-        host: Name or address of one of them, which every other one reaches.
+        host: Name or address of one of them, which all others can reach.
         port: A free port of that machine.
     """
 
@@ -57,7 +57,7 @@ class Machines:
 
     @classmethod
     def parse(cls, count: int, endpoint: str | None) -> Machines:
-        """Parse ``HOST:PORT``; an IPv6 address stands in brackets.
+        """Parse ``HOST:PORT``; an IPv6 address must be in brackets.
 
         Raises:
             GymError: ``USAGE`` if the address is missing, malformed, or given for one machine.
@@ -67,7 +67,7 @@ class Machines:
         host, _, port = (endpoint or "").rpartition(":")
         refuse_first(
             (count == 1, "--rdzv-endpoint is for several machines", "add --nnodes N, or leave it out"),
-            (endpoint is None, f"--nnodes {count}: where do the machines meet?", _MEETING),
+            (endpoint is None, f"--nnodes {count}: --rdzv-endpoint is missing", _MEETING),
             (
                 not host or not port.isdecimal() or not 0 < int(port) < 65536,
                 f"--rdzv-endpoint {endpoint}: not HOST:PORT",
@@ -86,7 +86,7 @@ class Machines:
         """Find this machine's address on the network of the others.
 
         Raises:
-            GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that means this machine alone.
+            GymError: ``UNAVAILABLE`` if there is none, ``USAGE`` for a name that resolves to a loopback address.
         """
         if self.count == 1:
             return Here(self.host, True)
@@ -102,9 +102,7 @@ class Machines:
             ) from error
         if ipaddress.ip_address(own).is_loopback:
             # Debian's /etc/hosts gives a machine's own name 127.0.1.1, which the others cannot reach.
-            reason = (
-                f"--rdzv-endpoint {self.endpoint}: {self.host} is {own} on this machine, for itself alone"
-            )
+            reason = f"--rdzv-endpoint {self.endpoint}: {self.host} resolves to {own}, a loopback address"
             refuse_first((self.host not in ("localhost", own), reason, remedy), code=ErrorCode.USAGE)
             return Here(own)
         return Here(own, own == address[0])
@@ -112,16 +110,16 @@ class Machines:
 
 @dataclass(frozen=True)
 class Here:
-    """This machine among those of a run: its address, and whether it is the one at which they meet.
+    """This machine's address in a run, and whether it is the machine at which the others meet.
 
-    None: several "machines" are on this one, and the first takes the port.
+    ``is_meeting_point`` is None if several "machines" run on this one; the first to bind the port is it.
     """
 
     address: str
     is_meeting_point: bool | None = None
 
 
-_MEETING = "--rdzv-endpoint HOST:PORT: the address of one of them and a free port, the same on all"
+_MEETING = "give --rdzv-endpoint HOST:PORT: a free port on one of the machines, the same on all"
 
 
 def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = None) -> int:
@@ -163,7 +161,7 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
     if machines.count > 1:
         os.environ[MEETING] = f"{machines.host} {machines.port}"
     if interface := _interface_of(here.address):
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # otherwise that of the machine's own name
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)  # by default the hostname's interface
     with tempfile.TemporaryDirectory(prefix="gym-train-") as folder:
         quiet = {rank: Std.ALL for rank in range(1, nproc)}
         config = LaunchConfig(
@@ -199,7 +197,7 @@ def launch(arguments: Sequence[str], nproc: int, machines: Machines | None = Non
 def _join(machines: Machines, here: Here) -> tuple[TCPStore, int]:
     """Serve or reach the store of the run; return it with this machine's number, 0 for the one that serves it.
 
-    It listens at this machine's address in the run alone, and not on its other networks.
+    The store listens only at this machine's address in the run, not on its other networks.
     """
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -227,7 +225,7 @@ def _store(kind: type[TCPStore], host: str, port: int, **how: Any) -> TCPStore:
 
 def _not_met(machines: Machines, error: Exception) -> GymError:
     reason = f"{counted(machines.count, 'machine')} did not meet at {machines.endpoint}: {error}"
-    remedy = "start the same command on each of them, and let the port through their firewalls"
+    remedy = "start the same command on each machine, and open the port in its firewall"
     return GymError(ErrorCode.UNAVAILABLE, reason, remedy)
 
 
@@ -246,7 +244,7 @@ def _exit_code(status: int, rank: int) -> int:
     if status >= 0:
         return status
     reason = f"process {rank} was ended by signal {-status}"
-    remedy = "on a machine short of memory that is the system's doing: use smaller batches or fewer processes"
+    remedy = "if the machine ran out of memory, use smaller batches or fewer processes"
     raise GymError(ErrorCode.INTERNAL, reason, remedy)
 
 

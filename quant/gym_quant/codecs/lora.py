@@ -120,7 +120,9 @@ class Lora(Codec):
             budget = factor_budget(words.get("factor_bits"), rank * (rows + cols))
             plans = plan_factors({"": components_of_matrix(delta, rank)}, budget, group)
             if not plans:
-                raise Unsuited(f"no component of rank {rank} fits {budget} bytes: sign bits", "bitdelta")
+                raise Unsuited(
+                    f"no component of rank {rank} fits {budget} bytes; using sign bits", "bitdelta"
+                )
             chosen = {"rank": plans[""][0], "factors": plans[""][1]}
         elif factors == "auto":
             chosen["factors"] = factor_codecs()[0]
@@ -143,7 +145,7 @@ class Lora(Codec):
         normalised = self.normalise(params, tuple(tensor.shape))
         rank, scaling = int(normalised["rank"]), float(normalised.get("scaling", 1.0))
         if scaling == 0.0:
-            raise CodecError("scaling is 0, so no factors can make a delta")
+            raise CodecError("scaling is 0, so no factors can represent the delta")
         matrix = to_matrix(tensor)
         if is_quantised(normalised):
             return self.encode_components(components_of_matrix(matrix, rank), tuple(tensor.shape), normalised)
@@ -159,7 +161,7 @@ class Lora(Codec):
         """Encode factors as trained: ``a`` ``[r, cols]``, ``b`` ``[rows, r]``, any float dtype.
 
         ``params`` are ``factors`` and ``factor_group_size``; quantised factors keep the ``rank`` largest components of
-        the product (absent: all), and their scaling becomes part of them.
+        the product (all by default) and absorb the scaling.
 
         Raises:
             CodecError: If the shapes do not match, or a value is not finite in the stored dtype.
@@ -224,7 +226,7 @@ class Lora(Codec):
         """Multiply the factors in float64, independently of the order in which a BLAS adds.
 
         Sums of products of bfloat16 numbers are exact unless their magnitudes differ by a factor of more than 2**30.
-        For such exact sums float32 numbers are split into slices (``gym_quant.exact``).
+        Float32 factors are split into slices, so that their sums are exact too (``gym_quant.exact``).
         """
         a, b = self.factors(payload, shape, params)
         if a.dtype == torch.float32:
@@ -279,7 +281,7 @@ def _check_cancelling(a: Tensor, b: Tensor) -> None:
     if cancels(a, b):
         raise CodecError(
             f"the components of its factors cancel each other to less than 1/{_MAX_CANCELLED:.0f} of their norms, "
-            "which hides the norm of their product"
+            "so the norm of their product is not accurate"
         )
 
 

@@ -1,6 +1,6 @@
 """Destinations of backups (a folder or any fsspec URL), and each snapshot's manifest: its files by sha256.
 
-objects/ab/<sha256>              every object once, whichever snapshots name it
+objects/ab/<sha256>              every object, stored once and shared by snapshots
 snapshots/<time>-<entries>/      database, config, keys and state of one moment, and manifest.json, written last
 """
 
@@ -59,7 +59,7 @@ class SnapshotManifest(StrictModel):
 
     @property
     def stored(self) -> set[str]:
-        """Return the sha256 of everything of this snapshot that is stored with the objects."""
+        """Return the sha256 of every file of this snapshot that is stored with the objects."""
         return {*self.objects, *(file.sha256 for file in self.records.values())}
 
     @field_validator("files", "records")
@@ -150,7 +150,7 @@ class Place:
             if copy is not None:
                 copy.write(block)
         if digest.hexdigest() != sha256:
-            raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, its manifest says {sha256}")
+            raise self._corrupt(name, f"has sha256 {digest.hexdigest()}, but its manifest says {sha256}")
 
     def manifests(self) -> dict[str, SnapshotManifest]:
         """Return every finished snapshot by name, oldest first.
@@ -191,7 +191,7 @@ class Place:
         return gone
 
     def drop(self, snapshot: str) -> None:
-        """Delete a snapshot, its manifest first, so that an interruption leaves an unfinished one, not a wrong one."""
+        """Delete a snapshot, its manifest first, so that an interruption leaves an unfinished snapshot."""
         folder = f"snapshots/{snapshot}"
         self._fs.rm_file(f"{self._root}/{folder}/{MANIFEST}")
         for path in self._find(folder):

@@ -67,7 +67,7 @@ def _ask() -> HubChoices:
     for number, (key, question) in enumerate(_QUESTIONS.items(), start=1):
         err.print(f"\n{number}/{len(_QUESTIONS)}  {question.why}", style="dim")
         if key == "address" and (here := _own_address()):
-            err.print(f"     in its own network this machine is {here}:{DEFAULT_PORT}", style="dim")
+            err.print(f"     this machine's local address is {here}:{DEFAULT_PORT}", style="dim")
         values[key] = _answer(question, getattr(defaults, key) or _NONE)
     err.print()
     return HubChoices(**values)
@@ -116,7 +116,7 @@ def _address(text: str) -> str:
         with suppress(ValueError):
             Endpoint.parse(f"{text}:{DEFAULT_PORT}")
             return _address(f"{text}:{DEFAULT_PORT}")
-        raise GymError(ErrorCode.CONFIG_INVALID, str(error), "as hub.example.org:9443") from error
+        raise GymError(ErrorCode.CONFIG_INVALID, str(error), "such as hub.example.org:9443") from error
     _require({"advertise": text})
     return text
 
@@ -166,7 +166,7 @@ def _require(values: dict[str, Any]) -> None:
 
 
 def _own_address() -> str:
-    """Return this machine's address towards the internet; empty if it has none. No packet is sent."""
+    """Return this machine's address on the route to the internet; empty if it has none. No packet is sent."""
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
         return str(probe.getsockname()[0])
@@ -193,12 +193,12 @@ _QUESTIONS = {
     ),
     "root": _HubQuestion(
         "Clean rows",
-        "100 other rows that judge unusually long updates, or none: safer, fairer.",
+        "100 other rows to judge large updates by (safer and fairer), or none.",
         partial(_rows, "root.jsonl"),
     ),
     "num_rounds": _HubQuestion("Rounds", "Number of versions that the run makes.", _num_rounds),
     "min_contributors": _HubQuestion(
-        "Quorum", "Updates that a round waits for; from 3 on, one malicious is outvoted.", _min_contributors
+        "Quorum", "Updates a round waits for; 3 or more can outvote one malicious update.", _min_contributors
     ),
 }
 """Prompts by field of ``HubChoices``, in order."""

@@ -47,12 +47,12 @@ def require_window(
         return
     window, merged = recorded["window"], recorded["merged"]
     lineage = _lineage(versions, recorded["parent"])
-    if [one["update"] for one in window["updates"]] != merged:
-        raise _wrong(server_round, "lists other updates than the version")
-    for one in window["updates"]:
-        base = manifest_of(one["update"]).base_digest
-        if base != one["version"] or base not in lineage or lineage.index(base) != one["staleness"]:
-            raise _wrong(server_round, f"has a wrong version or age of update {one['update'][:12]}")
+    if [weighed["update"] for weighed in window["updates"]] != merged:
+        raise _wrong(server_round, "lists updates other than the version's")
+    for weighed in window["updates"]:
+        base = manifest_of(weighed["update"]).base_digest
+        if base != weighed["version"] or base not in lineage or lineage.index(base) != weighed["staleness"]:
+            raise _wrong(server_round, f"has a wrong version or age for update {weighed['update'][:12]}")
     own = {manifest_of(update_id).contributor for update_id in merged}
     latest: dict[str, tuple[int, str]] = {}
     for digest in lineage[: window["max_staleness"]]:
@@ -69,16 +69,16 @@ def require_window(
     }
     others, possible = window["others"], {update_id for _, update_id in latest.values()}
     if others != sorted(set(others) & possible) or not required <= set(others):
-        raise _wrong(server_round, "is not of the latest updates of all others")
+        raise _wrong(server_round, "does not list the latest update of every other account")
 
 
 def _lineage(versions: dict[str, Entry], digest: str) -> list[str]:
     """Return the digests of a version and its ancestors, newest first; the base is last."""
-    found = [digest]
+    digests = [digest]
     while digest in versions:
         digest = versions[digest].body["parent"]
-        found.append(digest)
-    return found
+        digests.append(digest)
+    return digests
 
 
 def _wrong(server_round: int, what: str) -> GymError:

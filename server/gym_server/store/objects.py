@@ -78,7 +78,7 @@ class ObjectStore:
         return Path(path).exists() if self._remote is None else self._remote.has(path)
 
     def local_path(self, sha256: str) -> Path:
-        """Return a local file with the object's bytes, to map; a remote object is copied once.
+        """Return the path of a local file to memory-map; a remote object is copied once.
 
         Raises:
             GymError: ``NOT_FOUND`` if the store does not have it.
@@ -110,7 +110,7 @@ class ObjectStore:
         return [self.staging, Path(self._root)] if self._remote is None else [self.staging]
 
     def partial_copies(self) -> list[Path]:
-        """Return incomplete copies, left by a kill while an object was moved from another disk."""
+        """Return incomplete copies, left behind when the hub was killed while moving an object from another disk."""
         return [] if self._remote is not None else sorted(Path(self._root).glob("*/.*.partial"))
 
     def delete(self, sha256: str) -> None:
@@ -197,7 +197,7 @@ class ObjectStore:
         return self.part_path(f"hub-{secrets.token_hex(8)}", what)
 
     def _modified(self, path: str, details: dict[str, Any]) -> float:
-        """Return a file's modification time by the various names in fsspec's implementations; now if unknown."""
+        """Return a file's modification time, whose key differs between fsspec implementations; now if unknown."""
         for key in ("mtime", "LastModified", "last_modified", "created"):
             value = details.get(key)
             if isinstance(value, datetime):

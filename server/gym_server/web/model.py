@@ -25,15 +25,15 @@ from gym_server.web.hub_view import HubView
 from gym_server.web.newest_model import NewestModel
 
 MAX_POINTS = 2000
-"""Maximum number of versions in a chart, the newest ones."""
+"""Maximum number of versions in a chart; the newest are shown."""
 MAX_EVALUATIONS = 500
-"""Maximum number of evaluations in a chart, the newest ones."""
+"""Maximum number of evaluations in a chart; the newest are shown."""
 MAX_TASKS = 200
 """Maximum number of curves in one response."""
 MAX_ANSWER_TOKENS = 512
 """Maximum length of an answer to a question, in tokens."""
 MAX_QUESTIONS = 6
-"""Maximum number of questions of all viewers in a minute."""
+"""Maximum number of questions per minute, over all viewers."""
 MAX_HELPERS = 50
 """Maximum number of named contributors of one version; ``num_updates`` counts all."""
 
@@ -45,7 +45,7 @@ class AskedQuestion(StrictModel):
 
 
 def routes(view: HubView) -> APIRouter:
-    """Return the routes ``model``, a page of versions, ``model/figures``, chart data, and those of ``model/newest``."""
+    """Return the routes ``model`` (a page of versions), ``model/figures`` (chart data) and ``model/newest``."""
     found = APIRouter()
 
     @found.get("/model")
@@ -156,7 +156,7 @@ def page_of_versions(view: HubView, visitor: Visitor, offset: int, limit: int) -
 def _newest_facts(view: HubView, visitor: Visitor) -> dict[str, Any]:
     """Return the newest version's answers, for visitors who may have the model.
 
-    The hub's port gives soups to accounts. So answers are public if anybody may enrol, otherwise for operators.
+    Every account can download the soups. So answers are public if anybody may enrol, and otherwise for operators only.
     """
     if view.newest is None:
         return {"is_on": False}
@@ -197,7 +197,7 @@ class QuestionLimit:
         with self._lock:
             self._at = [at for at in self._at if now - 60 < at <= now]
             if len(self._at) >= MAX_QUESTIONS:
-                raise GymError(ErrorCode.BUSY, "many are asking the newest version", "ask again in a minute")
+                raise GymError(ErrorCode.BUSY, "too many questions to this model", "ask again in a minute")
             self._at.append(now)
 
 
@@ -210,8 +210,8 @@ def _require_newest(view: HubView) -> NewestModel:
     if view.newest is None:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            "this hub's newest version is not asked anything",
-            "set dashboard: {ask: true} in gym-server.yaml, and start the hub again",
+            "this hub does not answer questions",
+            "set dashboard: {ask: true} in gym-server.yaml, and restart the hub",
         )
     return view.newest
 

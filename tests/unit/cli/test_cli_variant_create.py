@@ -64,7 +64,7 @@ def test_what_cannot_be_made_is_refused_with_nothing_written(tmp_path: Path, dat
         ((*create, "--set", "finetuning=full"), "finetuning cannot be set here"),
         ((*create, "--codec", "zip"), "codec 'zip' is unknown"),
         (("create", "--data", tmp_path / "none.jsonl", "--user", "ada"), "none.jsonl"),
-        ((*create, "--unsigned", "--key", data), "--unsigned: --key does not go with it"),
+        ((*create, "--unsigned", "--key", data), "--unsigned cannot be combined with --key"),
         (("create", "--data", data, "--user", "a b"), "is not a valid variant name"),
         (("rebase", "nobody", "--onto", "gym-nano"), "no variant"),
     ):

@@ -189,8 +189,8 @@ def test_too_little_disk_or_memory_is_refused_with_the_numbers_before_a_model_is
     error = refusal("gym-nano", "-o", out)
     assert error.code is ErrorCode.TOO_LARGE
     assert (
-        "GB of memory, and 3.0 MB are free" in error.message
-        or "MB of memory, and 3.0 MB are free" in error.message
+        "GB of memory, but 3.0 MB are free" in error.message
+        or "MB of memory, but 3.0 MB are free" in error.message
     )
     monkeypatch.setattr(
         formats_base.shutil, "disk_usage", lambda _: formats_base.shutil._ntuple_diskusage(0, 0, 5000)

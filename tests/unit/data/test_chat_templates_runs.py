@@ -123,10 +123,10 @@ def test_a_template_of_the_config_is_trained_with_and_saved(model_folder: Path, 
     ("value", "words"),
     [
         ("chatmll", "nor a known name"),
-        ("{% for m in messages %}{{ m.content }}", "does not write a conversation"),
+        ("{% for m in messages %}{{ m.content }}", "cannot render a conversation"),
         ("{{ messages[0].content }}", "omits messages"),
         ("{{ raise_exception('never') }}", "never"),
-        ("{{ messages.__class__.__mro__ }}", "does not write a conversation"),
+        ("{{ messages.__class__.__mro__ }}", "cannot render a conversation"),
     ],
 )
 def test_a_template_that_writes_no_conversation_is_refused_before_anything_is_loaded(

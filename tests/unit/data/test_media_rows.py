@@ -110,5 +110,5 @@ def test_a_part_without_a_file_is_refused_by_its_row(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", ["audio_transcript", "my_video", "audios"])
 def test_a_part_of_a_type_that_only_contains_a_known_one_is_refused(kind: str, tmp_path: Path) -> None:
     part = {"type": kind, "text": "said", "audio": "a.wav"}
-    with pytest.raises(GymError, match=f"such as of type '{kind}'"):
+    with pytest.raises(GymError, match=f"such as type '{kind}'"):
         read(tmp_path, {"messages": [{"role": "user", "content": [part]}, GOOD]})

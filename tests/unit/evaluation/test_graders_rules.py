@@ -174,12 +174,12 @@ def test_the_schema_may_come_with_the_row_as_mapping_or_text() -> None:
     keys = {"grader": "json_schema", "column": "schema"}
     assert reward("3", {"schema": {"type": "integer"}}, **keys) == 1.0
     assert reward("3", {"schema": '{"type": "string"}'}, **keys) == 0.0
-    with pytest.raises(GymError, match="'schema' is no JSON"):
+    with pytest.raises(GymError, match="'schema' is not JSON"):
         reward("3", {"schema": "{"}, **keys)
 
 
 def test_bad_schemas_and_references_to_elsewhere_are_refused() -> None:
-    with pytest.raises(GymError, match=r"no JSON schema: at \$\.type") as info:
+    with pytest.raises(GymError, match=r"invalid JSON schema at \$\.type") as info:
         reward("{}", grader="json_schema", json_schema={"type": "wrong"})
     assert info.value.code is ErrorCode.CONFIG_INVALID
     with pytest.raises(GymError, match=r"refers to 'http://127.0.0.1:9/x.json', which is outside it"):

@@ -86,7 +86,7 @@ def test_the_lock_names_commit_licence_sources_and_sha256(hub: ModelHub, tmp_pat
 def test_a_file_that_changed_since_is_refused_with_the_remedy(hub: ModelHub, tmp_path: Path) -> None:
     (file,) = _fetch(tmp_path)
     file.write_bytes(file.read_bytes().replace(b"cuts", b"cuds", 1))
-    with pytest.raises(GymError, match="another sha256") as caught:
+    with pytest.raises(GymError, match="sha256 differs") as caught:
         tasks_of(["hellaswag"], home=tmp_path)
     assert caught.value.code is ErrorCode.HASH_MISMATCH
     assert "gym eval fetch hellaswag" in caught.value.hint

@@ -457,7 +457,7 @@ def test_a_file_that_says_little_gets_the_defaults_of_there_and_not_ours(tmp_pat
             {"dataset_dir": "REMOTE:owner/none"},
             "owner/none is not on this machine; download it with: hf down",
         ),
-        ({"save_strategy": "best"}, "'best' is none of no, steps, epoch"),
+        ({"save_strategy": "best"}, "'best' is not one of no, steps, epoch"),
         ({"mix_strategy": "interleave_over", "interleave_probs": "0.3,0.7"}, "mix_strategy: no counterpart"),
         ({"use_badam": True, "badam_mode": "ratio"}, "badam_mode: no counterpart"),
         ({"lora_rnak": 4}, r"did you mean 'lora_rank'"),

@@ -108,7 +108,7 @@ def test_a_slow_update_is_added_to_a_later_version_and_every_round_replays(opene
 
 WRONG_WINDOWS: dict[str, Callable[[WindowUpdates], WindowUpdates]] = {
     "wrong version or age": lambda real: replace(real, staleness=[age + 9 for age in real.staleness]),
-    "latest updates of all others": lambda real: replace(real, others=real.others[1:]),
+    "latest update of every other account": lambda real: replace(real, others=real.others[1:]),
 }
 
 

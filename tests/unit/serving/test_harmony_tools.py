@@ -72,9 +72,7 @@ def test_a_result_belongs_to_the_last_message_with_its_call(tokenizer: Any) -> N
     shown = prompt(tokenizer, turns)
     places = [shown.index(text) for text in ("Rome", "dry", "Oslo", "wet")]
     assert places == sorted(places)
-    with pytest.raises(
-        RequestError, match="'call_0' is of no call before it that has no result yet"
-    ) as caught:
+    with pytest.raises(RequestError, match="'call_0' matches no earlier call without a result") as caught:
         prompt(tokenizer, [*turns, turns[-1]])
     assert caught.value.param == "messages[5].tool_call_id"
 

@@ -61,7 +61,7 @@ def test_a_limited_pool_refuses_what_it_lacks_and_changes_nothing() -> None:
     assert not cache.reserve(13)
     assert cache.reserve(12)
     assert (cache.capacity, held(cache)) == (32, [1.0] * 20)
-    with pytest.raises(GymError, match="less than a block") as error:
+    with pytest.raises(GymError, match="smaller than one block") as error:
         KVPool(BLOCK_BYTES - 1, shapes=SHAPES)
     assert error.value.code is ErrorCode.CONFIG_INVALID
 

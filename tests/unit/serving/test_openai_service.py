@@ -186,7 +186,7 @@ def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], pa
             CHAT,
             {"messages": [*USER, {"role": "tool", "content": "x", "tool_call_id": "none"}]},
             "messages[1].tool_call_id",
-            "of no call before it",
+            "matches no earlier call",
         ),
         (CHAT, {"messages": [*USER, {"role": "assistant"}]}, "messages[1].content", "has content"),
         (CHAT, {"stop": ["a"] * 5}, "stop", "at most 4 items"),

@@ -214,7 +214,7 @@ def test_what_is_not_finite_or_has_no_gradient_is_refused() -> None:
     everyone = frozenset({0, 1})
     with pytest.raises(GymError, match=r"updates \[0, 1\] has a value that is not finite"):
         score("leave_one_out", Table(2, {everyone: float("nan")}))
-    with pytest.raises(GymError, match="Gloves knows only whole updates"):
+    with pytest.raises(GymError, match="Gloves supports only whole updates"):
         score("estimate", Gloves(3))
 
 

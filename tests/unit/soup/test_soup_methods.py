@@ -366,7 +366,7 @@ def test_a_soup_of_no_model_is_refused_with_the_reasons() -> None:
 
 
 def test_a_greedy_soup_that_has_not_chosen_merges_nothing() -> None:
-    with pytest.raises(GymError, match="has not chosen among 2 models"):
+    with pytest.raises(GymError, match="call choose for 2 models before merging"):
         merged("greedy_soup", deltas_of(2))
 
 

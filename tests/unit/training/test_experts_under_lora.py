@@ -114,7 +114,7 @@ def test_settings_that_peft_has_for_layers_only_are_refused_with_parameters(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     (name,) = changes
-    with pytest.raises(ValueError, match=f"PEFT adapts parameters without {name}"):
+    with pytest.raises(ValueError, match=f"PEFT does not support {name} for parameters"):
         settings(tmp_path, **lora(**changes))
 
 

@@ -121,5 +121,5 @@ def test_a_base_type_without_a_frozen_base_is_refused(keys: dict[str, Any], prob
 def test_a_model_in_memory_of_another_type_is_refused(tiny_base: Path, tmp_path: Path) -> None:
     loaded = load_model(str(tiny_base))
     settings = config(tmp_path, finetuning="lora", base_dtype="bfloat16")
-    with pytest.raises(GymError, match="base_dtype: bfloat16 is set, and the model in memory is in float32"):
+    with pytest.raises(GymError, match="base_dtype: bfloat16 is set, but the model in memory is float32"):
         Trainer(settings, model=loaded.model, tokenizer=loaded.tokenizer).train(ROWS)

@@ -227,7 +227,7 @@ def test_a_context_knows_its_processes_and_holds_whole_models(
     context: RecipeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert context.world_size == 1
-    with pytest.raises(GymError, match="tp is 2, and the models of a recipe are whole"):
+    with pytest.raises(GymError, match="tp is 2, but a recipe does not shard models"):
         context.spawn_train("gym-nano", tp=2)
     model = context.spawn_train("gym-nano", tp=1)
     assert (context.save_model_safely("m", model) / "config.json").is_file()

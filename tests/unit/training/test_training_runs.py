@@ -136,7 +136,7 @@ def test_what_lies_in_output_dir_is_never_overwritten_silently(tiny_base: Path, 
 
 
 def test_a_model_in_memory_is_not_said_to_be_of_another_type(tiny_base: Path, tmp_path: Path) -> None:
-    with pytest.raises(GymError, match="dtype: bfloat16 is set, and the model in memory is in float32"):
+    with pytest.raises(GymError, match="dtype: bfloat16 is set, but the model in memory is float32"):
         train(tiny_base, config(tmp_path / "run", dtype="bfloat16"))
     assert not (tmp_path / "run").exists()
 

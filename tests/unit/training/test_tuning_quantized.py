@@ -176,7 +176,7 @@ def test_an_unknown_method_is_refused_by_name(tiny_base: Path, tmp_path: Path) -
 @pytest.mark.parametrize("key", ["quant_type", "double_quant", "compute_dtype"])
 def test_settings_of_4_bits_are_refused_with_8(key: str) -> None:
     value = {"quant_type": "fp4", "double_quant": False, "compute_dtype": "bfloat16"}[key]
-    with pytest.raises(ValueError, match=f"{key} is for 4 bits of bitsandbytes"):
+    with pytest.raises(ValueError, match=f"{key} applies only to 4-bit bitsandbytes"):
         TrainingConfig(finetuning="lora", quantization={"bits": 8, key: value})
 
 
@@ -253,7 +253,7 @@ def test_methods_and_bits_that_no_library_has_are_refused_with_the_reason() -> N
     for method in ("quanto", "aqlm", "eetq", "gptq", "awq"):
         with pytest.raises(ValueError, match=f"{method} does not quantise while loading"):
             TrainingConfig(finetuning="lora", quantization={"method": method})
-    with pytest.raises(ValueError, match=r"bits: 3 is none of bitsandbytes's \(4, 8\); use hqq or torchao"):
+    with pytest.raises(ValueError, match=r"bits: bitsandbytes supports 4, 8, not 3; use hqq or torchao"):
         TrainingConfig(finetuning="lora", quantization={"bits": 3})
     with pytest.raises(ValueError, match="group_size is for hqq and torchao"):
         TrainingConfig(finetuning="lora", quantization={"group_size": 32})

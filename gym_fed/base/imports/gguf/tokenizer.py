@@ -86,7 +86,7 @@ def _built(header: Header, tokens: list[str]) -> Any:
     """Build the tokenizer from the vocabulary: byte-level BPE, or SentencePiece pieces."""
     kinds = header.values.get(f"{_PREFIX}token_type")
     if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-        raise invalid(header.file, f"has {counted(len(tokens), 'token')} without a type for each")
+        raise invalid(header.file, f"does not give a type for each of its {counted(len(tokens), 'token')}")
     last = len(tokens)
     while last and kinds[last - 1] == _UNUSED and _FILLER.fullmatch(tokens[last - 1]):
         last -= 1  # embedding rows without a token
@@ -95,7 +95,7 @@ def _built(header: Header, tokens: list[str]) -> Any:
         return _byte_level(header, tokens[:last], kinds)
     if model in ("llama", "gemma4"):
         return _pieces(header, tokens[:last])
-    raise invalid(header.file, f"its tokenizer is of the kind {plain(str(model), 40)!r}, which is not read")
+    raise invalid(header.file, f"its tokenizer model {plain(str(model), 40)!r} is not supported")
 
 
 def _byte_level(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
@@ -110,16 +110,16 @@ def _byte_level(header: Header, tokens: list[str], kinds: np.ndarray) -> Any:
     if not vocabulary.keys() >= set(_ALWAYS):
         raise invalid(
             header.file,
-            "its tokenizer is called byte-level, and has no token for a space or a letter",
-            "give the model folder that it was made of",
+            "its tokenizer is declared byte-level, but lacks a token for a space or a letter",
+            "use the model folder that it was converted from",
         )
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=pre in WHOLE_WORDS))
     backend.decoder = decoders.ByteLevel()
     if not set_pre_tokenizer(backend, pre, needed=bool(pairs)):
         raise invalid(
             header.file,
-            f"its tokenizer cuts text as {plain(pre, 60)!r}, which is not supported",
-            "give the model folder that it was made of",
+            f"its pre-tokenizer {plain(pre, 60)!r} is not supported",
+            "use the model folder that it was converted from",
         )
     for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
         added = [token for token, own in zip(tokens, kinds, strict=False) if own == kind]
@@ -194,7 +194,8 @@ def _token(header: Header, tokens: list[str], key: str) -> str | None:
         return None
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < len(tokens):
         raise invalid(
-            header.file, f"{_PREFIX}{key} is {plain(str(number), 40)}, of {counted(len(tokens), 'token')}"
+            header.file,
+            f"{_PREFIX}{key} is {plain(str(number), 40)}, but there are {counted(len(tokens), 'token')}",
         )
     return tokens[number]
 
@@ -217,7 +218,7 @@ WHOLE_WORDS = (
     "lfm2",
     "tekken",
 )
-"""Pre-tokenizers for which a part of the text that is a token is not split, regardless of the merges."""
+"""Pre-tokenizers that keep a piece of text whole if it is a token, regardless of the merges."""
 NORMALISED = ("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "qwen35")
 """Pre-tokenizers that normalise text to NFC first, like the published tokenizers and unlike llama.cpp."""
 

@@ -17,7 +17,7 @@ _Sft: Any = SFTTrainer  # its annotations are not relied on
 
 
 class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
-    """A trainer of ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
+    """Minimises ``retain_weight * L_retain + forget_loss``, each a mean over its items in the whole step.
 
     ``L_retain`` is in nats per token. It also logs ``forget_nll`` and ``retain_nll``, the plain
     losses of the two halves in nats per token.
@@ -31,7 +31,7 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
     """
 
     forget_item = "forget_tokens"
-    """The items of ``forget_loss``'s mean: ``forget_tokens`` or ``forget_rows``."""
+    """The items that ``forget_loss`` is averaged over: ``forget_tokens`` or ``forget_rows``."""
 
     def __init__(
         self, *args: Any, retain_weight: float, forget_loss: Callable[..., Tensor], **kwargs: Any
@@ -77,7 +77,7 @@ class UnlearningTrainer(GlobalBatch, _Sft):  # type: ignore[misc]
 
 
 class ReferenceTrainer(UnlearningTrainer):
-    """A trainer whose ``forget_loss`` takes ``[n]`` log-ratios of whole answers to the model before training."""
+    """A trainer whose ``forget_loss`` takes ``[n]`` log-probability ratios of answers to the model before training."""
 
     train_dataset: Any
     eval_dataset: Any

@@ -107,8 +107,8 @@ def test_quantised_tensors_are_those_of_ggufs_own_dequantisation(qwen3: Path, tm
         ({"keys": {"qwen3.rope.scaling.type": "ntk"}}, ErrorCode.MODEL_INVALID, "rope.scaling.type is ntk"),
         ({"keys": {"general.type": "adapter"}}, ErrorCode.UNAVAILABLE, "is a LoRA adapter"),
         ({"keys": {"general.type": "mmproj"}}, ErrorCode.UNAVAILABLE, "is a projector of images"),
-        ({"keys": {"tokenizer.ggml.pre": "new-one"}}, ErrorCode.MODEL_INVALID, "cuts text as 'new-one'"),
-        ({"keys": {"tokenizer.ggml.model": "bert"}}, ErrorCode.MODEL_INVALID, "of the kind 'bert'"),
+        ({"keys": {"tokenizer.ggml.pre": "new-one"}}, ErrorCode.MODEL_INVALID, "pre-tokenizer 'new-one'"),
+        ({"keys": {"tokenizer.ggml.model": "bert"}}, ErrorCode.MODEL_INVALID, "tokenizer model 'bert'"),
         ({"keys": {"tokenizer.ggml.eos_token_id": 99_999}}, ErrorCode.MODEL_INVALID, "eos_token_id is 99999"),
     ],
 )
