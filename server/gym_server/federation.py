@@ -171,7 +171,7 @@ class Federation:
             max_staleness,
         )
         self.audits = AuditVerdicts(
-            database, self.ledger, self.server, config.rounds.audit, config.rewards.reputation, now
+            database, self.ledger, self.server, config.rounds.audit, config.rewards, now
         )
         self.variants = HubVariants(database, self.ledger, self.store, base, config, now)
 

@@ -18,8 +18,10 @@ from gym_client.audits.draws import Draw, Draws
 from gym_client.audits.evidence import Evidence, keep_evidence
 from gym_server.cli.setup import HubChoices, init_hub
 from gym_server.federation import Federation
+from gym_server.rewards.audits import AuditVerdicts
 from gym_server.strategy.durable import DurableDeltaSoup
 
+from gym_fed.config.hub.credits import ReputationConfig, RewardsConfig
 from gym_fed.config.hub.server import CONFIG_NAME
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.trust.identity.keys import SigningKey
@@ -155,7 +157,12 @@ def test_a_failed_audit_lowers_the_reputation_and_the_ledger_agrees(room: Room) 
     signed = signed_verdict(
         draw, room.fed.server, room.key("eve"), room.fed.clock.now(), {draw.steps[0]: 0.5}, "step differs"
     )
-    entry = room.fed.audits.record(signed)
+    later = RewardsConfig(reputation=ReputationConfig(cheating=0.9))
+    fed = room.fed
+    audits = AuditVerdicts(
+        fed.database, fed.ledger, fed.server, fed.config.rounds.audit, later, fed.clock.now
+    )
+    entry = audits.record(signed)  # by the terms of the audited round
     assert (entry.kind, entry.body["reputations"]) == ("audit-failed", {who: 0.0})
     assert room.draws()["bob"].verdict == "audit-failed"
     room.fed.ledger.verify()

@@ -35,38 +35,7 @@ _OFF_WHERE_UPDATES_ARE_HIDDEN = (
 )
 Cosine = Annotated[float, Field(gt=0, le=1)]
 Factor = Annotated[float, Field(ge=0, le=1)]
-
-
-class PayTerms(StrictModel):
-    """The pay of a round, with the keys of ``rewards`` in a hub's config."""
-
-    pool: int = Field(ge=0, le=MAX_AMOUNT)
-    score: str = Field(max_length=120)
-    score_options: dict[str, str | int | float | bool | None] = Field(
-        default_factory=dict, max_length=_MAX_OPTIONS
-    )
-    quality_weight: float = Field(ge=0, le=1)
-    credits_per_nat: float = Field(gt=0, le=MAX_AMOUNT)
-    participation_ramp: bool
-    score_on: Literal["loss", "evals"] = "loss"
-    evals_share: float = Field(ge=0, le=1)
-
-    def values_by_key(self) -> dict[str, Any]:
-        """Return every value by its dotted key, such as ``pay.pool``."""
-        return {f"pay.{key}": value for key, value in self.model_dump(mode="json").items()}
-
-    def in_words(self) -> str:
-        """Describe the terms in one line."""
-        pool = f"{counted(self.pool, 'credit')} a round"
-        if self.quality_weight == 0.0:
-            return f"{pool}, shared by all who are merged; contributions are not measured"
-        rest = (
-            f", {1 - self.quality_weight:.0%} shared by all who are merged" if self.quality_weight < 1 else ""
-        )
-        return (
-            f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss that is certainly gained: "
-            f"{self.quality_weight:.0%} by {self.score}{rest}"
-        )
+StaleRounds = Annotated[int, Field(ge=1, le=100)]
 
 
 class ReputationConfig(StrictModel):
@@ -83,6 +52,47 @@ class ReputationConfig(StrictModel):
 
     cheating: Factor = 0.0
     """Factor for proven cheating: resending others' merged work, or an A other than the round's."""
+
+
+class PayTerms(StrictModel):
+    """The pay of a round: every key of ``rewards`` that decides what a contributor earns."""
+
+    pool: int = Field(ge=0, le=MAX_AMOUNT)
+    score: str = Field(max_length=120)
+    score_options: dict[str, str | int | float | bool | None] = Field(
+        default_factory=dict, max_length=_MAX_OPTIONS
+    )
+    quality_weight: float = Field(ge=0, le=1)
+    credits_per_nat: float = Field(gt=0, le=MAX_AMOUNT)
+    participation_ramp: bool
+    score_on: Literal["loss", "evals"] = "loss"
+    evals_share: float = Field(ge=0, le=1)
+    min_norm_ratio: Factor
+    similarity_threshold: Cosine | None
+    together_threshold: Cosine | None
+    stale_threshold: Cosine | None
+    stale_rounds: StaleRounds
+    reputation: ReputationConfig
+
+    def values_by_key(self) -> dict[str, Any]:
+        """Return every value by its dotted key, such as ``pay.pool`` or ``pay.reputation.up``."""
+        values = self.model_dump(mode="json")
+        changes = values.pop("reputation")
+        values |= {f"reputation.{key}": value for key, value in changes.items()}
+        return {f"pay.{key}": value for key, value in values.items()}
+
+    def in_words(self) -> str:
+        """Describe the terms in one line."""
+        pool = f"{counted(self.pool, 'credit')} a round"
+        if self.quality_weight == 0.0:
+            return f"{pool}, shared by all who are merged; contributions are not measured"
+        rest = (
+            f", {1 - self.quality_weight:.0%} shared by all who are merged" if self.quality_weight < 1 else ""
+        )
+        return (
+            f"at most {pool} and {self.credits_per_nat:,.0f} per nat of held-out loss that is certainly gained: "
+            f"{self.quality_weight:.0%} by {self.score}{rest}"
+        )
 
 
 class RewardsConfig(StrictModel):
@@ -143,7 +153,7 @@ class RewardsConfig(StrictModel):
     soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
     updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
-    stale_rounds: Annotated[int, Field(ge=1, le=100)] = 3
+    stale_rounds: StaleRounds = 3
     """Number of earlier rounds that ``stale_threshold`` compares with."""
 
     reputation: ReputationConfig = ReputationConfig()
@@ -154,22 +164,15 @@ class RewardsConfig(StrictModel):
 
     def terms(self) -> PayTerms:
         """Return the pay terms that contributors agree to."""
-        return PayTerms(
-            pool=self.pool,
-            score=self.score,
-            score_options=self.score_options,
-            quality_weight=self.weights[0],
-            credits_per_nat=self.credits_per_nat,
-            participation_ramp=self.participation_ramp,
-            score_on=self.score_on,
-            evals_share=self.evals_share,
-        )
+        same = {key: getattr(self, key) for key in PayTerms.model_fields if key != "quality_weight"}
+        return PayTerms(quality_weight=self.weights[0], **same)
 
     def under(self, terms: PayTerms | None) -> RewardsConfig:
         """Return this config with the pay of ``terms``; unchanged for None."""
         if terms is None:
             return self
-        return self.model_copy(update={**terms.model_dump(), "participation_weight": None})
+        announced = {key: getattr(terms, key) for key in PayTerms.model_fields}
+        return self.model_copy(update={**announced, "participation_weight": None})
 
     @property
     def measures(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.soup.credit import Outcome, RunningScore
@@ -50,7 +49,6 @@ def appraise(
     config: ServerConfig,
     model: HubModel,
     server_round: int,
-    rewards: RewardsConfig,
     judged: Sequence[tuple[Any, Judgement]],
     findings: Mapping[str, FreeRiderFinding],
     similarity: RoundSimilarity,
@@ -65,10 +63,9 @@ def appraise(
 
     Args:
         state: The hub's state.
-        config: The hub's config.
+        config: The hub's config, with the pay that the round's task announced.
         model: The model that the updates start from.
         server_round: Number of the round.
-        rewards: The rewards config, with the pay that the round's task announced.
         judged: Rows of ``updates`` with their judgements, for every update of the round, ordered by id.
         findings: Findings on free-riders and duplicates, by update.
         similarity: Similarity of the round's updates.
@@ -83,8 +80,9 @@ def appraise(
         ScoringStopped: If ``should_stop`` returned True.
         GymError: See ``score_updates``.
     """
+    rewards = config.rewards
     merged = [(row, judgement) for row, judgement in judged if judgement.verdict == "merged"]
-    measured = _measured(config, state.store, model, rewards, merged, coefficients, weights, should_stop)
+    measured = _measured(config, state.store, model, merged, coefficients, weights, should_stop)
     before = _reputations(config, state.database, state.round_store, [row.contributor for row, _ in judged])
     who = {row.update_id: row.contributor for row, _ in merged}
     update_of = {who: update for update, who in who.items()}
@@ -195,12 +193,12 @@ def _measured(
     config: ServerConfig,
     store: ObjectStore,
     model: HubModel,
-    rewards: RewardsConfig,
     merged: Sequence[tuple[Any, Judgement]],
     coefficients: Sequence[float] | None,
     weights: Sequence[float] | None,
     should_stop: Callable[[], bool],
 ) -> RoundScores:
+    rewards = config.rewards
     if not rewards.measures:
         return RoundScores({}, measurement={"method": rewards.score})
     return score_updates(

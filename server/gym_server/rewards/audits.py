@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 
 from gym_fed.config.hub.audit import AuditConfig
-from gym_fed.config.hub.credits import ReputationConfig
+from gym_fed.config.hub.credits import PayTerms, ReputationConfig, RewardsConfig
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.json_files import canonical_digest
 from gym_fed.core.text import counted
@@ -22,7 +22,7 @@ from gym_server.rewards.reputations import reputations_before
 from gym_server.rounds.round_store import MERGING, latest_round
 from gym_server.rounds.versions import newest_height
 from gym_server.store.database import Database, rerun
-from gym_server.store.tables import accounts, ledger, reputations, updates
+from gym_server.store.tables import accounts, ledger, reputations, rounds, updates
 
 
 def draw_audits(tx: Connection, record: Ledger) -> None:
@@ -58,7 +58,7 @@ class AuditVerdicts:
         record: The hub's ledger.
         server: Id of the hub.
         audit: The hub's settings of audits; None if it has none.
-        reputation: Changes of reputations.
+        rewards: The rewards of rounds whose task announced none.
         clock: The hub's clock, Unix seconds.
     """
 
@@ -68,11 +68,11 @@ class AuditVerdicts:
         record: Ledger,
         server: str,
         audit: AuditConfig | None,
-        reputation: ReputationConfig,
+        rewards: RewardsConfig,
         clock: Callable[[], float],
     ) -> None:
         self._database, self._ledger, self._server = database, record, server
-        self._audit, self._reputation, self._clock = audit, reputation, clock
+        self._audit, self._rewards, self._clock = audit, rewards, clock
 
     @rerun
     def record(self, signed: SignedVerdict) -> Entry:
@@ -101,7 +101,7 @@ class AuditVerdicts:
                 "signed": signed.model_dump(mode="json"),
             }
             if verdict.kind == FAILED:
-                body |= self._lowered(tx, contributor)
+                body |= self._lowered(tx, contributor, verdict.server_round)
             entry = self._ledger.append(tx, verdict.kind, body)
             self._ledger.sign_head(tx)
         return entry
@@ -156,14 +156,20 @@ class AuditVerdicts:
             raise GymError(ErrorCode.PERMISSION_DENIED, "an auditor cannot judge an own update")
         return str(contributor)
 
-    def _lowered(self, tx: Connection, contributor: str) -> dict[str, Any]:
-        """Lower a reputation; return the fields that record it."""
-        height = newest_height(tx)
-        value = reputations_before(tx, [contributor], height + 1, self._reputation)[contributor]
-        lowered = after(value, Outcome.CHEATING, 0.0, 1.0, self._reputation.cheating)
+    def _lowered(self, tx: Connection, contributor: str, server_round: int) -> dict[str, Any]:
+        """Lower a reputation by the terms of the audited round; return the fields that record it."""
+        height, how = newest_height(tx), self._reputation_of(tx, server_round)
+        value = reputations_before(tx, [contributor], height + 1, how)[contributor]
+        lowered = after(value, Outcome.CHEATING, 0.0, 1.0, how.cheating)
         tx.execute(reputations.delete().where(reputations.c.contributor == contributor))
         tx.execute(reputations.insert().values(contributor=contributor, value=lowered, height=height))
         return {"reputations": {contributor: lowered}, "height": height}
+
+    def _reputation_of(self, tx: Connection, server_round: int) -> ReputationConfig:
+        """Return the changes of reputations that the task of a round announced."""
+        spec = tx.scalar(select(rounds.c.spec).where(rounds.c.server_round == server_round))
+        pay = json.loads(spec).get("pay") if spec else None
+        return self._rewards.under(None if pay is None else PayTerms.model_validate(pay)).reputation
 
 
 def _bodies(tx: Connection, kinds: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -60,9 +60,14 @@ def merge_round(
 ) -> None:
     """Screen, merge, gate and score a round in state merging, then commit or abort it.
 
+    Its pay and its screens for free-riders are those that its task announced, whatever the config says by now.
+
     Raises:
         ScoringStopped: If ``should_stop`` returned True while updates were scored; nothing is committed then.
     """
+    if current.spec is not None:
+        rewards = config.rewards.under(current.spec.pay)
+        config = config.model_copy(update={"rewards": rewards})
     if privacy.is_spent(config, state.database):
         state.round_store.abort(current.server_round, privacy.SPENT)
         return
@@ -103,16 +108,14 @@ def _merge_round(
     state.store.put_file(merged.soup.path)
     merged.soup.path.unlink()
     progress.begin("scoring updates")
-    rewards = config.rewards.under(current.spec.pay if current.spec else None)
     added = None
-    if rewards.score_on == "evals":
+    if config.rewards.score_on == "evals":
         added = _added_to_evaluations(state, config, merged, evaluation, should_stop)
     appraisal = appraise(
         state,
         config,
         model,
         current.server_round,
-        rewards,
         [(update.row, update.judgement) for update in screened.updates],
         screened.findings,
         screened.similarity,

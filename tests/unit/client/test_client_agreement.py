@@ -15,7 +15,7 @@ from gym_client.cli.terminal import TerminalConsent
 from gym_client.identity.home import Home
 
 from gym_fed.config.delta import CodecPolicy
-from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.credits import PayTerms, ReputationConfig, RewardsConfig
 from gym_fed.config.hub.region import RegionConfig
 from gym_fed.config.hub.task import TaskSpec, TrainingRecipe
 from gym_fed.core.errors import ErrorCode, GymError
@@ -109,11 +109,25 @@ def test_another_pay_is_a_change_of_terms_and_needs_consent(home: Home) -> None:
         ({"pool": 10}, "pay.pool: 1000 -> 10"),
         ({"score": "improvement"}, 'pay.score: "estimate" -> "improvement"'),
         ({"quality_weight": 0.5}, "pay.quality_weight: 0.8 -> 0.5"),
+        ({"similarity_threshold": 0.5}, "pay.similarity_threshold: 0.9 -> 0.5"),
+        ({"together_threshold": None}, "pay.together_threshold: 0.6 -> null"),
+        ({"stale_rounds": 9}, "pay.stale_rounds: 3 -> 9"),
+        ({"reputation": ReputationConfig(cheating=0.3)}, "pay.reputation.cheating: 0.0 -> 0.3"),
     ):
         with pytest.raises(GymError) as caught:
             agreed.require(task().model_copy(update={"pay": pay.model_copy(update=changes).terms()}))
         assert caught.value.code is ErrorCode.TERMS_CHANGED
         assert asked.renewals[-1].changes == (line,)
+
+
+def test_every_key_that_decides_what_is_earned_is_a_term() -> None:
+    others = {"participation_weight", "hold_seconds"}  # the rest of quality_weight; when credits can be moved
+    assert RewardsConfig.model_fields.keys() - PayTerms.model_fields.keys() == others
+    assert ReputationConfig.model_fields.keys() == {
+        key.removeprefix("pay.reputation.")
+        for key in RewardsConfig().terms().values_by_key()
+        if key.startswith("pay.reputation.")
+    }
 
 
 def test_changed_terms_are_asked_for_once_and_remembered_for_the_next_join(home: Home) -> None:

@@ -21,7 +21,7 @@ from gym_server.rpc.hub import Hub
 from gym_server.rpc.streams import Wakeups
 from gym_server.strategy.tasks import new_task
 
-from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.config.hub.credits import ReputationConfig, RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.config.hub.soup import SoupRecipe
 from gym_fed.core.errors import GymError
@@ -245,6 +245,30 @@ def test_a_round_pays_by_the_terms_of_its_task_whatever_the_config_says_by_then(
     announced = json.loads(Hub(here.fed, Wakeups())._status().recipe_json)
     assert announced["pay"]["pool"] == 10
     assert announced["rounds_left"] == here.fed.config.rounds.num_rounds - 1
+
+
+def test_similarity_and_reputation_count_as_the_task_announced_them(hub: Callable[..., Judged]) -> None:
+    here = hub()
+    fed, work = here.fed, moved(here, 1)
+    number = fed.round_store.open_next().server_round
+    spec = new_task(fed.state, fed.config, fed.max_update_bytes, number)
+    fed.round_store.start_collecting(number, spec)
+    sent = {"ann": work, "bob": {name: 2 * tensor for name, tensor in work.items()}, "cat": moved(here, 2)}
+    for order, (who, delta) in enumerate(sent.items()):
+        here.put(here.encode(delta, DENSE), who, number, 1.0 + order, 1)
+    current = fed.round_store.start_merging(number)
+    later = fed.config.rewards.model_copy(
+        update={
+            "similarity_threshold": None,
+            "together_threshold": None,
+            "min_norm_ratio": 1.0,
+            "reputation": ReputationConfig(up=0.9),
+        }
+    )
+    merge_round(fed.state, fed.config.model_copy(update={"rewards": later}), fed.keys, here.model, current)
+    assert [one["verdict"] for one in here.entries("verdict")].count("duplicate") == 1
+    assert sorted(one["amount"] for one in here.entries("credit")) == [250, 250, 500]
+    assert here.reputations() == {"ann": 0.1, "bob": 0.1, "cat": 0.2}
 
 
 @pytest.mark.parametrize("section", ["privacy", "secure_aggregation"])
