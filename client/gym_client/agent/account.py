@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,7 +21,7 @@ from gym_client.identity.pins import left_in_words
 from gym_client.ledger.receipts import Receipts
 from gym_client.privacy.secure_round import forget
 from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.core.text import counted
+from gym_fed.core.text import counted, with_error
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 
@@ -118,15 +119,20 @@ class Account:
             The hub's verdicts on this contributor's updates, newest first.
         """
         verdicts: list[dict[str, Any]] = parse_verdicts(account.verdicts_json)
+        worth = parse_object(account.rewards_json or "{}", "an account")
+        scored = _scored(worth)
         settled = Residuals(self._home, self._client.pin.server).settle(verdicts)
         forget(self._home, self._client.pin.server, verdicts)
         for reported in reversed(verdicts):
             if reported.get("update") in settled:
                 why = f": {reported['reason']}" if reported.get("reason") else ""
+                fields = dict(reported)
+                if (measured := scored.get(str(reported["update"]))) is not None:
+                    why += f", contribution {with_error(*measured)} nats"
+                    fields |= {"score": measured[0], "error": measured[1]}
                 text = f"verdict: {reported['verdict']} update {str(reported['update'])[:12]}{why}"
-                self._display.report("verdict", text, **reported)
+                self._display.report("verdict", text, **fields)
         self._receipts.fetch(verdicts)
-        worth = parse_object(account.rewards_json or "{}", "an account")
         self._report_spent(worth.get("privacy"))
         if account.balance != self.balance:
             self.balance = account.balance
@@ -147,3 +153,18 @@ class Account:
             f"{counted(spent['rounds'], 'round')} (delta {spent['target_delta']:g})"
         )
         self._display.report("hub-privacy", text, **spent)
+
+
+def _scored(worth: dict[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """Return the score and its error of every measured update that the hub reports, by update."""
+    rows = worth.get("rounds")
+    found = {}
+    for row in rows if isinstance(rows, list) else []:
+        score = _number(row.get("score")) if isinstance(row, dict) else None
+        if score is not None:
+            found[str(row.get("update"))] = (score, _number(row.get("error")))
+    return found
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None

@@ -289,7 +289,7 @@ def _receipt(receipt: dict[str, Any]) -> dict[str, Any]:
     entry = entry.get("entry") if isinstance(entry, dict) else None
     entry = entry if isinstance(entry, dict) else {}
     body = entry.get("body") if isinstance(entry.get("body"), dict) else {}
-    named = ("server_round", "verdict", "update", "credit", "amount", "reason", "at")
+    named = ("server_round", "verdict", "update", "score", "error", "credit", "amount", "reason", "at")
     return {
         "server": receipt.get("server"),
         "sequence": entry.get("sequence"),

@@ -166,6 +166,15 @@ CHECKS: list[TableCheck] = [
         lambda row: (row.update_id, (row.score, row.error, row.similarity)),
     ),
     TableCheck(
+        "scores of verdicts",
+        ("verdict",),
+        lambda kind, body: [(body["update"], (body["score"], body.get("error")))] if "score" in body else [],
+        select(contributions.c.update_id, contributions.c.score, contributions.c.error).where(
+            contributions.c.score.is_not(None)
+        ),
+        lambda row: (row.update_id, (row.score, row.error)),
+    ),
+    TableCheck(
         "running_scores",
         ("contribution",),
         lambda kind, body: [

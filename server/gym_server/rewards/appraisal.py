@@ -155,7 +155,12 @@ def appraise(
         write_running_scores(tx, model.heldout, height, running_scores)
 
     judgements = [
-        replace(j, credit=found.credits.get(j.contributor, 0) if j.verdict in PAID_VERDICTS else 0)
+        replace(
+            j,
+            credit=found.credits.get(j.contributor, 0) if j.verdict in PAID_VERDICTS else 0,
+            score=measured.scores.get(j.update_id),
+            error=measured.errors.get(j.update_id),
+        )
         for _, j in judged
     ]
     return Appraisal(judgements, write)

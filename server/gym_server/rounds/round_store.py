@@ -345,8 +345,8 @@ class RoundStore:
             body["reason"] = ErrorCode.UPDATE_REFUSED.value  # the reason may quote content of the update
             row = tx.execute(select(updates).where(updates.c.update_id == judgement.update_id)).one()
             body["seal"] = seal(row.manifest, judgement.verdict, row.code, judgement.reason)
-        if judgement.heldout_change is not None:
-            body["heldout_change"] = judgement.heldout_change
+        measured = ("heldout_change", "score", "error")
+        body |= {key: value for key in measured if (value := getattr(judgement, key)) is not None}
         self._ledger.append(tx, "verdict", body)
 
     def _credit(self, tx: Connection, server_round: int, judgement: Judgement) -> None:

@@ -21,6 +21,10 @@ class Judgement:
     heldout_change: float | None = None
     cheating: bool = False
     """True if the update was rejected for something that only cheating explains."""
+    score: float | None = None
+    """The measured contribution in nats of held-out loss; None if it was not measured."""
+    error: float | None = None
+    """The standard error of ``score``; None if it is unknown."""
 
 
 @dataclass(frozen=True)

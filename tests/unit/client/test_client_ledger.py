@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_client.agent.account import Account
+from gym_client.agent.residuals import Residuals
 from gym_client.cli import main as cli
 from gym_client.hub.heads import Heads
 from gym_client.hub.known import address_of
@@ -19,6 +21,7 @@ from gym_client.identity.home import Home
 from gym_client.identity.trust import establish
 from gym_client.ledger.receipts import Receipts, check_receipt
 from gym_client.ledger.rewards import Tally, verify_copy, verify_online
+from gym_client.web.contribute import _receipt
 from gym_server.ledger.chain import Ledger
 from gym_server.store.database import Database
 from typer.testing import CliRunner
@@ -28,6 +31,8 @@ from gym_fed.trust.identity.keys import SigningKey
 from gym_fed.trust.ledger.export import first_line, lines
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead, check_fork, contradiction
 from gym_fed.trust.ledger.merkle import Tree
+from gym_fed.trust.wire.v1 import hub_pb2 as pb
+from tests.support.agent_scene import Recorder
 from tests.support.tiny_hub import TinyHub
 
 KEY = SigningKey.generate()
@@ -248,6 +253,35 @@ def test_proofs_of_verdict_and_credit_are_kept_and_need_no_hub(scene: Scene) -> 
     kept[2]["proof"]["entry"]["body"]["amount"] = 300
     with pytest.raises(GymError, match=r"entry 3 \(credit\) was altered"):
         check_receipt(kept[2], scene.hub.key.public_key)
+
+
+@pytest.mark.parametrize(
+    ("measured", "said"),
+    [
+        ({"score": 0.0123, "error": 0.002}, ", contribution +0.0123 +- 0.0020 nats"),
+        ({"score": -0.5, "error": None}, ", contribution -0.5000 nats"),
+        ({"score": None, "error": None}, ""),
+        ({"score": "[red]", "error": 10**400}, ""),
+    ],
+)
+def test_a_verdict_says_what_the_update_was_worth_and_its_receipt_proves_it(
+    scene: Scene, measured: dict[str, Any], said: str
+) -> None:
+    body = {"contributor": scene.me, "server_round": 1, "update": scene.update, "verdict": "merged"}
+    scene.hub.record("verdict", {**body, **measured})
+    scene.hub.verdicts[0]["entries"] = [5]
+    scene.hub.rewards_json = json.dumps({"rounds": [{"update": scene.update, **measured}]})
+    display = Recorder()
+    Residuals(scene.home, scene.client.pin.server).stage(Path("none"), scene.update)
+    Account(scene.home, scene.client, display).take(scene.client.call("Account", pb.AccountRequest()))
+    assert display.texts("verdict") == [f"verdict: merged update {scene.update[:12]}{said}"]
+    (receipt,) = scene.home.receipts()
+    proved = check_receipt(receipt, scene.hub.key.public_key).entry.body
+    assert {key: proved[key] for key in measured} == measured
+    shown = _receipt(receipt)
+    assert {key: shown[key] for key in ("score", "error") if key in shown} == {
+        key: value for key, value in measured.items() if value is not None
+    }
 
 
 def test_everything_is_verified_and_counted_and_the_next_time_only_the_rest_is_fetched(scene: Scene) -> None:

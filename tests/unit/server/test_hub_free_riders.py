@@ -15,9 +15,10 @@ from gym_server.rewards.free_riders import _zeros
 from gym_server.rewards.running_scores import RUN, running_scores_on
 from gym_server.rounds.replay import rescore
 from gym_server.rounds.round_store import MERGING
-from gym_server.store.tables import rounds, updates
+from gym_server.store.tables import contributions, rounds, updates
 
 from gym_fed.config.hub.credits import RewardsConfig
+from gym_fed.core.errors import GymError
 from gym_fed.delta.base import BaseSpec
 from gym_fed.delta.encode import encode_delta
 from gym_fed.delta.file import DeltaFile
@@ -221,6 +222,25 @@ def test_noise_that_is_lucky_by_itself_earns_nothing_by_score(
     assert found["noise"]["reputation"] == 0.0 < found["ann"]["reputation"]
     assert set(entry["errors"]) == set(entry["scores"])
     assert min(entry["errors"].values()) > 0.0
+
+
+@pytest.mark.parametrize("score", ["shapley", "estimate"])
+def test_every_verdict_on_a_measured_update_has_its_score_with_the_error(
+    hub: Callable[..., Judged], honest: dict[str, Delta], score: str
+) -> None:
+    here = hub(measured=True, rewards={"score": score})
+    found = here.round({"ann": honest["ann"], "bob": honest["bob"]})
+    verdicts = {one["contributor"]: one for one in here.entries("verdict")}
+    assert {who: one["score"] for who, one in verdicts.items()} == {
+        who: one["score"] for who, one in found.items()
+    }
+    assert min(one["error"] for one in verdicts.values()) > 0.0
+    assert here.fed.ledger.verify()["scores of verdicts"] == 2
+    with here.fed.database.transaction() as tx:
+        mine = contributions.c.contributor == "ann"
+        tx.execute(contributions.update().where(mine).values(error=None))
+    with pytest.raises(GymError, match="scores"):
+        here.fed.ledger.verify()
 
 
 def test_a_round_whose_gain_is_within_the_error_of_few_rows_pays_nothing_and_leaves_the_pool(

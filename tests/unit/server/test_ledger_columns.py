@@ -111,7 +111,7 @@ class Filled:
             return
         merging = round_store.start_merging(number)
         judgements = [
-            Judgement(sent[0], self.ids[0], "merged", "", 1000, -0.25),
+            Judgement(sent[0], self.ids[0], "merged", "", 1000, -0.25, score=0.5, error=0.1),
             Judgement(sent[1], self.ids[1], "rejected", "its loss is worse", 0, 0.5),
         ]
         soup = self.fed.store.put_file(some_delta(self.folder, seed=99))

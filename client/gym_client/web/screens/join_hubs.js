@@ -58,6 +58,7 @@ export function hubsPanel({changed}) {
       {name: "Entry", number: true, of: (row) => number(row.sequence)},
       {name: "Round", number: true, of: (row) => number(row.server_round)},
       {name: "What", of: (row) => (row.verdict ? outcome(row.verdict) : row.kind)},
+      {name: "Contribution", number: true, of: worthOf},
       {name: "Credit", number: true, of: (row) => number(row.credit ?? row.amount)},
       {name: "Update", of: (row) => row.update && short(row.update)},
       {name: "Hub", of: (row) => row.server && short(row.server)},
