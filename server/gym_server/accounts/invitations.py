@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.login import Invite, format_invite, token_hash
+from gym_fed.version import __version__
 from gym_server.accounts.accounts import Accounts
 from gym_server.clock import HubClock
 from gym_server.store.database import Database
@@ -32,22 +34,24 @@ def make_invites(
     folder: Path,
     accounts: Accounts,
     fingerprint: str,
-    count: int,
-    note: str,
+    notes: Sequence[str],
     valid_seconds: float,
 ) -> list[dict[str, str]]:
-    """Create invites, each for one contributor: its id on this hub, its link, and a message to send to a person.
+    """Create an invite for each note, for one contributor each.
+
+    Returns:
+        ``id`` on this hub, ``note``, ``invite`` (the link) and ``message`` (to send to a person) of every invite.
 
     Raises:
         GymError: ``CONFIG_INVALID`` if other machines cannot connect to the address in the invites.
     """
-    where, note = address_for_others(config, folder), plain(note, MAX_NOTE)
-    made = []
-    for _ in range(count):
+    where, made = address_for_others(config, folder), []
+    for note in notes:
+        note = plain(note, MAX_NOTE)
         token = accounts.invite(note, valid_seconds)
-        text = format_invite(Invite(where.host, where.port, fingerprint, token))
-        message = invite_message(config, text, f"within {span_in_words(valid_seconds)}; it works once")
-        made.append({"id": token_hash(token)[:_ID_DIGITS], "invite": text, "message": message})
+        link = format_invite(Invite(where.host, where.port, fingerprint, token))
+        message = invite_message(config, link, valid_seconds)
+        made.append({"id": token_hash(token)[:_ID_DIGITS], "note": note, "invite": link, "message": message})
     return made
 
 
@@ -67,23 +71,30 @@ def install_lines(config: ServerConfig) -> list[str]:
     return [(config.dashboard or DashboardConfig()).install, "gym-client ui"]
 
 
-def invite_message(config: ServerConfig, link: str, valid: str) -> str:
-    """Return the message of an invite, for people who do not know gym-fed.
+def invite_message(config: ServerConfig, link: str, valid_seconds: float) -> str:
+    """Return the message of an invite, for people who do not know gym-fed: how to install, join, leave and uninstall.
 
     Args:
         config: The hub's config.
         link: The invite.
-        valid: How long and for whom it is valid.
+        valid_seconds: Time for which the invite is valid.
     """
     pages = config.dashboard and config.dashboard.public_url
+    install, page = install_lines(config)
+    steps = (
+        ("install", install),
+        ("join", f"{page} (paste the link below there), or"),
+        ("", "gym-client join --invite LINK --data FILE"),
+        ("leave", "gym-client leave"),
+        ("uninstall", "gym-client uninstall, then pip uninstall gym-fed"),
+    )
     lines = [
         f"You are invited to improve the model of {plain(config.name)} with us. Your data stays on your machine.",
         *([f"What we have made so far: {pages}"] if pages else []),
         "",
-        "Install the client, and open its page:",
-        *(f"    {line}" for line in install_lines(config)),
+        *(f"    {what:<11}{how}" for what, how in steps),
         "",
-        f"Paste this link there ({valid}):",
+        f"The hub has gym-fed {__version__}. The link works once, within {span_in_words(valid_seconds)}:",
         link,
     ]
     return "\n".join(lines)

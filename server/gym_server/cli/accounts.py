@@ -7,11 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gym_fed.core.console import PIPE_COLUMNS, AsJson, out, print_json, print_result, print_table
+from gym_fed.core.console import (
+    PIPE_COLUMNS,
+    AsJson,
+    out,
+    print_columns,
+    print_json,
+    print_result,
+    print_table,
+)
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.help import App
 from gym_fed.core.text import counted, plain
-from gym_fed.version import __version__
 from gym_server.cli.options import DEFAULT_FOLDER, Folder, opened
 
 if TYPE_CHECKING:
@@ -237,55 +244,50 @@ def accounts_of(fed: Any) -> list[dict[str, Any]]:
         ]
 
 
-_MESSAGE = """\
-use each once, within {span}; to send along with it:
-  install    {install} (this hub has gym-fed {version})
-  join       gym-client ui, and paste the invite; or gym-client join --invite INVITE --data FILE
-  leave      gym-client leave
-  uninstall  gym-client uninstall, and then pip uninstall gym-fed"""
-"""Instructions for the receiver of an invite."""
-
-
 @invites_app.command("create")
 def create_invites(
     folder: Folder = DEFAULT_FOLDER,
     count: Annotated[
-        int, typer.Option(min=1, max=_MOST, help="Number of invites; each admits one contributor.")
-    ] = 1,
-    note: Annotated[str, typer.Option(help="Note about the recipient; it stays on the hub.")] = "",
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MOST,
+            help="Number of invites with one note; each admits one contributor.",
+            show_default="1",
+        ),
+    ] = None,
+    note: Annotated[
+        list[str] | None,
+        typer.Option(help="Note about the recipient; it stays on the hub. Repeat it for an invite each."),
+    ] = None,
     expires_days: Annotated[
         float, typer.Option(min=0.001, max=365, help="Days until the invites expire.")
     ] = 7.0,
     as_json: AsJson = False,
 ) -> None:
-    """Create invites, a line each; every one works once."""
+    """Create invites, a line each: id, note, link. Every one works once."""
+    notes = note or [""]
+    if count is not None and len(notes) > 1:
+        raise GymError(
+            ErrorCode.USAGE,
+            f"--count {count} with {counted(len(notes), 'note')}",
+            "give one --note with --count, or one --note for each invite",
+        )
+    notes = notes * (count or 1)
     with opened(folder) as fed:
-        from gym_server.accounts.invitations import (
-            address_for_others,
-            install_lines,
-            make_invites,
-            span_in_words,
-        )
+        from gym_server.accounts.invitations import address_for_others, invite_message, make_invites
 
-        invites = make_invites(
-            fed.config, fed.folder, fed.accounts, fed.fingerprint, count, note, expires_days * _DAY_SECONDS
-        )
-        where, (install, _) = address_for_others(fed.config, fed.folder), install_lines(fed.config)
+        seconds = expires_days * _DAY_SECONDS
+        invites = make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, notes, seconds)
+        where = address_for_others(fed.config, fed.folder)
+        link = invites[0]["invite"] if len(invites) == 1 else "LINK"
+        message = invite_message(fed.config, link, seconds)
+    alone = f"\n\nonly this machine can connect to {where.host}; for others set advertise"
     print_result(
         as_json,
         {"invite": invites[0]["invite"], "invites": invites, "expires_days": expires_days},
-        *(
-            f"{plain(note)}: {invite['invite']}" if note and out.is_terminal else invite["invite"]
-            for invite in invites
-        ),
-        note=_MESSAGE.format(
-            span=span_in_words(expires_days * _DAY_SECONDS), version=__version__, install=install
-        )
-        + (
-            f"\nonly this machine can connect to {where.host}; for others set advertise"
-            if where.is_loopback
-            else ""
-        ),
+        lambda: print_columns([(one["id"], one["note"], one["invite"]) for one in invites]),
+        note=f"\na message to send along:\n\n{message}{alone if where.is_loopback else ''}",
     )
 
 

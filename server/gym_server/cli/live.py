@@ -93,11 +93,15 @@ def _verdicts(before: Snapshot, now: Snapshot, over: bool) -> list[HubEvent]:
                 "reason": reason,
             }
             events.append(HubEvent("verdict", f"round {number}: {_shown(name)} {verdict}{why}", fields))
-    for height, (number, loss, source) in now.losses.items():
+    for height, version in now.losses.items():
+        number = version.server_round
         if height and (number < now.server_round) is over and height not in before.losses:
-            fields = {"server_round": number, "version": height, "loss": loss, "source": source}
-            text = f"version {height} (round {number}): loss {_loss_shown(loss)}, {source}"
-            events.append(HubEvent("version", text, fields))
+            fields = {"version": height, **version._asdict()}
+            if version.before is None:
+                loss = f"loss {_loss_shown(version.loss)}, {version.source}"
+            else:
+                loss = f"{version.source} {version.before:.3f} -> {version.loss:.3f}"
+            events.append(HubEvent("version", f"version {height} (round {number}): {loss}", fields))
     return events
 
 
@@ -271,9 +275,9 @@ def _losses(now: Snapshot) -> list[str]:
         return []
     if 0 in now.losses:
         heights.insert(0, 0)
-    figures = " ".join(_loss_shown(now.losses[height][1]) for height in heights)
+    figures = " ".join(_loss_shown(now.losses[height].loss) for height in heights)
     which = "version" if len(heights) == 1 else "versions"
-    return [f"  loss of {which} {_spans(heights)}: {figures}", f"  ({now.losses[heights[-1]][2]})"]
+    return [f"  loss of {which} {_spans(heights)}: {figures}", f"  ({now.losses[heights[-1]].source})"]
 
 
 def _spans(heights: Sequence[int]) -> str:

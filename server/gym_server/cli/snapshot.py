@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, select
 
@@ -49,6 +49,22 @@ class TaskProgress:
         return f"{self.phase} {self.done}/{self.total}"
 
 
+class VersionLoss(NamedTuple):
+    """The loss of one version.
+
+    Attributes:
+        server_round: The round that made it; 0 for version 0.
+        loss: The loss, in nats per token.
+        source: What it was measured on.
+        before: Loss of the parent version on the same held-out rows; None without held-out rows.
+    """
+
+    server_round: int
+    loss: float
+    source: str
+    before: float | None = None
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """The state of a hub at one moment. Names are unescaped, as their owners wrote them."""
@@ -64,9 +80,9 @@ class Snapshot:
     connected: int = 0
     verdicts: dict[str, tuple[int, str, str, str]] = field(default_factory=dict)
     """Round, contributor, verdict and reason of each update of the current and the previous round, by update."""
-    losses: dict[int, tuple[int, float, str]] = field(default_factory=dict)
-    """For each of the last versions that lead to the current one: round, loss, and source of the loss. Version 0 is
-    included, with round 0, if its held-out loss is known."""
+    losses: dict[int, VersionLoss] = field(default_factory=dict)
+    """The losses of the last versions that lead to the current one, by height; version 0 if its held-out loss is
+    known."""
     version: int = 0
     """Height of the current version; it decreases after `gym-server rollback`."""
     committed: int = 0
@@ -108,7 +124,7 @@ def look(
         before: Earlier snapshot, whose losses are reused.
     """
     now = state.clock.now()
-    known = {} if before is None else {(h, loss[0]): loss for h, loss in before.losses.items()}
+    known = {} if before is None else {(h, loss.server_round): loss for h, loss in before.losses.items()}
     with state.database.reading() as tx:
         current = tx.execute(select(rounds).order_by(rounds.c.server_round.desc()).limit(1)).first()
         members = {
@@ -140,7 +156,7 @@ def look(
             if (loss := known.get((row.height, row.server_round)) or _loss(tx, row)) is not None
         }
         if losses and (base := base_loss(tx)) is not None:
-            losses = {**losses, 0: (0, base, "held-out")}
+            losses = {**losses, 0: VersionLoss(0, base, "held-out")}
     return Snapshot(
         server_round=number,
         state=current.state if current else "",
@@ -163,10 +179,10 @@ def look(
     )
 
 
-def _loss(tx: Connection, version: Any) -> tuple[int, float, str] | None:
+def _loss(tx: Connection, version: Any) -> VersionLoss | None:
     """Return the loss of a version on the held-out data, or else the one that its contributors report."""
     if version.heldout_after is not None:
-        return version.server_round, version.heldout_after, "held-out"
+        return VersionLoss(version.server_round, version.heldout_after, "held-out", version.heldout_before)
     merged = (updates.c.server_round == version.server_round) & (updates.c.verdict == "merged")
     losses = []
     for manifest in tx.scalars(select(updates.c.manifest).where(merged)):
@@ -175,7 +191,9 @@ def _loss(tx: Connection, version: Any) -> tuple[int, float, str] | None:
             losses.append(float(loss))
     if not losses:
         return None
-    return version.server_round, statistics.median(losses), f"median of {len(losses)}, self-reported"
+    return VersionLoss(
+        version.server_round, statistics.median(losses), f"median of {len(losses)}, self-reported"
+    )
 
 
 def _progress(text: str) -> tuple[str, int, int]:

@@ -49,9 +49,9 @@ def routes(view: HubView, accounts: Accounts, fingerprint: str) -> APIRouter:
     def create(visitor: Changing, given: _NewInvite) -> dict[str, Any]:
         """Create an invite. Only this response contains the token, of which the hub stores the hash."""
         view.require_running()
-        made = make_invites(
-            view.config, view.state.folder, accounts, fingerprint, 1, given.note, given.valid_hours * 3600
-        )[0]
+        (made,) = make_invites(
+            view.config, view.state.folder, accounts, fingerprint, [given.note], given.valid_hours * 3600
+        )
         return {**made, "valid_hours": given.valid_hours, "code": qr_rows(made["invite"])}
 
     @found.delete("/invites/{invite}")

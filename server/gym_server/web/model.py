@@ -63,7 +63,7 @@ def routes(view: HubView) -> APIRouter:
         newest = select(versions.c.height, versions.c.heldout_before, versions.c.heldout_after)
         with view.state.database.reading() as tx:
             rows = tx.execute(newest.order_by(versions.c.height.desc()).limit(MAX_POINTS)).all()[::-1]
-            evaluations, base = _evaluations(tx), base_loss(tx)
+            evaluations, base = _evaluations(tx, view.state.base.digest), base_loss(tx)
         start = [] if base is None else [[0, base]]
         known = [[row.height, row.heldout_after] for row in rows if row.heldout_after is not None]
         return {"heldout": [*start, *known], "evaluations": evaluations}
@@ -248,14 +248,20 @@ def _uploaded(tx: Connection, of_rounds: list[int]) -> dict[int, int]:
     return {server_round: int(total) for server_round, total in tx.execute(query.group_by(number))}
 
 
-def _evaluations(tx: Connection) -> list[dict[str, Any]]:
-    """Return the gate's results for each committed version, with a curve per suite and task."""
-    newest = select(ledger.c.body).where(ledger.c.kind == EVALUATED).order_by(ledger.c.sequence.desc())
+def _evaluations(tx: Connection, base_digest: str) -> list[dict[str, Any]]:
+    """Return the gate's results for each committed version, with a curve per suite and task.
+
+    A curve begins with version 0 if it was evaluated, otherwise with the parent of the first evaluated version.
+    """
+    evaluated = select(ledger.c.body).where(ledger.c.kind == EVALUATED)
+    bodies = tx.scalars(evaluated.order_by(ledger.c.sequence.desc()).limit(MAX_EVALUATIONS)).all()[::-1]
+    first = tx.scalars(evaluated.order_by(ledger.c.sequence).limit(1)).all()
+    bodies = bodies if bodies[:1] == first else [*first, *bodies]
     parents = dict(tx.execute(select(versions.c.height, versions.c.parent)).tuples().all())
     curves: dict[tuple[str, str], dict[str, Any]] = {}
-    for text in reversed(tx.scalars(newest.limit(MAX_EVALUATIONS)).all()):
-        body = json.loads(text)
-        if body.get("height") is None:
+    for body in map(json.loads, bodies):
+        height, is_first = body.get("height"), body.get("parent") == base_digest
+        if height is None and not is_first:
             continue  # rolled back
         for suite in body["suites"]:
             for name, task in suite["tasks"].items():
@@ -263,8 +269,9 @@ def _evaluations(tx: Connection) -> list[dict[str, Any]]:
                 if key not in curves and len(curves) >= MAX_TASKS:
                     continue
                 empty = {"suite": key[0], "task": name, "metric": task["metric"], "points": []}
-                curve = curves.setdefault(key, empty)
-                if not curve["points"]:
-                    curve["points"].append([parents.get(body["height"], 0), task["before"], None])
-                curve["points"].append([body["height"], task["after"], task.get("after_stderr")])
+                points = curves.setdefault(key, empty)["points"]
+                if not points:
+                    points.append([0 if is_first else parents.get(height, 0), task["before"], None])
+                if height is not None:
+                    points.append([height, task["after"], task.get("after_stderr")])
     return list(curves.values())

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,7 +20,8 @@ from typer.testing import CliRunner
 
 from gym_fed.cli.main import app as gym
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.errors import ErrorCode
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.trust.identity.login import find_invite
 from tests.support.hub import BIN
 from tests.support.wait import SECONDS
 
@@ -213,18 +215,41 @@ def test_the_steps_after_init_suit_who_may_join(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9443", "hub.example.org:9443"])
-def test_an_invite_to_this_machine_alone_says_so(tmp_path: Path, address: str) -> None:
-    assert init(tmp_path / "hub", "--address", address).exit_code == 0
+def test_an_invite_comes_with_a_message_that_says_how_to_install_join_leave_and_uninstall(
+    tmp_path: Path, address: str
+) -> None:
+    assert init(tmp_path / "hub", "--address", address, "--name", "our model").exit_code == 0
     done = CliRunner().invoke(app, ["invites", "create", "--dir", str(tmp_path / "hub")])
-    assert done.stdout.strip().startswith(f"gym://{address}/")
-    for word in (
-        "pip install",
-        "gym-client join --invite INVITE --data FILE",
-        "gym-client leave",
-        "uninstall",
-    ):
-        assert word in done.stderr
+    link = done.stdout.split()[-1]
+    assert link.startswith(f"gym://{address}/")
+    message = done.stderr[done.stderr.index("You are invited") :].splitlines()
+    assert message[0].startswith("You are invited to improve the model of our model with us.")
+    assert link in message, "on a line of its own"
+    order = ["pip install gym-fed", "--invite LINK --data FILE", "gym-client leave", "gym-client uninstall"]
+    assert [next(n for n, line in enumerate(message) if step in line) for step in order] == [2, 4, 5, 6]
     assert ("only this machine" in done.stderr) is address.startswith("127.")
+
+
+def test_each_note_gets_an_invite_and_both_are_on_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    assert init(folder, "--address", "hub.example.org:9443").exit_code == 0
+
+    def create(*words: str) -> Any:
+        return CliRunner().invoke(app, ["invites", "create", "--dir", str(folder), *words])
+
+    done = create("--note", "for Ada", "--note", "Ben's sister")
+    rows = [line.split("  ") for line in done.stdout.splitlines()]
+    assert [[cell for cell in row if cell][1].strip() for row in rows] == ["for Ada", "Ben's sister"]
+    assert len({find_invite(line) for line in done.stdout.splitlines()}) == 2
+    assert "gym-client join --invite LINK --data FILE" in done.stderr
+    assert not set(done.stderr.split()) & {find_invite(line) for line in done.stdout.splitlines()}
+    listed = CliRunner().invoke(app, ["invites", "list", "--dir", str(folder)]).stdout
+    for identifier, note in zip([row[1] for row in rows], ("for Ada", "Ben's sister"), strict=True):
+        assert any(identifier in line and note in line for line in listed.splitlines())
+    refused = create("--count", "3", "--note", "one", "--note", "two")
+    assert isinstance(refused.exception, GymError)
+    assert "--count 3 with 2 notes" in str(refused.exception)
+    assert len(CliRunner().invoke(app, ["invites", "list", "--dir", str(folder)]).stdout.splitlines()) == 3
 
 
 @pytest.mark.slow  # a process with a terminal of its own

@@ -224,13 +224,13 @@ def test_an_address_that_is_everywhere_can_be_listened_at_and_not_advertised(
 ) -> None:
     change(folder, listen=value)
     with Federation.open(folder) as fed, pytest.raises(GymError) as caught:
-        make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "", 60)
+        make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, [""], 60)
     assert caught.value.code is ErrorCode.CONFIG_INVALID
     assert "advertise" in caught.value.hint
     change(folder, listen=value, advertise="hub.example.org:443")
     with Federation.open(folder) as fed:
         invite = parse_invite(
-            make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "", 60)[0]["invite"]
+            make_invites(fed.config, fed.folder, fed.accounts, fed.fingerprint, [""], 60)[0]["invite"]
         )
     assert (invite.host, invite.port) == ("hub.example.org", 443)
     change(folder, advertise=value)
@@ -239,7 +239,9 @@ def test_an_address_that_is_everywhere_can_be_listened_at_and_not_advertised(
 
 
 def test_invites_are_made_by_the_dozen_listed_and_cancelled(hub: Federation) -> None:
-    made = make_invites(hub.config, hub.folder, hub.accounts, hub.fingerprint, 12, "class\x1b[2J of 26", 3600)
+    made = make_invites(
+        hub.config, hub.folder, hub.accounts, hub.fingerprint, ["class\x1b[2J of 26"] * 12, 3600
+    )
     assert len({one["invite"] for one in made}) == 12
     assert {one["state"] for one in invites_of(hub.database, hub.clock)} == {"open"}
     assert {one["note"] for one in invites_of(hub.database, hub.clock)} == {"class\\x1b[2J of 26"}

@@ -14,7 +14,7 @@ import pytest
 from gym_server.cli import live
 from gym_server.cli.live import MAX_SHOWN, HubEvent, Watcher, changes, region
 from gym_server.cli.show import status_of, status_table
-from gym_server.cli.snapshot import Snapshot, TaskProgress, look
+from gym_server.cli.snapshot import Snapshot, TaskProgress, VersionLoss, look
 from gym_server.federation import Federation
 from gym_server.store.away import StoreAway
 from gym_server.store.tables import accounts, messages, nodes, round_tasks, rounds, updates, versions
@@ -101,7 +101,7 @@ def test_the_terminal_follows_a_round_from_joining_to_the_loss(fed: Federation) 
     assert news() == []
     with fed.database.transaction() as tx:
         tx.execute(versions.update().values(heldout_after=0.5))
-    assert look(fed.state, fed.config, fed.lease_histories).losses == {1: (1, 0.5, "held-out")}
+    assert look(fed.state, fed.config, fed.lease_histories).losses == {1: VersionLoss(1, 0.5, "held-out")}
 
 
 def test_a_thousand_that_join_at_once_are_a_few_lines(
@@ -182,7 +182,9 @@ def test_the_region_shows_losses_of_the_last_versions_and_how_to_join_within_80_
         1: TaskProgress("a contributor with a name of some length", "", "upload", 12_345_678, 123_456_789),
         2: TaskProgress("bob", "replied", "train", 50, 50),
     }
-    losses = {height: (height, 4 - height / 4, "median of 3, self-reported") for height in range(1, 9)}
+    losses = {
+        height: VersionLoss(height, 4 - height / 4, "median of 3, self-reported") for height in range(1, 9)
+    }
     now = Snapshot(
         9,
         "collecting",
@@ -220,10 +222,12 @@ def test_losses_that_are_known_are_not_worked_out_again_unless_the_version_is_an
 ) -> None:
     with fed.database.transaction() as tx:
         tx.execute(versions.insert().values(**version(), heldout_after=0.5))
-    known = Snapshot(losses={1: (1, 9.0, "held-out")})
+    known = Snapshot(losses={1: VersionLoss(1, 9.0, "held-out")})
     assert look(fed.state, fed.config, fed.lease_histories, known).losses == known.losses
-    other = Snapshot(losses={1: (7, 9.0, "held-out")})
-    assert look(fed.state, fed.config, fed.lease_histories, other).losses == {1: (1, 0.5, "held-out")}
+    other = Snapshot(losses={1: VersionLoss(7, 9.0, "held-out")})
+    assert look(fed.state, fed.config, fed.lease_histories, other).losses == {
+        1: VersionLoss(1, 0.5, "held-out")
+    }
 
 
 def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_current_version(
@@ -240,7 +244,7 @@ def test_after_a_rollback_the_terminal_counts_and_shows_only_what_leads_to_the_c
     assert [event.text for event in changes(before, now)] == [
         "version 1 is the current one again; the next round starts from it"
     ]
-    assert (now.committed, now.losses) == (1, {1: (1, 1.0, "held-out")})
+    assert (now.committed, now.losses) == (1, {1: VersionLoss(1, 1.0, "held-out")})
     assert "(1 of 10 committed)" in str(
         status_table(status_of(fed.state, fed.config, fed.steering, fed.payouts, fed.fingerprint)).title
     )
@@ -311,11 +315,11 @@ def test_verdicts_of_the_last_round_are_reported_before_tasks_of_the_next() -> N
         people,
         1,
         {"u1": (1, "c1", "merged", ""), "u2": (2, "c1", "admitted", "")},
-        {1: (1, 1.25, "held-out")},
+        {1: VersionLoss(1, 3.5592, "held-out", 5.2871)},
     )
     assert [event.text for event in changes(before, now)] == [
         "round 1: ann merged",
-        "version 1 (round 1): loss 1.2500, held-out",
+        "version 1 (round 1): held-out 5.287 -> 3.559",
         "round 2: ann: fetch 0 B of 521.0 kB",
         "round 2: ann admitted",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from gym_server.cli.live import changes, region
 from gym_server.cli.show import rounds_of, status_of, status_table
-from gym_server.cli.snapshot import Snapshot, look
+from gym_server.cli.snapshot import Snapshot, VersionLoss, look
 from gym_server.rounds.merge_progress import MergeProgress, merge_state
 from gym_server.store.database import Database
 from gym_server.strategy.durable import DurableDeltaSoup
@@ -90,7 +90,8 @@ def test_each_phase_of_a_merge_is_on_the_terminal_in_json_and_on_the_dashboard(
             is snapshot(room.fed.state, room.fed.config, room.fed.lease_histories)["merge"]
             is None
         )
-        assert over.losses[0] == (0, pytest.approx(over.losses[0][1]), "held-out")
+        assert over.losses[0] == VersionLoss(0, pytest.approx(over.losses[0].loss), "held-out")
+        assert over.losses[1].before == over.losses[0].loss
         assert "loss of versions 0 to 1: " in str(region(over))
     finally:
         room.close()

@@ -240,17 +240,32 @@ def test_a_version_that_does_not_follow_is_said(pages: HubPages, rounds: Private
             tx.execute(second.values(soup_sha256=soup))
 
 
-def test_evaluations_of_the_gate_are_curves_of_committed_versions(tmp_path: Path, tiny_base: Path) -> None:
-    task = {"metric": "acc", "before": 0.25, "after": 0.5, "after_stderr": 0.1}
-    suites = [{"suite": "tiny", "tasks": {"sums": task}}]
+def test_evaluations_of_the_gate_are_curves_of_committed_versions_that_begin_with_version_0(
+    tmp_path: Path, tiny_base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def entry(parent: str, height: int | None, before: float, after: float) -> dict[str, Any]:
+        task = {"metric": "acc", "before": before, "after": after, "after_stderr": 0.1}
+        body = {"server_round": 1, "parent": parent, "suites": [{"suite": "tiny", "tasks": {"sums": task}}]}
+        return body if height is None else {**body, "height": height}
+
     with Federation.open(private_hub(tmp_path / "hub", tiny_base, privacy=None)) as fed:
+        base = fed.base.digest
+        entries = [
+            entry(base, None, 0.25, 0.1),  # rolled back
+            entry(base, 1, 0.25, 0.5),
+            entry("v1", None, 0.5, 0.1),
+            entry("v1", 2, 0.5, 0.6),
+            entry("v2", 3, 0.6, 0.7),
+        ]
         with fed.database.transaction() as tx:
-            for height in (1, None, 2):
-                body = {"server_round": 1, "outcome": "committed", "suites": suites}
-                fed.ledger.append(tx, "evaluated", body if height is None else {**body, "height": height})
+            for body in entries:
+                fed.ledger.append(tx, "evaluated", body)
         (curve,) = HubPages(fed).seen("model/figures")["evaluations"]
+        monkeypatch.setattr("gym_server.web.model.MAX_EVALUATIONS", 2)
+        (newest,) = HubPages(fed).seen("model/figures")["evaluations"]
     assert (curve["suite"], curve["task"], curve["metric"]) == ("tiny", "sums", "acc")
-    assert curve["points"] == [[0, 0.25, None], [1, 0.5, 0.1], [2, 0.5, 0.1]]
+    assert curve["points"] == [[0, 0.25, None], [1, 0.5, 0.1], [2, 0.6, 0.1], [3, 0.7, 0.1]]
+    assert newest["points"] == [[0, 0.25, None], [2, 0.6, 0.1], [3, 0.7, 0.1]], "version 0 never leaves"
 
 
 # ---- ledger ----
@@ -424,10 +439,9 @@ def test_an_invite_is_shown_once_and_admits_whom_it_is_given_to(
     assert made["id"] == token_hash(token)[:12]
     assert made["code"] == qr_rows(made["invite"])
     assert find_invite(made["message"]) == made["invite"]
-    assert [line.strip() for line in made["message"].splitlines() if line.startswith("    ")][:2] == [
-        "pip install gym-fed",
-        "gym-client ui",
-    ]
+    steps = [line.split(maxsplit=1) for line in made["message"].splitlines() if line.startswith("    ")]
+    assert [what for what, _ in steps] == ["install", "join", "gym-client", "leave", "uninstall"]
+    assert steps[0][1] == "pip install gym-fed"
     listed = pages.operator.get("/api/v1/invites").text
     assert made["id"] in listed
     assert token not in listed

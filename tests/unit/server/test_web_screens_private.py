@@ -136,7 +136,7 @@ def test_no_secret_is_in_anything_that_viewers_see(hub: PrivateRounds) -> None:
     with fed.database.transaction() as tx:
         tx.execute(insert(evaluation_seeds).values(server_round=number, seed=b"s" * 32))
     (made,) = make_invites(
-        fed.config, fed.folder, fed.accounts, fed.fingerprint, 1, "a note on the receiver", 3600
+        fed.config, fed.folder, fed.accounts, fed.fingerprint, ["a note on the receiver"], 3600
     )
     secrets += [parse_invite(made["invite"]).token, made["id"]]
     with fed.database.reading() as tx:
