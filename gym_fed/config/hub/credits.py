@@ -150,8 +150,9 @@ class RewardsConfig(StrictModel):
 
     stale_threshold: Cosine | None = 0.999
     """Cosine from which an update is rejected as a copy of another contributor's earlier merged update, or of a
-    soup. It is accepted if the authors' own updates of different rounds are as similar. Contributors' own merged
-    updates are detected only if nothing but scale and codec changed, and cost no reputation. Null: no check."""
+    soup. It is accepted if honest work on the same rows is nearly as similar: the authors' own updates of different
+    rounds, or the sender's own from before (docs/rewards.md). Contributors' own merged updates are detected only if
+    nothing but scale and codec changed, and cost no reputation. Null: no check."""
 
     stale_rounds: StaleRounds = 3
     """Number of earlier rounds that ``stale_threshold`` compares with."""

@@ -11,7 +11,8 @@ from sqlalchemy import Connection
 from gym_fed.config.hub.server import ServerConfig
 from gym_fed.evaluation.loss import RowLosses
 from gym_fed.soup.credit import Outcome, RunningScore
-from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity
+from gym_server.rewards.earlier_work import FreeRiderFinding
+from gym_server.rewards.free_riders import RoundSimilarity
 from gym_server.rewards.reputations import Contribution, RoundContributions, record, reputations_before
 from gym_server.rewards.running_scores import (
     RUN,

@@ -6,22 +6,17 @@ work on unusual data; its score reveals it.
 
 from __future__ import annotations
 
-import logging
 import statistics
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
 
 from gym_fed.config.hub.credits import RewardsConfig
 from gym_fed.config.hub.server import ServerConfig
-from gym_fed.core.errors import ErrorCode, GymError
-from gym_fed.delta.base import BaseSpec
-from gym_fed.delta.file import DeltaFile
 from gym_fed.soup.screening import (
     Matrix,
     beyond,
@@ -31,50 +26,17 @@ from gym_fed.soup.screening import (
     same_source,
     torn_apart,
 )
-from gym_fed.trust.identity.manifest import UpdateManifest
-from gym_server.rounds.round_store import RoundStore
+from gym_server.rewards.earlier_work import (
+    EarlierWork,
+    FreeRiderFinding,
+    all_opened,
+    base_of,
+    by_round,
+    earlier_work,
+    opened_update,
+    stale_work,
+)
 from gym_server.state import HubState
-from gym_server.store.database import Database
-from gym_server.store.objects import ObjectStore
-from gym_server.store.tables import updates, versions
-
-log = logging.getLogger("gym_server")
-
-_IDENTICAL = 1.0 - 1e-6
-"""Similarity of an update with a scaled or sign-only copy of itself. Training again does not reach it."""
-
-
-_AT_ONCE = 16
-"""Updates that are compared with a soup at once."""
-
-
-@dataclass(frozen=True)
-class FreeRiderFinding:
-    """The reason why an update free-rides, or is the same work as another.
-
-    Attributes:
-        reason: Explanation for the contributor and the ledger.
-        cheating: True if cheating is proven; False if the update is only worthless.
-        blameless: True if honest work can look the same: the update is rejected without loss of reputation.
-        leader: The update of the same round that is the same work; a finding with a leader does not reject the update.
-    """
-
-    reason: str
-    cheating: bool = True
-    blameless: bool = False
-    leader: str = ""
-
-
-@dataclass(frozen=True)
-class _Earlier:
-    """A merged update, or the soup, of an earlier round."""
-
-    what: str
-    contributors: frozenset[str]  # its authors
-    soup: bool
-    sha256: str
-    base_digest: str
-    public_since: float  # when its version was made, Unix seconds
 
 
 @dataclass(frozen=True)
@@ -130,12 +92,12 @@ def free_riders(
         return {}
     with ExitStack() as stack:
         files = {
-            row.update_id: _opened(stack, state.base, state.store, row.delta_sha256, _base(row))
+            row.update_id: opened_update(stack, state.base, state.store, row.delta_sha256, base_of(row))
             for row in rows
         }
         found = _zeros(config.rewards, {update: file.norm() for update, file in files.items()})
         left = [row for row in rows if row.update_id not in found]
-        return found | _stale(state, config, left, files, server_round)
+        return found | stale_work(state, config, left, files, server_round)
 
 
 def duplicates(
@@ -179,16 +141,18 @@ def _similarity(
     state: HubState, config: ServerConfig, rows: Sequence[Any], server_round: int
 ) -> tuple[RoundSimilarity, Matrix]:
     n, authors = len(rows), [row.contributor for row in rows]
-    latest: dict[str, _Earlier] = {}
+    latest: dict[str, EarlierWork] = {}
     if config.rewards.together_threshold is not None:
-        earlier = _earlier(config, state.database, state.round_store, server_round)
-        for old in (old for of_round in _by_round(earlier) for old in of_round if not old.soup):
+        earlier = earlier_work(config, state.database, state.round_store, server_round)
+        for old in (old for of_round in by_round(earlier) for old in of_round if not old.soup):
             (who,) = old.contributors
             latest.setdefault(who, old)
     with ExitStack() as stack:
-        files = [_opened(stack, state.base, state.store, row.delta_sha256, _base(row)) for row in rows]
+        files = [
+            opened_update(stack, state.base, state.store, row.delta_sha256, base_of(row)) for row in rows
+        ]
         previous = stack.enter_context(
-            _all_opened(state.base, state.store, [latest[who] for who in authors if who in latest])
+            all_opened(state.base, state.store, [latest[who] for who in authors if who in latest])
         )
         compared = compare([*files, *previous.values()], state.base)
         torn = np.zeros((n, n), dtype=bool)
@@ -230,146 +194,3 @@ def _duplicates(
                 leader=first.update_id,
             )
     return found
-
-
-def _stale(
-    state: HubState, config: ServerConfig, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
-) -> dict[str, FreeRiderFinding]:
-    """Find updates that resend merged work of earlier rounds.
-
-    Rejected work, or work of an aborted round, is not evidence: nobody was paid for it.
-    """
-    found: dict[str, FreeRiderFinding] = {}
-    threshold = config.rewards.stale_threshold
-    if threshold is None:
-        return found
-    earlier = _earlier(config, state.database, state.round_store, server_round)
-    for old, row, similarity in _to_earlier(state, rows, files, earlier):
-        own = row.contributor in old.contributors
-        if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
-            continue
-        chance = 0.0 if own else _repeated_work(state.base, state.store, row, old, rows, files, earlier)
-        if similarity > chance or similarity >= _IDENTICAL:
-            reason = f"stale: {old.what} again (similarity {similarity:.3f})"
-            honest = own or _is_independent(row, old)
-            found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
-    return found
-
-
-def _to_earlier(
-    state: HubState, rows: Sequence[Any], files: dict[str, DeltaFile], earlier: dict[int, list[_Earlier]]
-) -> Iterator[tuple[_Earlier, Any, float]]:
-    """Yield the similarity of every update to every earlier one and every soup, newest rounds first.
-
-    A soup has another codec than updates, so signs compared with it are decoded, and ``compare`` measures all pairs.
-    A few updates at a time keep that linear in their number.
-    """
-    for of_round in _by_round(earlier):
-        for olds, at_once in (
-            ([old for old in of_round if not old.soup], max(1, len(rows))),
-            ([old for old in of_round if old.soup], _AT_ONCE),
-        ):
-            with _all_opened(state.base, state.store, olds) as opened:
-                for start in range(0, len(rows) if opened else 0, at_once):
-                    some = rows[start : start + at_once]
-                    new = [files[row.update_id] for row in some]
-                    alike = compare([*new, *opened.values()], state.base).similarity
-                    for i, row in enumerate(some):
-                        for j, old in enumerate(opened, start=len(some)):
-                            yield old, row, float(alike[i, j])
-
-
-def _is_independent(row: Any, old: _Earlier) -> bool:
-    """Return True if honest work can be like an earlier round's; it is rejected, since that was paid for already.
-
-    In continuous rounds two contributors with the same rows train from one version and are merged in different rounds.
-    """
-    is_earlier = (row.committed_at or row.received_at) < old.public_since
-    return bool(is_earlier or (not old.soup and old.base_digest == _base(row)))
-
-
-def _repeated_work(
-    base: BaseSpec,
-    store: ObjectStore,
-    row: Any,
-    old: _Earlier,
-    rows: Sequence[Any],
-    files: dict[str, DeltaFile],
-    earlier: dict[int, list[_Earlier]],
-) -> float:
-    """Measure how similar honest work on the same rows is: the maximum similarity of an author's updates of two rounds.
-
-    The authors are the accounts that sent ``old``, without the accused: otherwise a copier could raise the threshold by
-    repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
-    """
-    largest = 0.0
-    for who in old.contributors - {row.contributor}:
-        merged = [one for of_round in earlier.values() for one in of_round if one.contributors == {who}]
-        with _all_opened(base, store, [one for one in merged if not one.soup]) as opened:
-            mine = [files[one.update_id] for one in rows if one.contributor == who]
-            mine += opened.values()
-            if len(mine) > 1:
-                alike = compare(mine, base).similarity
-                largest = max(largest, float(np.where(np.eye(len(mine), dtype=bool), 0.0, alike).max()))
-    return largest
-
-
-def _earlier(
-    config: ServerConfig, database: Database, round_store: RoundStore, server_round: int
-) -> dict[int, list[_Earlier]]:
-    """Return the merged updates and soups of earlier rounds, by round."""
-    first = server_round - config.rewards.stale_rounds
-    found: dict[int, list[_Earlier]] = {}
-    with database.reading() as tx:
-        where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
-        kept = (
-            select(updates, versions.c.committed_at.label("public_since"))
-            .join(versions, versions.c.server_round == updates.c.server_round)
-            .where(where, updates.c.verdict == "merged")
-            .order_by(updates.c.update_id)
-        )
-        for row in tx.execute(kept):
-            what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
-            who = frozenset({row.contributor})
-            old = _Earlier(what, who, False, row.delta_sha256, _base(row), row.public_since)
-            found.setdefault(row.server_round, []).append(old)
-        where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
-        for row in tx.execute(select(versions).where(where)).all():
-            parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
-            what = f"the soup of round {row.server_round}"
-            who = frozenset[str]().union(*(one.contributors for one in found.get(row.server_round, [])))
-            base = parent or round_store.base_digest
-            found.setdefault(row.server_round, []).append(
-                _Earlier(what, who, True, row.soup_sha256, base, row.committed_at)
-            )
-    return found
-
-
-def _by_round(earlier: dict[int, list[_Earlier]]) -> Iterator[list[_Earlier]]:
-    for server_round in sorted(earlier, reverse=True):
-        yield earlier[server_round]
-
-
-@contextmanager
-def _all_opened(
-    base: BaseSpec, store: ObjectStore, earlier: Sequence[_Earlier]
-) -> Iterator[dict[_Earlier, DeltaFile]]:
-    with ExitStack() as stack:
-        opened = {}
-        for old in earlier:
-            try:
-                opened[old] = _opened(stack, base, store, old.sha256, old.base_digest)
-            except GymError as error:
-                if error.code is not ErrorCode.NOT_FOUND:
-                    raise
-                log.warning("no update is compared with %s: %s", old.what, error)
-        yield opened
-
-
-def _opened(stack: ExitStack, base: BaseSpec, store: ObjectStore, sha256: str, base_digest: str) -> DeltaFile:
-    spec = BaseSpec(base.model_name, base_digest, base.shapes)
-    return stack.enter_context(DeltaFile.open(store.local_path(sha256), spec))
-
-
-def _base(row: Any) -> str:
-    return UpdateManifest.parse(row.manifest).base_digest

@@ -19,7 +19,8 @@ from gym_fed.soup.screening import screen_norms
 from gym_fed.trust.identity.manifest import UpdateManifest
 from gym_server.accounts.keys import Keys
 from gym_server.privacy import merge as private_merge
-from gym_server.rewards.free_riders import FreeRiderFinding, RoundSimilarity, duplicates, free_riders
+from gym_server.rewards.earlier_work import FreeRiderFinding
+from gym_server.rewards.free_riders import RoundSimilarity, duplicates, free_riders
 from gym_server.rounds.continuous import known_versions, round_window
 from gym_server.rounds.factor_checks import foreign_a, not_low_rank
 from gym_server.rounds.hub_model import HubModel

@@ -448,6 +448,30 @@ def test_a_copier_that_repeats_its_copy_does_not_raise_the_bar_that_it_is_measur
     assert "by ann of round 1" in found["ben"]["reason"]
 
 
+def test_a_merged_copy_is_no_evidence_against_its_author_nor_a_friends_work_against_a_duplicate(
+    hub: Callable[..., Judged], honest: dict[str, Delta]
+) -> None:
+    here, noise = hub(), iter(range(1, 99))
+
+    def round_of(*who: str) -> dict[str, dict[str, Any]]:
+        here.model.follow(here.fed.round_store.soups())
+        work = {"ann": "ann", "copier": "ann", "friend": "ann", "bob": "bob"}
+        share = {"copier": 0.012, "bob": 0.5}  # the author is steadier than its copier
+        return here.round(
+            {name: near(honest[work[name]], share.get(name, 0.01), next(noise)) for name in who}
+        )
+
+    round_of("ann", "friend", "bob")
+    assert round_of("copier", "ann", "bob")["copier"]["verdict"] == "merged"
+    for _ in range(4):
+        found = round_of("ann", "bob")
+        assert found["ann"]["verdict"] == "merged", found["ann"]["reason"]
+        assert found["ann"]["reputation"] > 0.0
+    found = round_of("friend", "bob")
+    assert found["friend"]["verdict"] == "merged", "its duplicate of round 1 shows that the rows are its own"
+    assert found["friend"]["reputation"] > 0.0
+
+
 def test_a_rollback_ends_the_scores_of_the_abandoned_versions_and_keeps_their_credits(
     hub: Callable[..., Judged], honest: dict[str, Delta]
 ) -> None:

@@ -1,0 +1,263 @@
+"""Merged work of earlier rounds, and when an update that is like it is a copy of it.
+
+Only merged work of another account that was public before the update is evidence, and only if the update is closer to
+it than honest work on the same rows is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import func, select
+
+from gym_fed.config.hub.server import ServerConfig
+from gym_fed.core.errors import ErrorCode, GymError
+from gym_fed.delta.base import BaseSpec
+from gym_fed.delta.file import DeltaFile
+from gym_fed.soup.screening import compare
+from gym_fed.trust.identity.manifest import UpdateManifest
+from gym_server.rounds.round_store import RoundStore
+from gym_server.state import HubState
+from gym_server.store.database import Database
+from gym_server.store.objects import ObjectStore
+from gym_server.store.tables import updates, versions
+
+log = logging.getLogger("gym_server")
+
+_IDENTICAL = 1.0 - 1e-6
+"""Similarity of an update with a scaled or sign-only copy of itself. Training again does not reach it."""
+
+_CLOSER_THAN_CHANCE = 0.5
+"""A copy is at most this far from the original, in distances (1 - similarity) between honest updates on the same rows.
+At 1 an honest update would be accused whenever it happened to be the closest one."""
+
+_AT_ONCE = 16
+"""Updates that are compared with a soup at once."""
+
+_OWN_UPDATES = 8
+"""Newest own updates of an accused account that may explain its similarity to others' work."""
+
+
+@dataclass(frozen=True)
+class FreeRiderFinding:
+    """The reason why an update free-rides, or is the same work as another.
+
+    Attributes:
+        reason: Explanation for the contributor and the ledger.
+        cheating: True if cheating is proven; False if the update is only worthless.
+        blameless: True if honest work can look the same: the update is rejected without loss of reputation.
+        leader: The update of the same round that is the same work; a finding with a leader does not reject the update.
+    """
+
+    reason: str
+    cheating: bool = True
+    blameless: bool = False
+    leader: str = ""
+
+
+@dataclass(frozen=True)
+class EarlierWork:
+    """A merged update, or the soup, of an earlier round.
+
+    Attributes:
+        what: Description for the contributor and the ledger.
+        contributors: Its authors.
+        soup: True for the soup.
+        sha256: Digest of its file.
+        base_digest: Digest of the version that it starts from.
+        public_since: Time when its version was made, Unix seconds.
+    """
+
+    what: str
+    contributors: frozenset[str]
+    soup: bool
+    sha256: str
+    base_digest: str
+    public_since: float
+
+
+def stale_work(
+    state: HubState, config: ServerConfig, rows: Sequence[Any], files: dict[str, DeltaFile], server_round: int
+) -> dict[str, FreeRiderFinding]:
+    """Find updates that resend merged work of earlier rounds.
+
+    Rejected work, or work of an aborted round, is not evidence: nobody was paid for it.
+    """
+    found: dict[str, FreeRiderFinding] = {}
+    threshold = config.rewards.stale_threshold
+    if threshold is None:
+        return found
+    earlier = earlier_work(config, state.database, state.round_store, server_round)
+    for old, row, similarity in _to_earlier(state, rows, files, earlier):
+        own = row.contributor in old.contributors
+        if similarity < (_IDENTICAL if own else threshold) or row.update_id in found:
+            continue
+        chance = 0.0
+        if not own:
+            repeated = _repeated_work(state.base, state.store, row, old, rows, files, earlier)
+            chance = max(repeated, _own_work_before(state, row, old))
+        if 1.0 - similarity < _CLOSER_THAN_CHANCE * (1.0 - chance) or similarity >= _IDENTICAL:
+            reason = f"stale: {old.what} again (similarity {similarity:.3f})"
+            honest = own or _is_independent(row, old)
+            found[row.update_id] = FreeRiderFinding(reason, not honest, blameless=honest)
+    return found
+
+
+def _to_earlier(
+    state: HubState, rows: Sequence[Any], files: dict[str, DeltaFile], earlier: dict[int, list[EarlierWork]]
+) -> Iterator[tuple[EarlierWork, Any, float]]:
+    """Yield the similarity of every update to every earlier one and every soup, newest rounds first.
+
+    A soup has another codec than updates, so signs compared with it are decoded, and ``compare`` measures all pairs.
+    A few updates at a time keep that linear in their number.
+    """
+    for of_round in by_round(earlier):
+        for olds, at_once in (
+            ([old for old in of_round if not old.soup], max(1, len(rows))),
+            ([old for old in of_round if old.soup], _AT_ONCE),
+        ):
+            with all_opened(state.base, state.store, olds) as opened:
+                for start in range(0, len(rows) if opened else 0, at_once):
+                    some = rows[start : start + at_once]
+                    new = [files[row.update_id] for row in some]
+                    alike = compare([*new, *opened.values()], state.base).similarity
+                    for i, row in enumerate(some):
+                        for j, old in enumerate(opened, start=len(some)):
+                            yield old, row, float(alike[i, j])
+
+
+def _is_independent(row: Any, old: EarlierWork) -> bool:
+    """Return True if honest work can be like an earlier round's; it is rejected, since that was paid for already.
+
+    In continuous rounds two contributors with the same rows train from one version and are merged in different rounds.
+    """
+    is_earlier = (row.committed_at or row.received_at) < old.public_since
+    return bool(is_earlier or (not old.soup and old.base_digest == base_of(row)))
+
+
+def _repeated_work(
+    base: BaseSpec,
+    store: ObjectStore,
+    row: Any,
+    old: EarlierWork,
+    rows: Sequence[Any],
+    files: dict[str, DeltaFile],
+    earlier: dict[int, list[EarlierWork]],
+) -> float:
+    """Measure how similar honest work on the same rows is: the maximum similarity of an author's updates of two rounds.
+
+    The authors are the accounts that sent ``old``, without the accused: otherwise a copier could raise the threshold by
+    repeating its copy. Updates of this round and earlier merged ones are compared. Returns 0 if no author has two.
+    """
+    largest = 0.0
+    for who in old.contributors - {row.contributor}:
+        merged = [one for of_round in earlier.values() for one in of_round if one.contributors == {who}]
+        with all_opened(base, store, [one for one in merged if not one.soup]) as opened:
+            mine = [files[one.update_id] for one in rows if one.contributor == who]
+            mine += opened.values()
+            if len(mine) > 1:
+                alike = compare(mine, base).similarity
+                largest = max(largest, float(np.where(np.eye(len(mine), dtype=bool), 0.0, alike).max()))
+    return largest
+
+
+def _own_work_before(state: HubState, row: Any, old: EarlierWork) -> float:
+    """Measure how similar to ``old`` the accused's own work was before ``old`` could be known to it.
+
+    Work on the same rows is as similar to a copier's update as to the accused's earlier ones. Without this, a merged
+    copy would be evidence against its author. Duplicates count: they are honest work that weighed once. Returns 0
+    without such work.
+    """
+    declared = func.coalesce(updates.c.committed_at, updates.c.received_at)
+    mine = (updates.c.contributor == row.contributor) & updates.c.verdict.in_(("merged", "duplicate"))
+    query = select(updates).where(mine, declared < old.public_since).order_by(declared.desc())
+    with state.database.reading() as tx:
+        own = tx.execute(query.limit(_OWN_UPDATES)).all()
+    before = [
+        EarlierWork(
+            f"update {one.update_id[:12]}",
+            frozenset({one.contributor}),
+            False,
+            one.delta_sha256,
+            base_of(one),
+            0.0,
+        )
+        for one in own
+    ]
+    with all_opened(state.base, state.store, [old, *before]) as opened:
+        if old not in opened or len(opened) < 2:
+            return 0.0
+        others = [file for one, file in opened.items() if one is not old]
+        return float(compare([opened[old], *others], state.base).similarity[0, 1:].max())
+
+
+def earlier_work(
+    config: ServerConfig, database: Database, round_store: RoundStore, server_round: int
+) -> dict[int, list[EarlierWork]]:
+    """Return the merged updates and soups of earlier rounds, by round."""
+    first = server_round - config.rewards.stale_rounds
+    found: dict[int, list[EarlierWork]] = {}
+    with database.reading() as tx:
+        where = (updates.c.server_round >= first) & (updates.c.server_round < server_round)
+        kept = (
+            select(updates, versions.c.committed_at.label("public_since"))
+            .join(versions, versions.c.server_round == updates.c.server_round)
+            .where(where, updates.c.verdict == "merged")
+            .order_by(updates.c.update_id)
+        )
+        for row in tx.execute(kept):
+            what = f"update {row.update_id[:12]} by {row.contributor} of round {row.server_round}"
+            who = frozenset({row.contributor})
+            old = EarlierWork(what, who, False, row.delta_sha256, base_of(row), row.public_since)
+            found.setdefault(row.server_round, []).append(old)
+        where = (versions.c.server_round >= first) & (versions.c.server_round < server_round)
+        for row in tx.execute(select(versions).where(where)).all():
+            parent = tx.scalar(select(versions.c.digest).where(versions.c.height == row.parent))
+            what = f"the soup of round {row.server_round}"
+            who = frozenset[str]().union(*(one.contributors for one in found.get(row.server_round, [])))
+            base = parent or round_store.base_digest
+            found.setdefault(row.server_round, []).append(
+                EarlierWork(what, who, True, row.soup_sha256, base, row.committed_at)
+            )
+    return found
+
+
+def by_round(earlier: dict[int, list[EarlierWork]]) -> Iterator[list[EarlierWork]]:
+    """Yield the work of each round, newest round first."""
+    for server_round in sorted(earlier, reverse=True):
+        yield earlier[server_round]
+
+
+@contextmanager
+def all_opened(
+    base: BaseSpec, store: ObjectStore, earlier: Sequence[EarlierWork]
+) -> Iterator[dict[EarlierWork, DeltaFile]]:
+    """Open the files of earlier work; what is deleted already is left out with a warning."""
+    with ExitStack() as stack:
+        opened = {}
+        for old in earlier:
+            try:
+                opened[old] = opened_update(stack, base, store, old.sha256, old.base_digest)
+            except GymError as error:
+                if error.code is not ErrorCode.NOT_FOUND:
+                    raise
+                log.warning("no update is compared with %s: %s", old.what, error)
+        yield opened
+
+
+def opened_update(
+    stack: ExitStack, base: BaseSpec, store: ObjectStore, sha256: str, base_digest: str
+) -> DeltaFile:
+    """Open an update's file until the stack is closed."""
+    spec = BaseSpec(base.model_name, base_digest, base.shapes)
+    return stack.enter_context(DeltaFile.open(store.local_path(sha256), spec))
+
+
+def base_of(row: Any) -> str:
+    """Return the digest of the version that an update starts from."""
+    return UpdateManifest.parse(row.manifest).base_digest
