@@ -1,4 +1,4 @@
-"""Remove from this machine what `gym-client` has written: its files in the home, and the service file.
+"""Remove from this machine what `gym-client` has written: its files, the service file, and the handler of links.
 
 `gym` keeps variants, models and data sets in the same folder by default. They stay, and are named.
 """
@@ -11,21 +11,24 @@ from pathlib import Path
 
 from gym_client.identity.home import Home
 from gym_client.identity.pins import enrolled
+from gym_client.link_handler import link_handler_of
+from gym_client.service_files import written_files
 from gym_fed.core.errors import ErrorCode, GymError
 
 _OWN = (
-    *("audits", "bases", "consents.json", "data", "instance", "jobs", "key.pem", "keys", "machine"),
-    *("objects", "paused", "policy.yaml", "privacy.jsonl", "proofs", "receipts.jsonl", "residuals", "secure"),
+    *("audits", "bases", "consents.json", "data", "instance", "jobs", "key.pem", "keys", "links.applescript"),
     *(
-        "seeding.json",
-        "seeds",
-        "servers",
-        "service.log",
-        "settings.json",
-        "tasks",
-        "traffic.json",
-        "versions",
+        "links.reg",
+        "machine",
+        "objects",
+        "paused",
+        "policy.yaml",
+        "privacy.jsonl",
+        "proofs",
+        "receipts.jsonl",
     ),
+    *("residuals", "secure", "seeding.json", "seeds", "servers", "service.log", "settings.json", "tasks"),
+    *("traffic.json", "versions"),
 )
 """Names of the files and folders of a home."""
 _LOCK = "lock"
@@ -59,17 +62,15 @@ class ClientFiles:
             )
 
 
-def client_files_of(home: Home, service_files: tuple[Path, ...]) -> ClientFiles:
-    """List what is deleted, without deleting anything.
-
-    Args:
-        home: The home.
-        service_files: Files for a service manager, as far as they exist.
-    """
+def client_files_of(home: Home) -> ClientFiles:
+    """List what is deleted, without deleting anything."""
+    hubs = tuple(pin.name or pin.address for pin in enrolled(home))  # first, as it may make an empty folder
     inside = sorted(home.folder.iterdir())
-    files = (*(path for path in inside if path.name in _OWN), *(one for one in service_files if one.exists()))
+    links = link_handler_of(home)
+    outside = [*written_files(home), *([links.path] if links.is_registered() else [])]
+    own = [path for path in inside if path.name in _OWN]
+    files = (*own, *(path for path in outside if path not in own))
     others = tuple(path for path in inside if path not in files and path.name != _LOCK)
-    hubs = tuple(pin.name or pin.address for pin in enrolled(home))
     return ClientFiles(files, others, hubs)
 
 
@@ -77,9 +78,10 @@ def remove(home: Home, removal: ClientFiles) -> None:
     """Delete the files, and the home if nothing else is in it.
 
     Raises:
-        GymError: ``STATE_LOCKED`` while an agent of this home runs.
+        GymError: ``STATE_LOCKED`` while an agent of this home runs; as ``LinkHandler.remove``.
     """
     with home.locked():
+        link_handler_of(home).remove()
         for path in removal.files:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

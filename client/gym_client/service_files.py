@@ -92,10 +92,10 @@ def service_of(home: Home, passphrase_file: Path | None) -> ServiceJob:
     """Return the command that a service of this home runs."""
     carried = {name: os.environ[name] for name in ("HOME", "HF_HOME") if os.environ.get(name)}
     file = passphrase_file.expanduser().absolute() if passphrase_file else None
-    return ServiceJob(_command(), home.folder, carried, file)
+    return ServiceJob(client_command(), home.folder, carried, file)
 
 
-def _command() -> list[str]:
+def client_command() -> list[str]:
     """Return the `gym-client` command of this installation."""
     installed = Path(sys.executable).with_name("gym-client")
     if installed.is_file():
@@ -158,14 +158,23 @@ def service_file(platform: Platform, service: ServiceJob, user_home: Path) -> Se
     Raises:
         GymError: ``USAGE`` for a path that the file format cannot represent.
     """
-    for text in (*service.words(), str(service.home), *service.environment.values()):
+    require_writable([*service.words(), str(service.home), *service.environment.values()])
+    return {"linux": _systemd, "macos": _launchd, "windows": _task}[platform](service, user_home)
+
+
+def require_writable(texts: Sequence[str]) -> None:
+    """Check that files for a system can hold these words and paths.
+
+    Raises:
+        GymError: ``USAGE`` for control characters, or bytes that are not UTF-8.
+    """
+    for text in texts:
         if not all(map(_is_writable, text)):
             raise GymError(
                 ErrorCode.USAGE,
                 f"{plain(text)} has control characters, or bytes that are not UTF-8",
                 "choose a path without them",
             )
-    return {"linux": _systemd, "macos": _launchd, "windows": _task}[platform](service, user_home)
 
 
 def _systemd(service: ServiceJob, user_home: Path) -> ServiceFile:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+import time
 
 from gym_fed.config.schema.endpoint import Endpoint
 from gym_fed.config.serving import ConnectionsConfig
@@ -36,6 +37,7 @@ class WebServer:
         tls: TLS certificate; None for plain HTTP, on loopback or behind a proxy.
         add_key: Command that adds a key, for the hint.
         proxies: Reverse proxies in front of it. With a trusted one, keys replace the token of the printed URL.
+        unused_seconds: Time without an open page after which the server ends; None for never.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``; ``USAGE`` for an invalid address, or one that is reachable without a key.
@@ -51,6 +53,7 @@ class WebServer:
         tls: Tls | None = None,
         add_key: str,
         proxies: Proxies = NO_PROXIES,
+        unused_seconds: float | None = None,
     ) -> None:
         is_local = is_loopback(f"//{listen}") and not proxies.trusted
         if not is_local and not public and not keys.all():
@@ -68,6 +71,7 @@ class WebServer:
         """The URL to print, with the token if there is one."""
         self._access = Access(f"gym_{face.name}_{port}", token=token, keys=keys, public=public)
         self._feed = face.feed
+        self._unused_seconds = unused_seconds
         self.app = create_app(face, self._access)
         """The application behind the address."""
         self._server = LimitedServer(self.app, _CONNECTIONS, tls, stop_seconds=_STOP_SECONDS, proxies=proxies)
@@ -119,6 +123,8 @@ class WebServer:
             asyncio.create_task(self._end_streams()),
             asyncio.create_task(self._server.connections.watch()),
         ]
+        if self._unused_seconds is not None:
+            tasks.append(asyncio.create_task(self._end_unused(self._unused_seconds)))
         try:
             await self._server.serve(sockets=[self._listener])
         finally:
@@ -130,6 +136,15 @@ class WebServer:
         while not self._server.should_exit:
             await asyncio.sleep(0.2)
         self._feed.close()
+
+    async def _end_unused(self, seconds: float) -> None:
+        """End the server when no page was open for that time; each open page has a stream."""
+        used_at = time.monotonic()
+        while time.monotonic() - used_at < seconds:
+            await asyncio.sleep(min(1.0, seconds / 4))
+            if len(self._feed):
+                used_at = time.monotonic()
+        self.end()
 
 
 def bound(listen: str) -> socket.socket:

@@ -97,6 +97,26 @@ def test_a_pasted_message_shows_whose_invite_it_holds(client: Served, page: Page
     page.get_by_text("There is no invite in this text").wait_for()
 
 
+def test_a_link_that_opened_the_page_is_shown_for_consent_and_nothing_starts(
+    tmp_path: Path, page: Page
+) -> None:
+    hostile = f"{LINK[:-3]} {HOSTILE}"
+    server, jobs = open_ui(Home.open(tmp_path / "home"), "127.0.0.1:0", invite=hostile)
+    server.start()
+    try:
+        page.goto(server.url)
+        chromium.settled(page)
+        assert page.locator("#invite").input_value() == hostile
+        page.get_by_text("A link brought this invite").wait_for()
+        page.get_by_text("This invite is not whole").wait_for()
+        assert page.locator("#main img").count() == 0
+        assert jobs.list() == []
+        page.locator("summary", has_text="Open invites by a click").press("Enter")
+        page.get_by_role("button", name="Open invites with this page").wait_for()
+    finally:
+        server.stop()
+
+
 @pytest.mark.slow
 def test_an_invite_leads_to_a_merged_update_and_the_work_outlives_the_page(
     tmp_path: Path, open_page: Open

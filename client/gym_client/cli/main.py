@@ -12,7 +12,7 @@ from gym_client.cli.audit import audit_app
 from gym_client.cli.keys import key_app, transfer
 from gym_client.cli.ledger import ledger_app, rewards
 from gym_client.cli.options import HomeFolder, Insecure, PassphraseFile, Server, open_home
-from gym_client.cli.service import install_service, pause, resume, uninstall
+from gym_client.cli.service import install_links, install_service, pause, resume, uninstall
 from gym_client.cli.ui import ui
 from gym_fed.core.console import (
     AsJson,
@@ -57,6 +57,7 @@ class _ClientCommands(CommandGroup):
             "key": "encrypt, rotate, revoke, export and import your key",
             "transfer": "send credits to another contributor",
             "install-service": "join in the background of this machine",
+            "install-links": "let invites open by a click",
             "uninstall": "delete what gym-client wrote on this machine",
         },
     }
@@ -77,6 +78,7 @@ app.command()(rewards)
 app.command()(pause)
 app.command()(resume)
 app.command("install-service")(install_service)
+app.command("install-links")(install_links)
 app.command()(uninstall)
 app.command()(ui)
 

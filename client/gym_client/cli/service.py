@@ -1,10 +1,10 @@
-"""The commands `gym-client pause`, `resume`, `install-service` and `uninstall`."""
+"""The commands `gym-client pause`, `resume`, `install-service`, `install-links` and `uninstall`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,19 @@ from gym_fed.core.text import counted
 
 if TYPE_CHECKING:
     from gym_client.identity.home import Home
+
+
+PlatformName = Annotated[
+    str | None,
+    typer.Option(
+        "--platform",
+        metavar="NAME",
+        help="Operating system: linux, macos or windows.",
+        show_default="this machine's",
+    ),
+]
+OnlyPrint = Annotated[bool, typer.Option("--print", help="Print the file and write nothing.")]
+DeleteFile = Annotated[bool, typer.Option("--uninstall", help="Delete the file.")]
 
 
 def pause(home: HomeFolder = None, as_json: AsJson = False) -> None:
@@ -38,14 +51,9 @@ def resume(home: HomeFolder = None, as_json: AsJson = False) -> None:
 def install_service(
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
-    platform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Operating system: linux, macos or windows.", show_default="this machine's"
-        ),
-    ] = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Print the file and write nothing.")] = False,
-    uninstall: Annotated[bool, typer.Option("--uninstall", help="Delete the file.")] = False,
+    platform: PlatformName = None,
+    only_print: OnlyPrint = False,
+    uninstall: DeleteFile = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the service file that runs `gym-client join` on this machine, on the terms accepted before."""
@@ -74,6 +82,37 @@ def install_service(
     place = f"{'would be' if only_print else 'is'} in {file.path}; to start it:"
     commands = "\n".join([place, *file.start])  # on standard error, since the file may be piped
     print_result(as_json, report, lambda: sys.stdout.write(file.text), note=commands)
+
+
+def install_links(
+    home: HomeFolder = None,
+    passphrase_file: PassphraseFile = None,
+    platform: PlatformName = None,
+    only_print: OnlyPrint = False,
+    uninstall: DeleteFile = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let invites open by a click: gym:// links then open the page of `gym-client ui`, which asks before it joins."""
+    from gym_client.link_handler import link_handler, page_command
+    from gym_client.service_files import platform_of
+
+    folder, chosen = open_home(home, passphrase_file), platform_of(platform)
+    handler = link_handler(chosen, folder.folder, page_command(folder, passphrase_file), Path.home())
+    if chosen != platform_of(None) and not only_print:
+        raise GymError(
+            ErrorCode.USAGE, f"this machine is not {chosen}", "--print shows the file of another system"
+        )
+    report: dict[str, Any] = {"path": str(handler.path)}
+    if uninstall:
+        deleted = handler.remove()
+        text = f"gym:// links {'no longer open a' if deleted else 'opened no'} page of this home"
+        print_result(as_json, {**report, "deleted": deleted}, text)
+        return
+    if not only_print:
+        handler.add()
+    report = {**report, "written": not only_print, "content": handler.text}
+    note = "gym:// links would open with it" if only_print else "gym:// links open a page of this home now"
+    print_result(as_json, report, lambda: sys.stdout.write(handler.text), note=note)
 
 
 def _require_consent(home: Home) -> None:
@@ -120,13 +159,12 @@ def uninstall(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Delete what gym-client wrote on this machine: key, receipts, downloads, and the service file."""
+    """Delete what gym-client wrote on this machine: key, receipts, downloads, service file and link handler."""
     from gym_client.cli.terminal import confirm
     from gym_client.removal import client_files_of, remove
-    from gym_client.service_files import written_files
 
     folder = open_home(home, None)
-    removal = client_files_of(folder, written_files(folder))
+    removal = client_files_of(folder)
     removal.require_left(abandon)
     what = f"{counted(len(removal.files), 'entry')} of {folder.folder}"
     if removal.files and not yes:

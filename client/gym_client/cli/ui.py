@@ -4,18 +4,30 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
 from gym_client.cli.options import HomeFolder, PassphraseFile, open_home
 from gym_fed.core.addresses import host_port
 from gym_fed.core.console import AsJsonLines, err, out, print_event
 from gym_fed.core.help import PORT, OpenOption
 from gym_fed.core.progress import spinner
+from gym_fed.trust.identity.login import require_link
+
+_UNUSED_SECONDS = 600.0
+"""Time without an open page after which it ends; browsers also close the pages of a sleeping machine."""
 
 
 def ui(
+    invite: Annotated[
+        str | None, typer.Argument(metavar="[INVITE]", help="Invite to show on the page.", show_default=False)
+    ] = None,
     home: HomeFolder = None,
     passphrase_file: PassphraseFile = None,
     port: Annotated[int, PORT] = 7862,
     open_page: OpenOption = None,
+    until_closed: Annotated[
+        bool, typer.Option("--until-closed", help="End some minutes after the page was closed.")
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Contribute from a page in your browser, on this machine only. Ctrl-C ends the page, not the contributing."""
@@ -23,11 +35,17 @@ def ui(
         from gym_client.web.app import open_ui
 
     folder = open_home(home, passphrase_file)
-    server, jobs = open_ui(folder, host_port("127.0.0.1", port), passphrase_file)
+    server, jobs = open_ui(
+        folder,
+        host_port("127.0.0.1", port),
+        passphrase_file,
+        invite=require_link(invite) if invite else "",
+        unused_seconds=_UNUSED_SECONDS if until_closed else None,
+    )
     err.print("Ctrl-C ends the page; contributing continues")
     if as_json:
         print_event({"event": "ui", "url": server.url})
-    else:
+    elif not until_closed:  # without a terminal, the token would be written to a log of the desktop
         out.print(server.url)
     if open_page or (open_page is None and out.is_terminal):
         import webbrowser

@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from gym_client.identity.home import Home
 from gym_client.web.contribute import Workplace, routes
+from gym_client.web.links import link_routes
 from gym_client.web.uninstall import uninstall_routes
 from gym_fed.core.addresses import is_loopback
 from gym_fed.core.errors import ErrorCode, GymError
@@ -26,13 +27,22 @@ _JOBS, _DATA = "jobs", "data"
 """Folders in the home: the processes that were started from the page, and the files that were dropped on it."""
 
 
-def open_ui(home: Home, listen: str, passphrase_file: Path | None = None) -> tuple[WebServer, Jobs]:
+def open_ui(
+    home: Home,
+    listen: str,
+    passphrase_file: Path | None = None,
+    *,
+    invite: str = "",
+    unused_seconds: float | None = None,
+) -> tuple[WebServer, Jobs]:
     """Create the server of a home's page and bind its address; return it with the jobs of the page.
 
     Args:
         home: The contributor's home.
         listen: Loopback address as ``host:port``; port 0 for a free port.
         passphrase_file: A file with the key's passphrase, for the commands that the page starts.
+        invite: An invite that the page shows.
+        unused_seconds: Time without an open page after which the server ends; None for never.
 
     Raises:
         GymError: ``USAGE`` for an address that other machines can reach; ``ADDRESS_IN_USE``.
@@ -51,13 +61,16 @@ def open_ui(home: Home, listen: str, passphrase_file: Path | None = None) -> tup
         newest = sorted(files, key=os.path.getmtime, reverse=True)
         return [f"{_DATA}/{file.name}" for file in newest]
 
-    place = Workplace(jobs, home.folder, dropped, home.folder, tuple(options), takes_any_path=True)
+    place = Workplace(jobs, home.folder, dropped, home.folder, tuple(options), True, invite)
     router = APIRouter()
     router.include_router(routes(place))
     router.include_router(job_routes(jobs))
     add_upload_routes(router, Uploads(lambda: data, lambda file: f"{_DATA}/{file.name}"))
+    router.include_router(link_routes(home, passphrase_file))
     router.include_router(uninstall_routes(place, lambda: server.end()))
     feed = Feed(lambda last: (PageEvent("begin", {}),))
     face = Face("client", "gym-fed", SCREENS_FOLDER, router, feed)
-    server = WebServer(face, listen, keys=WebKeys(home.folder / KEYS_NAME), add_key="")
+    server = WebServer(
+        face, listen, keys=WebKeys(home.folder / KEYS_NAME), add_key="", unused_seconds=unused_seconds
+    )
     return server, jobs

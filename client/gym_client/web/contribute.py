@@ -27,6 +27,7 @@ from gym_fed.config.schema.base import StrictModel
 from gym_fed.core.errors import ErrorCode, GymError
 from gym_fed.core.text import plain
 from gym_fed.trust.identity.login import find_invite
+from gym_fed.web.access import Role
 from gym_fed.web.app import Changing, Looking
 from gym_fed.web.jobs import Jobs, WebJob, json_of
 
@@ -51,6 +52,7 @@ class Workplace:
         options: Options that every command gets, such as ``--home``.
         files: Returns the names of data files in the folder, newest first.
         takes_any_path: True if a data file may be anywhere on this machine.
+        invite: An invite that the page shows, not checked.
     """
 
     jobs: Jobs
@@ -59,6 +61,7 @@ class Workplace:
     home: Path | None = None
     options: tuple[str, ...] = ()
     takes_any_path: bool = False
+    invite: str = ""
 
 
 Server = Annotated[str, Field(pattern=r"^[A-Za-z0-9\[\]._:-]{1,255}$")]
@@ -124,6 +127,7 @@ def routes(place: Workplace) -> APIRouter:
             "agent": _agent(home, job),
             "files": place.files()[:MAX_FILES],
             "takes_any_path": place.takes_any_path,
+            "invite": place.invite if visitor.role >= Role.OPERATOR else "",
             **_home(home),
         }
 

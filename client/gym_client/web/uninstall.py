@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 
 from gym_client.identity.home import Home
 from gym_client.removal import client_files_of, remove
-from gym_client.service_files import written_files
 from gym_client.web.contribute import Workplace
 from gym_fed.config.schema.base import StrictModel
 from gym_fed.web.app import Changing, Looking
@@ -30,7 +29,7 @@ def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
     def listed(visitor: Looking) -> dict[str, Any]:
         """List what would be deleted, what stays, and the hubs that were not left."""
         home = Home.open(place.home)
-        removal = client_files_of(home, written_files(home))
+        removal = client_files_of(home)
         return {
             "folder": str(home.folder),
             "files": [path.name for path in removal.files],
@@ -42,7 +41,7 @@ def uninstall_routes(place: Workplace, ended: Callable[[], None]) -> APIRouter:
     def uninstall(given: UninstallRequest, visitor: Changing) -> Response:
         """Delete the files like `gym-client uninstall --yes`."""
         home = Home.open(place.home)
-        removal = client_files_of(home, written_files(home))
+        removal = client_files_of(home)
         removal.require_left(given.abandon)
         remove(home, removal)
         return JSONResponse({"deleted": len(removal.files)}, background=BackgroundTask(ended))

@@ -88,6 +88,8 @@ def do_work(
 
 
 INVITE_SCHEME = "gym://"
+MAX_LINK = 1000
+"""Maximum characters of a link."""
 _PATTERN = re.compile(
     r"gym://(?P<host>[A-Za-z0-9._:%\[\]-]{1,255}):(?P<port>\d{1,5})/(?P<fingerprint>[0-9a-f]{64})(?:/(?P<token>[0-9a-f]{32}))?(?![\w/])"
 )
@@ -127,16 +129,31 @@ def find_invite(text: str) -> str:
     return text.strip() if match is None else match[0]
 
 
+def require_link(text: str) -> str:
+    """Return a link that a system hands over, to be shown to its user, who sees if it is cut short.
+
+    Raises:
+        GymError: ``INVITE_INVALID`` if it is no link of invites, too long, or has invisible characters.
+    """
+    if not text.startswith(INVITE_SCHEME) or len(text) > MAX_LINK or plain(text, MAX_LINK) != text:
+        raise _not_an_invite(text)
+    return text
+
+
 def parse_invite(text: str) -> Invite:
     """Parse an invite; raises ``INVITE_INVALID`` if the text is not one."""
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
-        raise GymError(
-            ErrorCode.INVITE_INVALID,
-            f"{plain(text, 40)!r} is not an invite",
-            "an invite reads gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create makes one",
-        )
+        raise _not_an_invite(text)
     port = int(match["port"])
     if not 0 < port < 65536:
         raise GymError(ErrorCode.INVITE_INVALID, f"invite: port {port} does not exist")
     return Invite(match["host"], port, "sha256:" + match["fingerprint"], match["token"] or "")
+
+
+def _not_an_invite(text: str) -> GymError:
+    return GymError(
+        ErrorCode.INVITE_INVALID,
+        f"{plain(text, 40)!r} is not an invite",
+        "an invite reads gym://HOST:PORT/FINGERPRINT/TOKEN; gym-server invites create makes one",
+    )

@@ -89,6 +89,7 @@ LINES = [
     "gym-server check --backup backups",
     "gym-server gc --dir hub --dry-run",
     "gym-client id --home home",
+    "gym-client install-links --print --home home",
     "gym-client privacy --home home",
     "gym-client pause --home home",
     "gym-client resume --home home",

@@ -17,7 +17,8 @@ export async function show(root) {
   replace(root, el("header", {}, el("h1", {}, "Contribute")),
     el("p", {}, "Train a shared model with your own data, on this machine. What leaves it is a compressed, signed update, after you have read and accepted the terms. Your data and your private key never leave."), now, agent, hubs.node, form, news);
   const first = await api("join");
-  replace(form, mayChange() && joinForm(first, {invite, begin: async (given) => { invite = given.invite || invite; watch(await post("join", given)); }}));
+  const link = invite ? "" : first.invite; // the page was opened by it
+  replace(form, mayChange() && joinForm(first, {invite: invite || link, isLink: Boolean(link), begin: async (given) => { invite = given.invite || invite; watch(await post("join", given)); }}));
   if (first.job) watch(first.job);
   draw(first);
 

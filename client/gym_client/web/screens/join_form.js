@@ -1,10 +1,10 @@
 // What is needed to see a hub's terms: an invite or an address, a file of rows, and a name.
-import {action, count, dropArea, el, section} from "../static/app.js";
+import {action, api, count, dropArea, el, replace, section} from "../static/app.js";
 
 const INVITE = /gym:\/\/([^\s/]+)\/([0-9a-f]{64})(?:\/[0-9a-f]{32})?(?![\w/])/;
 
-// joinForm(answer of "join", {invite, begin(given)}) -> element
-export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, begin}) {
+// joinForm(answer of "join", {invite, isLink, begin(given)}) -> element
+export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, isLink, begin}) {
   const field = (id, label, node, help) => el("div", {class: "field"}, el("label", {for: id}, label), node, help && el("span", {class: "help"}, help));
   const input = (id, label, more, help) => { const node = el("input", {id, ...more}); return {node, part: field(id, label, node, help)}; };
   const read = el("p", {class: "small", role: "status"});
@@ -31,10 +31,16 @@ export function joinForm({hubs, last, files, takes_any_path: anyPath}, {invite, 
   readInvite();
   const form = el("form", {class: "joining", onsubmit: (event) => event.preventDefault()},
     el("datalist", {id: "hubs"}, hubs.map((hub) => el("option", {value: hub.address}))),
-    step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, "It is neither stored nor shown in a command."), read, other),
+    step(1, "Invite", field("invite", "Paste the message or link that you were sent", message, isLink ? "A link brought this invite. Nothing is sent before you have accepted the terms." : "It is neither stored nor shown in a command."), read, other, anyPath && byClick()),
     step(2, "Data", dropArea({id: "rows-file", taken: (taken) => { if (!files.includes(taken)) files = [taken, ...files]; offer(files, taken); if (place) place.node.value = ""; }}),
       el("div", {class: "doing-fields"}, field("data", files.length ? `${count(files.length, "file")} here` : "or one that is here", chosen), place && place.part)),
     step(3, "Name", name.part, el("details", {}, el("summary", {}, "More"), el("div", {class: "doing-fields"}, columns.part, rounds.part))),
     action("See the terms", () => begin({server: server.node.value.trim() || null, invite: message.value.trim(), data: place?.node.value.trim() || chosen.value, columns: columns.node.value.trim(), name: name.node.value.trim(), rounds: rounds.node.value ? Number(rounds.node.value) : null}), {primary: true}));
-  return hubs.length ? el("details", {}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
+  return hubs.length ? el("details", {open: isLink}, el("summary", {}, "Join another hub, or use other data"), form) : section("Join a hub", form);
+}
+
+// Whether gym:// links open this page; asked for when it is looked at.
+function byClick() {
+  const box = el("div"), open = el("details", {ontoggle: async () => { if (open.open && !box.firstChild) replace(box, (await import("./join_links.js")).linksPanel(await api("links"))); }}, el("summary", {}, "Open invites by a click"), box);
+  return open;
 }

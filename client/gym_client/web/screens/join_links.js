@@ -1,0 +1,13 @@
+// Which program opens gym:// links on this machine: the choice between this page and none.
+import {action, el, mayChange, post, replace} from "../static/app.js";
+
+// linksPanel(answer of "links") -> element
+export function linksPanel(first) {
+  const node = el("div", {class: "below"});
+  function draw({is_registered: isOn}) {
+    replace(node, el("p", {role: "status"}, isOn ? "A click on an invite opens this page, which asks before anything is sent." : "A click on an invite opens nothing yet. This page can open it, and asks before anything is sent."),
+      mayChange() && action(isOn ? "Open no invites any more" : "Open invites with this page", async () => draw(await post("links", {is_registered: !isOn}))));
+  }
+  draw(first);
+  return node;
+}
