@@ -1,0 +1,1 @@
+"""Plots of the tables in docs/ that quote benchmarks."""
