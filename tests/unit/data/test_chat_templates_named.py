@@ -213,7 +213,7 @@ def test_there_are_twenty_names_and_others_are_refused_with_the_list() -> None:
 def test_a_file_that_is_no_template_is_refused_by_its_name_and_line(tmp_path: Any) -> None:
     broken = tmp_path / "broken.jinja"
     broken.write_text("{% for m in messages %}\n{{ m.content }\n{% endfor %}")
-    with pytest.raises(GymError, match=r"the file .*broken\.jinja does not write .*, line 2 of the template"):
+    with pytest.raises(GymError, match=r"the file .*broken\.jinja cannot render .*, line 2 of the template"):
         use_chat_template(bare(), str(broken))
     with pytest.raises(GymError, match="is a folder") as caught:
         use_chat_template(bare(), str(tmp_path))

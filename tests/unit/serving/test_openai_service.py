@@ -188,7 +188,7 @@ def test_a_field_that_is_off_is_named(tokenizer: Any, fields: dict[str, Any], pa
             "messages[1].tool_call_id",
             "matches no earlier call",
         ),
-        (CHAT, {"messages": [*USER, {"role": "assistant"}]}, "messages[1].content", "has content"),
+        (CHAT, {"messages": [*USER, {"role": "assistant"}]}, "messages[1].content", "needs content"),
         (CHAT, {"stop": ["a"] * 5}, "stop", "at most 4 items"),
         (COMPLETIONS, {"echo": True, "logprobs": 1}, "echo", "echo with logprobs"),
         (COMPLETIONS, {"prompt": ["x"] * 11, "n": 2}, "prompt", "has room for 20 at once"),
