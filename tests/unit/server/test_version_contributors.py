@@ -12,15 +12,16 @@ from gym_server.cli.main import app
 from gym_server.ledger.columns import ColumnChecks
 from gym_server.ledger.contributors import published_names
 from gym_server.ledger.royalties import attribute_use
-from gym_server.store.tables import accounts
+from gym_server.store.tables import accounts, updates
 from typer.testing import CliRunner
 
 from gym_fed.core.errors import GymError
+from gym_fed.delta.base import model_tensors
 from gym_fed.registry.card.facts import contributors_in
 from gym_fed.registry.card.readme import card_of
 from gym_fed.registry.manifest import ModelFile, ModelManifest
 from gym_fed.trust.identity.keys import SigningKey
-from tests.support.judged_rounds import Judged
+from tests.support.judged_rounds import DENSE, Judged
 
 
 @pytest.fixture
@@ -80,6 +81,9 @@ def test_a_version_names_who_agreed_and_gives_nothing_to_harm_or_to_what_was_rej
     text = CliRunner().invoke(ledger_app, words).stdout
     assert f"{ids['ann']} (ann [example](http://x)) {shares[ids['ann']]}" in text
     assert f"{ids['bob']} {shares[ids['bob']]}" in text
+    assert "harm" not in text
+    printed = json.loads(CliRunner().invoke(ledger_app, [*words, "--json"]).stdout)
+    assert (printed["shares"], printed["names"]) == (shares, {ids["ann"]: "ann [example](http://x)"})
 
     model = tmp_path / "model"
     assert CliRunner().invoke(app, ["model", str(model), "--dir", folder]).exit_code == 0
@@ -104,6 +108,27 @@ def test_a_version_names_who_agreed_and_gives_nothing_to_harm_or_to_what_was_rej
     assert ids["bob"] in card
     assert ids["harm"] not in card
     assert yaml.safe_load(card.split("---")[1])["license"] == "mit"
+
+
+def test_a_name_is_shown_while_the_newest_credited_update_agrees_to_it(hub: Judged, tmp_path: Path) -> None:
+    path = hub.encode({name: 0.0 * tensor for name, tensor in model_tensors(hub.model.model).items()}, DENSE)
+    row = {"contributor": "ann", "name": "Ann", "public_key": b"", "status": "active", "enrolled_at": 0.0}
+    with hub.fed.database.transaction() as tx:
+        tx.execute(accounts.insert().values(**row))
+
+    def named_after(server_round: int, verdict: str, agrees: bool) -> dict[str, str]:
+        copy = tmp_path / f"{server_round}.gymdelta"
+        copy.write_bytes(path.read_bytes())
+        update_id = hub.put(copy, "ann", server_round, 1.0, 1, agrees)
+        with hub.fed.database.transaction() as tx:
+            tx.execute(updates.update().where(updates.c.update_id == update_id).values(verdict=verdict))
+            return published_names(tx, ["ann"])
+
+    assert named_after(1, "rejected", agrees=True) == {}
+    assert named_after(2, "duplicate", agrees=True) == {"ann": "Ann"}
+    assert named_after(3, "rejected", agrees=False) == {"ann": "Ann"}
+    assert named_after(4, "merged", agrees=False) == {}
+    hub.close()
 
 
 @pytest.mark.parametrize(
