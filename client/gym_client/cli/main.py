@@ -113,7 +113,7 @@ def join(
     region: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Send the merged rounds of the regional hub in DIR.", show_default=False
+            metavar="DIR", help="Send in the rounds of the regional hub in DIR.", show_default=False
         ),
     ] = None,
     model: Annotated[
@@ -148,7 +148,7 @@ def join(
         typer.Option("--accept", metavar="NAME", help="Accept only what --json shows under this name."),
     ] = None,
     accept_restore: Annotated[
-        bool, typer.Option("--accept-restore", help="Continue with a hub that was restored from a backup.")
+        bool, typer.Option("--accept-restore", help="Continue with a hub restored from a backup.")
     ] = False,
     passphrase_file: PassphraseFile = None,
     insecure: Insecure = False,
