@@ -48,7 +48,7 @@ def train(message: Message, context: Context) -> Message:
         if not by_reference:
             raise GymError(
                 ErrorCode.UPDATE_REFUSED,
-                "secure aggregation needs a gym-fed hub, which keeps a round's stages; this is stock Flower",
+                "secure aggregation needs a gym-fed hub, which tracks the stages of a round; this is stock Flower",
                 "run the federation with gym-server run, or without secure_aggregation",
             )
         SecureRound(home, spec, key_at(home, spec.server)).receive(secure_text(message.content))
@@ -155,7 +155,7 @@ def _keep_soups(content: RecordDict, cache: ObjectCache, policy: Policy) -> None
             continue
         digest = hashlib.sha256(array.data).hexdigest()
         if digest != sha256:
-            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} came with bytes of sha256 {digest}")
+            raise GymError(ErrorCode.HASH_MISMATCH, f"soup {sha256} has bytes with sha256 {digest}")
         cache.put(array.data)
 
 

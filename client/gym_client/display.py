@@ -54,7 +54,7 @@ class Display:
         """Report the progress of a phase; ``done == total`` ends it."""
 
     def busy(self, activity: str) -> None:
-        """Set the current activity, in case it takes long; empty for none."""
+        """Set the current activity, which is shown if it takes long; empty for none."""
 
     def still(self, activity: str, seconds: float) -> None:
         """Print an activity that has lasted for ``seconds`` without other output."""

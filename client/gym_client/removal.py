@@ -57,7 +57,7 @@ class ClientFiles:
         if self.hubs and not abandon:
             raise GymError(
                 ErrorCode.USAGE,
-                f"this home still contributes to {', '.join(self.hubs)}, and its key cannot be made again",
+                f"this home still contributes to {', '.join(self.hubs)}, and its key cannot be recreated",
                 "leave first: gym-client leave --server HOST; for a hub that is gone: --abandon",
             )
 

@@ -136,7 +136,7 @@ class ServiceFile:
         text: The same content as text for display.
         start: Commands that start the service.
         remove: Commands that stop the service before the file is deleted.
-        own_mark: Bytes that are in the file of this home alone, whatever its command is.
+        own_mark: Bytes that occur only in the file of this home, whatever its command is.
     """
 
     path: Path
@@ -241,7 +241,7 @@ def _unit_plain(path: Path) -> str:
     if text.endswith("\\") or text != text.strip():
         raise GymError(
             ErrorCode.USAGE,
-            f"{plain(text)!r} ends with a backslash or a space, which systemd does not read as part of a path",
+            f"{plain(text)!r} ends with a backslash or a space, which systemd does not accept in a path",
             "give the file another name",
         )
     return text.replace("%", "%%")
@@ -284,7 +284,7 @@ def _task(service: ServiceJob, user_home: Path) -> ServiceFile:
         if re.search("%[^%]+%", text):
             raise GymError(
                 ErrorCode.USAGE,
-                f"{plain(text)}: Task Scheduler reads %...% as a variable, and has no way to write it",
+                f"{plain(text)}: Task Scheduler expands %...% as a variable, and it cannot be escaped",
                 "choose a path without two percent signs",
             )
     ElementTree.register_namespace("", _TASK)

@@ -340,5 +340,5 @@ def _check_file(path: Path, manifest: VariantManifest) -> None:
         raise GymError(
             ErrorCode.BASE_MISMATCH,
             f"the delta of {manifest.variant} is for base {base}, but its manifest says {manifest.base_digest}",
-            "its owner has to push it again",
+            "its owner must push it again",
         )

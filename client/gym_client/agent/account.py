@@ -62,7 +62,7 @@ class Account:
         """End the block with a report, not an error, once the account has left the hub.
 
         Args:
-            retrying: Retries the question to the hub whether the account has left.
+            retrying: Retries the call that asks the hub whether the account has left.
 
         Raises:
             GymError: Any other error of the block.
@@ -146,7 +146,7 @@ class Account:
         if not isinstance(spent, dict) or spent == self._spent:
             return
         if not all(isinstance(spent.get(key), int | float) for key in ("epsilon", "rounds", "target_delta")):
-            raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports privacy without its figures")
+            raise GymError(ErrorCode.INTERNAL, f"{self._client.address} reports its privacy without figures")
         self._spent = spent
         text = (
             f"privacy at the hub: epsilon {spent['epsilon']:.3g} is spent on what you sent in "

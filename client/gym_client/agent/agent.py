@@ -310,11 +310,11 @@ class Agent:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
                 f"the task's server is {spec.server}, but it came from {self.client.pin.server}",
-                "a hub may ask only for updates that are signed for itself",
+                "a hub may only request updates that are signed for itself",
             )
         if spec.evaluated_on != self._evaluated_on:
             limit = TimeLimit(self.policy, self._hooks(lease))
-            phase = "the check against the hub's evaluation suites"
+            phase = "checking against the hub's evaluation suites"
             for note in evaluation_notes(spec.evaluated_on, lambda: limit.require(phase)):
                 self.display.report("contamination", note)
             self._evaluated_on = spec.evaluated_on

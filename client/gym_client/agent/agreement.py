@@ -211,11 +211,15 @@ def _consents(home: Home) -> dict[str, Any]:
     path = home.consents_path
     if not path.exists():
         return {}
-    consents: dict[str, Any] = read_object(path, ErrorCode.STATE_CORRUPT, "delete it, and agree again")
+    consents: dict[str, Any] = read_object(
+        path, ErrorCode.STATE_CORRUPT, "delete it and accept the terms again"
+    )
     for entries in consents.values():
         if not isinstance(entries, list) or not all(map(_is_kept, entries)):
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{path} holds no accepted terms", "delete it, and agree again"
+                ErrorCode.STATE_CORRUPT,
+                f"{path} does not contain accepted terms",
+                "delete it and accept the terms again",
             )
     return consents
 

@@ -52,7 +52,7 @@ def load_data(
 
     Raises:
         GymError: ``FILE_NOT_FOUND``; ``DATA_INVALID`` with the row; ``POLICY_REFUSED`` if rows contain evaluation
-            rows and the policy rejects them, or no others are left; ``USAGE`` for invalid columns.
+            rows and the policy rejects them, or no other rows are left; ``USAGE`` for invalid columns.
     """
     if path in (None, EXAMPLE):
         if columns:
@@ -113,7 +113,7 @@ def _example() -> Data:
     from gym_fed.data.generated import generate_mix
 
     rows = generate_mix(_EXAMPLE_TASKS, _EXAMPLE_ROWS)
-    description = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); give your own with --data FILE"
+    description = f"built-in example ({', '.join(_EXAMPLE_TASKS)}); pass your own with --data FILE"
     return Data(rows, description, EXAMPLE)
 
 
@@ -122,7 +122,7 @@ def evaluation_notes(evaluated_on: Mapping[str, str], require_time: Callable[[],
 
     Args:
         evaluated_on: Suites of the task. Only names of gym-fed's own suites and tasks are looked up.
-        require_time: Called before each suite, since reading one takes seconds; raises if the time is used up.
+        require_time: Called before each suite, since reading one takes seconds; raises if the time limit is reached.
     """
     for suite, digest in evaluated_on.items():
         require_time()
@@ -137,16 +137,16 @@ def _note(suite: str, digest: str) -> str:
     names, beginnings = evaluation_names()
     begin = f"the hub evaluates on {suite}"
     if suite not in names and (not suite.startswith(beginnings) or "." in suite):
-        return f"{begin}, rows of its own: yours are not checked against them"
+        return f"{begin}, private rows that yours cannot be checked against"
     try:
         tasks = tasks_of([suite])
         checked = {task for row_filter in filters_here() for task in row_filter.locks}
     except GymError as error:
         if error.code is ErrorCode.UNAVAILABLE:
-            return f"{begin}, whose rows are not here: yours are not checked against them (gym eval fetch {suite})"
+            return f"{begin}, whose rows are missing here: yours are not checked against them (gym eval fetch {suite})"
         return f"{begin}: your rows are not checked against it: {error.message}"
     if missing := [task.name for task in tasks if task.name not in checked]:
-        return f"{begin}: your rows are not checked against {missing[0]}, as its suite is here in part"
+        return f"{begin}: your rows are not checked against {missing[0]}, whose suite is only partly here"
     if canonical_digest({task.name: task.lock for task in tasks}) != digest:
-        return f"{begin}, with other rows than those here, which yours were checked against"
+        return f"{begin}, with different rows from those here, against which yours were checked"
     return ""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 NANO = "gym-nano"
 _BETWEEN = "between"
-"""Takes the place of a version's digest after an error, so that the base is loaded again."""
+"""Replaces a version's digest after an error, so that the base is reloaded."""
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}", re.ASCII)
-_REMEDY = "give the folder of the federation's base with --base PATH"
-_REMEDY_OF_NAMES = "if you know the federation's base, give its folder with --base PATH"
+_REMEDY = "pass the folder of the federation's base with --base PATH"
+_REMEDY_OF_NAMES = "if you know the federation's base, pass its folder with --base PATH"
 
 
 class GlobalModel:
@@ -73,13 +73,13 @@ class GlobalModel:
     def release(self) -> None:
         """Free the model's memory until the next round; the tensors stay.
 
-        With SmolLM2-135M-Instruct an idle contributor has 1.1 GB resident after this, and 2.5 GB without it.
+        With SmolLM2-135M-Instruct, this reduces an idle contributor's resident memory from 2.5 GB to 1.1 GB.
         """
         self._model = None
         give_back_memory()
 
     def moments_bytes(self) -> int:
-        """Return the bytes of AdamW's moments of all weights, as kept between rounds."""
+        """Return the size in bytes of AdamW's moments of all weights, as kept between rounds."""
         from gym_fed.training.run.kept_moments import BYTES_PER_WEIGHT
 
         return BYTES_PER_WEIGHT * sum(tensor.numel() for tensor in self.tensors.values())
@@ -93,7 +93,7 @@ class GlobalModel:
         """Create the error for a model that is not the federation's base."""
         return GymError(
             ErrorCode.BASE_MISMATCH,
-            f"the model {self.source!r} has digest {self.base.digest}, "
+            f"the model {self.source!r} has digest {self.base.digest}, but "
             f"the federation's base {name!r} has {digest}",
             _REMEDY,
         )
@@ -195,7 +195,7 @@ def global_model(source: str) -> GlobalModel:
 def keep_model(model: GlobalModel, source: str) -> None:
     """Register a loaded model as the process-wide model under the folder where its files are now.
 
-    Libraries read the config by the name that the model was loaded under; PEFT does so when it saves an adapter.
+    Libraries look up the config by the name that the model was loaded from, as PEFT does when it saves an adapter.
     """
     model.source = model.model.name_or_path = model.model.config._name_or_path = source
     _loaded.clear()
@@ -220,13 +220,13 @@ def base_source(given: str | None, named: str) -> str:
     if not _PLAIN.fullmatch(named) or ".." in named:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub names its base model {named[:200]!r}, which is no plain name",
+            f"the hub names its base model {named[:200]!r}, which is not a plain name",
             f"a hub may not choose a path on this machine; {_REMEDY_OF_NAMES}",
         )
     if os.path.lexists(named):
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"the hub names its base model {named!r}, and there is a file or folder of that name here",
+            f"the hub names its base model {named!r}, but a file or folder of that name exists here",
             f"a hub may not choose a folder on this machine; {_REMEDY_OF_NAMES}",
         )
     return named

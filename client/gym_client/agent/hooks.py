@@ -62,11 +62,11 @@ class TimeLimit:
         self._until = time.monotonic() + policy.max_seconds
 
     def is_over(self) -> bool:
-        """True if the time is used up."""
+        """True if the time limit is reached."""
         return time.monotonic() > self._until
 
     def require(self, phase: str) -> None:
-        """Raise if the time is used up or the contributor wants to stop.
+        """Raise if the time limit is reached or the contributor wants to stop.
 
         Raises:
             GymError: ``POLICY_REFUSED`` or ``INTERRUPTED``.
@@ -81,7 +81,7 @@ class TimeLimit:
             raise self.error(phase)
 
     def error(self, phase: str) -> GymError:
-        """Return the error for a task whose time ran out during ``phase``."""
+        """Return the error for a task that exceeded its time limit during ``phase``."""
         return GymError(
             ErrorCode.POLICY_REFUSED,
             f"the task exceeded max_seconds ({self._max_seconds:g} s) of this machine's policy during {phase}",

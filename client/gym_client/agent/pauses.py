@@ -52,7 +52,7 @@ def set_resumed(home: Home) -> None:
     if Policy.load(home.policy_path).pause:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            f"{home.policy_path} has pause: true, so that the agent still waits",
+            f"{home.policy_path} has pause: true, so the agent is still paused",
             "remove the line",
         )
 
@@ -95,7 +95,7 @@ class _Wait:
 
 
 class Pauses:
-    """Decides if work may run, based on a ``policy.yaml`` that is reloaded when it changes.
+    """Decides whether work may run, based on a ``policy.yaml`` that is reloaded when it changes.
 
     Args:
         home: The home with ``policy.yaml`` and the marker of `gym-client pause`.
@@ -200,7 +200,7 @@ class Pauses:
             return None
         if policy.on_battery == "refuse" and self._battery():
             return _Wait(
-                "this machine runs on its battery, and policy.yaml has on_battery: refuse", ends=True
+                "this machine is running on battery, and policy.yaml has on_battery: refuse", ends=True
             )
         if policy.on_battery == "pause" and self._battery():
             return _Wait("waiting for mains power: policy.yaml on_battery", at_once=True)
@@ -219,7 +219,7 @@ class Pauses:
             return
         self._broken = ""
         self._take(self._policy)
-        self._display.report("policy", "policy.yaml has changed: its limits hold from now on")
+        self._display.report("policy", "policy.yaml has changed: its limits apply from now on")
 
 
 class DiskRoom:
@@ -268,7 +268,7 @@ class DiskRoom:
         more = max(64 << 10, min(64 << 20, disk.total // 50))
         began = reported = self._clock()
         self._report(full, disk.free, more)
-        self._display.busy("waiting for room on the disk")
+        self._display.busy("waiting for free disk space")
         while shutil.disk_usage(self._home.folder).free < disk.free + more:
             if self._stop.wait(_DISK_POLL_SECONDS):
                 raise GymError(ErrorCode.INTERRUPTED, f"stopped: {full.message}", full.hint)

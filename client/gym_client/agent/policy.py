@@ -36,7 +36,7 @@ class Policy(StrictModel):
     """Maximum length of a row in tokens."""
 
     max_audit_bytes: int = Field(default=4 << 30, ge=0)
-    """Maximum bytes of this home that are kept to answer audits, at hubs that audit updates. A task that needs more is
+    """Maximum bytes kept in this home to answer audits, at hubs that audit updates. A task that needs more is
     refused."""
 
     max_update_bytes: int = Field(default=1 << 30, ge=1)
@@ -103,7 +103,7 @@ class Policy(StrictModel):
     """Behaviour on battery: train anyway, wait for mains power, or end ``join``."""
 
     publish_name: bool = False
-    """True to agree to be named, by the account's name, with models that are made from the updates sent from here.
+    """True to agree to be named, by the account's name, in models made from the updates sent from here.
     Every signed update states this consent; the newest one counts."""
 
     seeding: SeedingPolicy | None = None
@@ -126,7 +126,7 @@ class Policy(StrictModel):
     def _hours_are_times(cls, hours: list[str]) -> list[str]:
         for span in hours:
             if not _HOURS.fullmatch(span):
-                raise ValueError(f"{span!r} is no span of hours: write it like '22:00-07:00'")
+                raise ValueError(f"{span!r} is not a span of hours: write it like '22:00-07:00'")
             if span[:5] == span[6:]:
                 raise ValueError(f"{span!r} ends where it begins: remove hours for the whole day")
         return hours
@@ -202,7 +202,7 @@ class Policy(StrictModel):
         """Raise ``POLICY_REFUSED`` if one run of ``join`` requires too large a download."""
         if self.max_total_download_bytes is not None:
             most = self.max_total_download_bytes
-            _at_most("bytes to download in all", num_bytes, "max_total_download_bytes", most)
+            _at_most("bytes to download in total", num_bytes, "max_total_download_bytes", most)
 
     def check_terms(self, join_bytes: int, round_bytes: int, rounds: int | None) -> None:
         """Raise ``POLICY_REFUSED`` if the first task, a later task or all tasks together require too large a
@@ -238,7 +238,7 @@ class Policy(StrictModel):
                 ErrorCode.POLICY_REFUSED,
                 f"the hub's base has {counted(num_bytes, 'byte')}, over this machine's max_base_bytes of "
                 f"{self.max_base_bytes}",
-                "raise max_base_bytes in policy.yaml, or give your own copy with --base PATH",
+                "raise max_base_bytes in policy.yaml, or pass your own copy with --base PATH",
             )
         self.check_total_download(num_bytes + join_bytes + (rounds or 0) * round_bytes)
 

@@ -1,6 +1,6 @@
-"""A regional hub as the source of updates: the root's version goes to its rounds, and what they merge comes back.
+"""A regional hub as the source of updates: its rounds start from the root's version and return what they merged.
 
-The hub runs as a process of its own, next to this agent; both meet in the exchange in the hub's folder.
+The hub runs as a separate process next to this agent; they communicate through the exchange in the hub's folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 0.3
 _SHARE_TO_SEND = 0.2
 """Share of the time to the root's deadline that is left for encoding and upload; with fewer rounds than planned, the
-region's newest version is sent then."""
+region's newest version is sent at that point."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class RegionalHub:
         folder: The regional hub's folder.
 
     Raises:
-        GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID`` if it holds no hub, or one that is no region.
+        GymError: ``FILE_NOT_FOUND`` or ``CONFIG_INVALID`` if it contains no hub, or one that is not a region.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,9 @@ class RegionalHub:
         path = self.folder / CONFIG_NAME
         if not path.is_file():
             raise GymError(
-                ErrorCode.FILE_NOT_FOUND, f"no hub in {self.folder}", "give the folder of gym-server init"
+                ErrorCode.FILE_NOT_FOUND,
+                f"no hub in {self.folder}",
+                "pass the folder created by gym-server init",
             )
         config = load_config(path, ServerConfig)
         self.name, self._root = config.name, config.region.root if config.region is not None else None
@@ -81,7 +83,7 @@ class RegionalHub:
         if self._root != server:
             raise GymError(
                 ErrorCode.CONFIG_INVALID,
-                f"region.root of {self.folder / CONFIG_NAME} is {self._root or 'not set'}, and this hub is {server}",
+                f"region.root of {self.folder / CONFIG_NAME} is {self._root or 'not set'}, but this hub is {server}",
                 f"write `region: {{root: {server}}}` into it and start that hub; its members must agree to the root",
             )
 
@@ -91,7 +93,7 @@ class RegionalHub:
         return Data([], f"the merged rounds of the regional hub {self.name!r} in {self.folder}", digest)
 
     def keep_receipt(self, receipt: dict[str, Any]) -> None:
-        """Leave the receipt of an update for the hub's ledger."""
+        """Store the receipt of an update for the hub's ledger."""
         if receipt.get("update"):
             self._exchange.put_receipt(receipt)
 
@@ -106,7 +108,7 @@ class RegionalHub:
 
         Raises:
             GymError: ``POLICY_REFUSED`` for a task that a region cannot do, or after the time limit; ``INTERRUPTED``;
-                errors of the exchange.
+                errors from the exchange.
         """
         require_region_can(spec.recipe, spec.codec)
         if first_summed(spec.soups):
@@ -178,7 +180,7 @@ class RegionalHub:
         if path is None or not base.digest == version.base_digest == spec.base_digest:
             raise GymError(
                 ErrorCode.BASE_MISMATCH,
-                f"the region's base is {version.base_digest}, the root's {spec.base_digest}, and {source!r} has "
+                f"the region's base is {version.base_digest}, the root's {spec.base_digest}, but {source!r} has "
                 f"{base.digest}",
                 "a region and its root need the same base_model",
             )
@@ -187,7 +189,7 @@ class RegionalHub:
 
 
 class _SummedVersions:
-    """Visitor of a ledger that collects the integer sums of its versions.
+    """Ledger visitor that collects the integer sums of its versions.
 
     Attributes:
         by_digest: ``digest``, ``sum`` and ``sum_bytes``, by the version's digest.
@@ -206,7 +208,7 @@ def require_region_can(recipe: TrainingRecipe, codec: CodecPolicy) -> None:
     """Raise ``POLICY_REFUSED`` for a recipe of the root that the rounds of a region cannot follow."""
     if recipe.sends_factors:
         raise _refused(
-            "the root asks for LoRA factors, and a region's rounds add up", "recipe.finetuning: full"
+            "the root asks for LoRA factors, but a region's rounds add up", "recipe.finetuning: full"
         )
     if recipe.privacy is not None:
         raise _refused("the root asks for DP-SGD on rows, which a region does not have", "no recipe.privacy")

@@ -57,9 +57,9 @@ class Residuals:
         return {name: tensor for name in file.names() if (tensor := file.residual(name)) is not None}
 
     def stage(self, residual: Path, update: str, moments: Path | None = None) -> None:
-        """Store the residual and moments of a sent update until its verdict; absent files are skipped.
+        """Store the residual and moments of a sent update until its verdict; missing files are skipped.
 
-        An update without both is recorded too: once it is merged, older moments must not be continued.
+        An update with neither is recorded too: once it is merged, older moments must not be continued.
         """
         for path, suffix in ((residual, _SUFFIX), (moments, _MOMENTS)):
             if path is not None and path.exists():
@@ -143,7 +143,7 @@ class Residuals:
 
     @property
     def _committed(self) -> dict[str, Path]:
-        """The committed files by the suffix of staged ones."""
+        """Committed file names by the suffix of their staged files."""
         return {
             _SUFFIX: self.folder / "residual.safetensors",
             _MOMENTS: self.folder / "moments.safetensors",

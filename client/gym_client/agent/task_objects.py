@@ -50,15 +50,15 @@ class TaskObjects:
     ) -> list[Path]:
         """Download the objects that a task refers to.
 
-        Soups that add up are fetched as one: the newest, those since the last version of this machine combined, or the
-        sum of all of them.
+        Soups that add up are fetched as one object: the newest soup, the sum since this machine's last version, or the
+        sum of all.
 
         Args:
             task: The task on the wire.
             spec: The task of a round; None for other messages.
             hooks: Progress and stop.
             retry: Retries an action while the hub is away.
-            again: True after a soup was deleted during its download.
+            again: True if a soup was deleted during its download.
 
         Returns:
             Files that are not needed after the task.
@@ -115,7 +115,8 @@ class TaskObjects:
         return passing
 
     def _combined(self, spec: TaskSpec, start: str, retry: Retry) -> tuple[str, pb.ArrayRef]:
-        """Return the object that leads to the task's version, and the version from which: ``start``, or the first."""
+        """Return the object that leads to the task's version, and the version it starts from: ``start``, or the
+        first."""
         last, summed = spec.soups[-1], first_summed(spec.soups)
         parents = [spec.base_digest, *(soup.version_digest for soup in spec.soups)]
         if start == parents[-2]:
@@ -129,7 +130,7 @@ class TaskObjects:
             except GymError as error:
                 if (
                     error.code is not ErrorCode.NOT_FOUND
-                ):  # this machine was away for long: it takes the whole sum
+                ):  # this machine was offline for a long time: fetch the whole sum
                     raise
                 start = parents[summed]
         return start, pb.ArrayRef(sha256=sha256, size_bytes=size, stype=DELTA_STYPE)
@@ -156,7 +157,7 @@ class TaskObjects:
         def progress(done: int, total: int) -> None:
             hooks.progress("upload", done, total, None)
 
-        # With a limit the update and the downloads of others would share it, and their downloaders would give up.
+        # A rate limit would be shared by the update and the downloads of others, whose downloaders would give up.
         pauses_seeding = self._client.rates.up.bytes_per_second is not None
         if pauses_seeding:
             self._client.pause_seeding("upload", True)
@@ -196,7 +197,7 @@ class TaskObjects:
         retry(send)
 
     def _keep_commitment(self, statement: str, sha256: str) -> None:
-        """Verify and store the hub's signed commitment, which it makes before it receives the first byte."""
+        """Verify and store the commitment that the hub signs before it receives the first byte."""
         if not statement:
             return
         pin = self._client.pin
@@ -245,7 +246,9 @@ def to_message(task: pb.Task, get: GetObject) -> Message:
         message: Message = Message(metadata=metadata, content=content)  # type: ignore[call-overload]
         return message
     except (TypeError, ValueError, KeyError) as error:
-        raise GymError(ErrorCode.USAGE, f"task {task.message_id!r} is no Flower message: {error}") from error
+        raise GymError(
+            ErrorCode.USAGE, f"task {task.message_id!r} is not a Flower message: {error}"
+        ) from error
 
 
 def to_submit(message_id: str, reply: Message, put: PutObject) -> pb.SubmitRequest:

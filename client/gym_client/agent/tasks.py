@@ -146,7 +146,7 @@ class TaskFolder:
         if size != manifest.delta_bytes:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
-                f"{self.delta_path} has {counted(size, 'byte')}, its manifest says {manifest.delta_bytes}",
+                f"{self.delta_path} has {counted(size, 'byte')}, but its manifest says {manifest.delta_bytes}",
                 "delete the folder to train again",
             )
         return FinishedUpdate(manifest, signature, public_key, self.delta_path, metrics)

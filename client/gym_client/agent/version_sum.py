@@ -1,8 +1,8 @@
 """The sum of a hub's soups on this machine, for versions whose soups add up as integers.
 
-The folder holds ``<version>.gymdelta``, the sum since the version after which soups add up, of the last version that
-this machine had, and after a download ``<version>-<version>.gymdelta``, the soups between two versions. Versions are
-named by 32 hex digits of their digests.
+The folder contains ``<version>.gymdelta``, the sum of the additive soups up to this machine's last version, and after a
+download ``<version>-<version>.gymdelta``, the soups between two versions. Versions are named by 32 hex digits of their
+digests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VersionSum:
         return self._folder / f"{_short(start)}-{_short(end)}{_SUFFIX}"
 
     def missing(self, soups: Sequence[SoupReference], base: str) -> tuple[str, str]:
-        """Return the digests of the versions between which soups must be fetched; equal if none is missing.
+        """Return the digests of the versions between which soups must be fetched; equal if none are missing.
 
         Args:
             soups: Soups from the base to a version; the last ones add up.
@@ -90,7 +90,7 @@ class VersionSum:
         return total
 
     def _held(self, soups: Sequence[SoupReference]) -> int | None:
-        """Return how many soups lead to the version of the kept sum; None if there is none of these."""
+        """Return how many soups lead to the version of the stored sum; None if no stored sum matches."""
         for at in range(len(soups), first_summed(soups), -1):
             if self.path(soups[at - 1].version_digest).exists():
                 return at

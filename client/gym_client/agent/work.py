@@ -80,7 +80,7 @@ def parse_task(text: str) -> TaskSpec:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
             plain(f"the task is refused: {'; '.join(lines)}", _MAX_ERROR_CHARS),
-            "a task may carry data for training and nothing else; report it to the coordinator",
+            "a task may only contain data for training; report it to the coordinator",
         ) from error
     require_plugins(spec.plugins, "the task", plugins_of(spec.recipe, spec.codec))
     check_lineage(spec)
@@ -339,7 +339,7 @@ def _distiller(
     data: Data,
     time_limit: TimeLimit,
 ) -> Refine:
-    """Return a distiller on this machine's data that reports progress and observes the time limit."""
+    """Return a distiller on this machine's data that reports progress and obeys the time limit."""
     from gym_fed.data.rows import as_kind
     from gym_fed.delta.base import model_tensors
     from gym_fed.quantization.refining import distiller
@@ -348,7 +348,7 @@ def _distiller(
 
     def on_step(step: int, total: int, loss: float) -> None:
         hooks.progress("distill", step, total, loss)
-        time_limit.require("distillation of scales")
+        time_limit.require("distilling the scales")
 
     return distiller(
         spec.codec,

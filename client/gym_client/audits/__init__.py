@@ -1,1 +1,1 @@
-"""Audits: what a contributor keeps of a training, its answer to an audit, and the auditor's check of the answer."""
+"""Audits: the contributor's record of its training, its answer to an audit, and the auditor's check of the answer."""

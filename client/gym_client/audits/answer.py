@@ -47,7 +47,7 @@ class ProvedLeaf(StrictModel):
 
 
 class AnswerDocument(StrictModel):
-    """The part of an answer that is text."""
+    """The text part of an answer."""
 
     format: Literal["gym-audit-answer-1"] = "gym-audit-answer-1"
     manifest: UpdateManifest
@@ -108,10 +108,10 @@ def write_answer(path: Path, evidence: Evidence, draw: Draw) -> None:
 
 @dataclass
 class AuditAnswer:
-    """An answer that belongs to a draw: its document and proofs are verified, its states when they are read.
+    """An answer to a draw. Its document and proofs are verified; its states are verified when they are read.
 
     Attributes:
-        document: The part that is text.
+        document: The text part.
         delta: Content of the update's file.
     """
 
@@ -183,9 +183,7 @@ class AuditAnswer:
         if manifest.training_root is None:
             raise self._invalid("the update commits to no training")
         if [leaf.step for leaf in self.document.leaves] != states_of(draw):
-            raise self._invalid(
-                f"it does not have the steps that were drawn: {', '.join(map(str, draw.steps))}"
-            )
+            raise self._invalid(f"it does not contain the drawn steps: {', '.join(map(str, draw.steps))}")
         for leaf in self.document.leaves:
             known = step_leaf(leaf.step, leaf.batch, leaf.state)
             if not verify_inclusion(known, leaf.step, draw.num_steps + 1, leaf.path, manifest.training_root):

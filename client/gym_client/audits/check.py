@@ -23,7 +23,7 @@ from gym_fed.trust.ledger.audits import AuditVerdict, SignedVerdict
 _MOST = 1e30
 """Stands for larger distances, infinity and NaN, which JSON cannot represent."""
 _ROUNDING = 1e-6
-"""Tolerance between the delta and an encoding of the final state here; both round to the same format."""
+"""Tolerance between the delta and the auditor's encoding of the final state; both round to the same format."""
 
 
 def repeat_steps(
@@ -77,10 +77,10 @@ def repeat_steps(
             claimed = answer.document.manifest.num_examples
             if result.num_examples != claimed:
                 replay.report.fail(
-                    f"the update claims {counted(claimed, 'example')}, these rows have {result.num_examples}"
+                    f"the update claims {counted(claimed, 'example')}, but these rows have {result.num_examples}"
                 )
             if not replay.report.problem and not _is_encoded(answer, spec, model, result.model, Path(folder)):
-                replay.report.fail("the delta is not the state at the end of the training")
+                replay.report.fail("the delta does not match the final state of the training")
             result.model.unload()
         finally:
             model.restore()

@@ -61,7 +61,7 @@ class Draw:
 
 
 class Draws:
-    """Visitor of ledger entries that collects draws, and the updates that were in a draw at all."""
+    """Ledger visitor that collects draws, and all updates that took part in one."""
 
     def __init__(self) -> None:
         self.drawn: dict[str, Draw] = {}
@@ -78,7 +78,7 @@ class Draws:
                 self._add(body)
             except (KeyError, TypeError, ValueError) as error:
                 raise corrupt(
-                    f"entry {entry.sequence} ({entry.kind}): it is not what an audit records: {error!r:.80}"
+                    f"entry {entry.sequence} ({entry.kind}): it is not a valid audit record: {error!r:.80}"
                 ) from error
         elif entry.kind in VERDICT_KINDS:
             known = self.drawn[body["update"]]
@@ -128,7 +128,7 @@ def read_draws(home: Home, client: HubClient) -> Draws:
 
 
 def drop_unneeded(home: Home, server: str, draws: Draws) -> None:
-    """Delete evidence that a hub does not need: of updates that were not drawn, or that have a verdict."""
+    """Delete evidence that a hub no longer needs: of updates that were not drawn, or that have a verdict."""
     for evidence in list(kept_evidence(home)):
         if evidence.task.server != server:
             continue

@@ -1,7 +1,7 @@
-"""What a contributor keeps of an admitted update, to answer an audit: ``audits/<update id>/`` in the home.
+"""Evidence that a contributor keeps of an admitted update, to answer an audit: ``audits/<update id>/`` in the home.
 
 The folder contains ``task.json`` (the task), ``manifest.json``, ``rows.jsonl``, ``update.gymdelta``, and the record of
-the training (``leaves.jsonl`` and a file of weights and moments per step). It is made in the task's folder and moved
+the training (``leaves.jsonl`` and a file of weights and moments per step). It is created in the task's folder and moved
 here when the hub admits the update. It is deleted when the time to answer is over, when the draw is known and the
 update is not in it, or when the contributor leaves the hub.
 """
@@ -77,7 +77,7 @@ class Evidence:
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
     def drop(self) -> None:
-        """Delete the folder. One that is half deleted, since the process was killed, is deleted at the next listing."""
+        """Delete the folder. If the process is killed meanwhile, the next listing deletes the rest."""
         hidden = self.folder.with_name("." + self.folder.name)
         os.replace(self.folder, hidden)
         shutil.rmtree(hidden)
@@ -86,7 +86,7 @@ class Evidence:
 def begin_record(
     home: Home, spec: TaskSpec, folder: TaskFolder, data: Data, max_bytes: int, now: float
 ) -> StepRecorder:
-    """Return the recorder of a task's training, after deleting evidence whose time is over.
+    """Return the recorder of a task's training, after deleting expired evidence.
 
     Args:
         home: The contributor's home.
@@ -136,7 +136,7 @@ def kept_evidence(home: Home) -> Iterator[Evidence]:
 def drop_expired(home: Home, server: str, now: float) -> None:
     """Delete evidence whose time to answer is over.
 
-    The evidence of other hubs is deleted a week later by this machine's clock: a hub that is gone reports no time.
+    Evidence for other hubs is deleted a week later by this machine's clock, since a hub that is gone reports no time.
 
     Args:
         home: The contributor's home.

@@ -35,7 +35,7 @@ _SPARE_VALUES = 1 << 24
 
 
 MAX_VALUE = 1 << 30
-"""Limit for integers in a config; public models have at most tens of millions (positions, rope)."""
+"""Limit for integers in a config; public models need at most tens of millions (positions, RoPE)."""
 MAX_EXPERTS = 4096
 _LAYERS = re.compile(r"(^|_)(n|num)_(.*_)?(layer|block|stage)s?$|depth", re.ASCII)
 _EXPERTS = re.compile(r"(^|_)(n|num)_(.*_)?experts?$", re.ASCII)
@@ -63,7 +63,7 @@ class Listing:
         if listing_sha256(self.files) != sha256 or total != size_bytes:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"the hub now lists other files of its base ({counted(total, 'byte')}) than it offered "
+                f"the hub now lists different files for its base ({counted(total, 'byte')}) from those it offered "
                 f"({counted(size_bytes, 'byte')})",
                 "join again to see the new offer",
             )
@@ -88,7 +88,7 @@ def read_listing(client: HubClient) -> Listing:
                 if len(files) > MAX_FILES or len(tensors) > MAX_TENSORS or num_bytes > _MAX_BYTES:
                     raise GymError(
                         ErrorCode.TOO_LARGE,
-                        f"{client.address} lists more of its base than {MAX_FILES} files, {MAX_TENSORS} tensors or "
+                        f"{client.address} lists more for its base than {MAX_FILES} files, {MAX_TENSORS} tensors or "
                         f"{readable_bytes(_MAX_BYTES)}",
                     )
     finally:
@@ -113,7 +113,7 @@ def differences(listing: Listing, tensors: Mapping[str, bytes], folder: Path | N
             continue
         path = Path(folder or "") / file.name
         if not path.is_file() or path.stat().st_size != file.size_bytes or file_sha256(path) != file.sha256:
-            return f"{path} is missing, or another file than the hub's"
+            return f"{path} is missing, or differs from the hub's"
     return ""
 
 
@@ -121,10 +121,10 @@ def _in_words(unlike: list[str], count: int, theirs: Mapping[str, bytes], ours: 
     first = unlike[0]
     how = "has other values, dtype or shape"
     if first not in ours:
-        how = "is not in the model here"
+        how = "is not in the local model"
     elif first not in theirs:
         how = "is not in the hub's base"
-    more = f"; {len(unlike)} of {count} tensors are unlike" if len(unlike) > 1 else ""
+    more = f"; {len(unlike)} of {count} tensors differ" if len(unlike) > 1 else ""
     return f"tensor {plain(first, 140)!r} {how}{more}"
 
 
@@ -188,7 +188,7 @@ def _is_here(folder: Path, file: BaseFile) -> bool:
 
 
 def _delete_strangers(folder: Path, files: Sequence[BaseFile], missing: Sequence[BaseFile]) -> None:
-    """Delete damaged files and those of other listings."""
+    """Delete damaged files and files that are not in the listing."""
     lacking = {file.name for file in missing}
     keep = {file.name for file in files if file.name not in lacking}
     keep |= {f"{file.sha256}.part" for file in missing}
@@ -208,7 +208,7 @@ def _require_space(folder: Path, missing: Sequence[BaseFile]) -> None:
     if needed > 0 and free < needed + SPARE_BYTES:
         raise GymError(
             ErrorCode.DISK_FULL,
-            f"the base needs {readable_bytes(needed)} more in {folder}, where {readable_bytes(free)} are free",
+            f"the base needs {readable_bytes(needed)} more in {folder}, but only {readable_bytes(free)} are free",
             "free some space, or use a home on another disk with --home",
         )
 
@@ -234,12 +234,12 @@ def require_own_weights(folder: Path, names: Sequence[str]) -> None:
                     num_values += math.prod(file.get_slice(key).get_shape())
                     num_tensors += 1
         except SafetensorError as error:
-            raise _invalid(f"{name} is not a file of weights: {error}") from error
+            raise _invalid(f"{name} is not a weight file: {error}") from error
     _require_bounded(read_object(folder / "config.json"), num_tensors)
     num_described = _values_of(folder)
     if num_described > num_values + _SPARE_VALUES:
         raise _invalid(
-            f"config.json describes {counted(num_described, 'value')}, the files of weights have {num_values}"
+            f"config.json describes {counted(num_described, 'value')}, but the weight files have {num_values}"
         )
 
 
@@ -259,7 +259,7 @@ def _require_bounded(config: object, num_tensors: int) -> None:
             elif _EXPERTS.search(key):
                 most = MAX_EXPERTS
             if isinstance(value, int) and abs(value) > most:
-                raise _invalid(f"config.json says {plain(key, 80)}: {value:.6g}; it may be {most} at most")
+                raise _invalid(f"config.json says {plain(key, 80)}: {value:.6g}; at most {most} is allowed")
 
 
 def _values_of(folder: Path) -> int:
@@ -276,7 +276,7 @@ def _values_of(folder: Path) -> int:
             with torch.device("meta"):
                 model = model_of(config)
         except Exception as error:
-            raise _invalid(f"config.json describes no model: {plain(error, 200)}") from error
+            raise _invalid(f"config.json does not describe a model: {plain(error, 200)}") from error
     return sum(value.numel() for value in (*model.parameters(), *model.buffers()))
 
 

@@ -45,7 +45,7 @@ class BaseOffer:
     duration: str = ""
     """The expected download time in words; not part of the accepted terms."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, in words; it begins with the download of the base."""
+    """What seeding does on this machine, in words; seeding begins with the download of the base."""
 
     @classmethod
     def of(cls, status: pb.StatusReply) -> BaseOffer | None:

@@ -58,7 +58,7 @@ def announced_mirrors(status: pb.StatusReply) -> list[MirrorConfig]:
 
 
 def announced_region(status: pb.StatusReply) -> RegionConfig | None:
-    """Return the root to which the hub's merged rounds go on; None if it is no region.
+    """Return the root that receives the hub's merged rounds; None if it is not a region.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -67,7 +67,7 @@ def announced_region(status: pb.StatusReply) -> RegionConfig | None:
 
 
 def announced_seeding(status: pb.StatusReply) -> SeedingTerms | None:
-    """Return the hub's settings of seeding; None if it allows none.
+    """Return the hub's seeding settings; None if it does not allow seeding.
 
     Raises:
         GymError: ``POLICY_REFUSED`` for unreadable terms.
@@ -116,7 +116,7 @@ def announced_continuous(status: pb.StatusReply) -> dict[str, int] | None:
 
 
 def rounds_to_come(status: pb.StatusReply, limit: int | None) -> int | None:
-    """Return the smaller of the rounds that the hub still plans and those wanted; None if neither is known."""
+    """Return the smaller of the hub's remaining rounds and the requested rounds; None if neither is known."""
     left = max(0, int(status.num_rounds) - int(status.version_height)) if status.num_rounds else None
     document = parse_object(status.recipe_json or "{}", "a recipe", ErrorCode.POLICY_REFUSED)
     announced_left = document.get(

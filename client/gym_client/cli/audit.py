@@ -49,7 +49,7 @@ def list_draws(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the drawn updates, from the hub's verified ledger. Deletes what is kept of updates that were not drawn."""
+    """Show the drawn updates, from the hub's verified ledger. Deletes the evidence of updates that were not drawn."""
     from gym_client.audits.draws import read_draws
     from gym_client.hub.known import enrolled_client
 
@@ -96,8 +96,8 @@ def answer(
         if not evidence.folder.exists():
             raise GymError(
                 ErrorCode.NOT_FOUND,
-                f"{folder.folder} keeps nothing of update {draw.update[:12]}",
-                "give the --home that sent it; evidence is kept until the time to answer is over",
+                f"{folder.folder} has no evidence of update {draw.update[:12]}",
+                "use the --home that sent it; evidence is kept until the time to answer is over",
             )
         path = out or Path(f"{draw.update[:12]}.gymaudit")
         write_answer(path, evidence, draw)
@@ -148,7 +148,7 @@ def check(
             raise GymError(
                 ErrorCode.USAGE,
                 f"the hub audits {draw.terms.rows} rows",
-                "give your copy of them with --data"
+                "pass your copy of them with --data"
                 if data is None
                 else "they are in the answer; omit --data",
             )
@@ -221,7 +221,7 @@ def _repeated(
 
 
 def fetch_version(client: HubClient, cache: ObjectCache, policy: Policy, spec: TaskSpec) -> None:
-    """Download what leads from the base to a task's version: soups, and the sum of the last ones if they add up."""
+    """Download the soups that lead from the base to a task's version, with the sum of the last ones if they add up."""
     from gym_client.hub.transfers import download
     from gym_fed.config.hub.task import bytes_to_join, first_summed
 

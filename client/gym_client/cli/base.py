@@ -34,10 +34,10 @@ _ELSEWHERE = (
     *_DAMAGED,
     ErrorCode.UNAVAILABLE,
     ErrorCode.HASH_MISMATCH,
-    ErrorCode.PERMISSION_DENIED,  # a gated model, which the coordinator has declared shareable
+    ErrorCode.PERMISSION_DENIED,  # a gated model that the coordinator has declared shareable
     ErrorCode.DEADLINE_EXCEEDED,
 )
-_OWN = "give the folder of the federation's base with --base PATH"
+_OWN = "pass the folder of the federation's base with --base PATH"
 
 
 class _Declined(GymError):
@@ -136,7 +136,7 @@ class BaseFinder:
 
         name = offer.public_name
         if not is_hub_name(name):
-            problem = f"the hub calls its base {name!r}, and there is a file or folder of that name here"
+            problem = f"the hub calls its base {name!r}, but a file or folder of that name exists here"
             raise GymError(ErrorCode.POLICY_REFUSED, problem, _OWN)
         self._ask_for_copy(name)
         try:
@@ -174,7 +174,9 @@ class BaseFinder:
             duration=self._pace.duration(download.missing_bytes),
         )
         if not self._consent.base(shown):
-            raise _Declined(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+            raise _Declined(
+                ErrorCode.PERMISSION_DENIED, "not joined: you declined the download of the base", _OWN
+            )
         self._fetched_bytes = download.missing_bytes
         return True
 
@@ -202,7 +204,9 @@ class BaseFinder:
         self._display.busy("")
         if not self._consent.local_copy(source):
             raise GymError(
-                ErrorCode.PERMISSION_DENIED, f"not joined: the local copy of {source} is not to be read", _OWN
+                ErrorCode.PERMISSION_DENIED,
+                f"not joined: you declined reading the local copy of {source}",
+                _OWN,
             )
 
     def _load(self, source: str) -> GlobalModel:
@@ -213,7 +217,7 @@ class BaseFinder:
         return model
 
     def _other(self, model: GlobalModel, source: str) -> GymError:
-        """Create the error for a model that is not the federation's base, with the differences that are known."""
+        """Create the error for a model that is not the federation's base, with the known differences."""
         from gym_fed.base.models import resolve
         from gym_fed.delta.base import digests_by_tensor
 
@@ -221,7 +225,7 @@ class BaseFinder:
             listing = self._retrying(lambda: read_listing(self._client))
             details = differences(listing, digests_by_tensor(model.model), Path(resolve(source)))
         except GymError as error:  # the list only explains the refusal
-            details = f"where they differ is not known: {error.message}"
+            details = f"the differences are unknown: {error.message}"
         refusal = model.mismatch(self._digest, self._status.base_model)
         return GymError(
             refusal.code, f"{refusal.message}: {details}" if details else refusal.message, refusal.hint
@@ -234,7 +238,9 @@ class BaseFinder:
         words = tuple(seeding.in_words()) if seeding is not None else ()
         duration = self._pace.duration(offer.size_bytes)
         if not self._consent.base(replace(offer, duration=duration, seeding=words)):
-            raise GymError(ErrorCode.PERMISSION_DENIED, "not joined: the base is not to be fetched", _OWN)
+            raise GymError(
+                ErrorCode.PERMISSION_DENIED, "not joined: you declined the download of the base", _OWN
+            )
         self._fetched_bytes = offer.size_bytes
         self._display.busy(f"enrolling at {self._client.address}, to fetch the base")
         self._log_in()

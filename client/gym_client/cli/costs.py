@@ -89,7 +89,8 @@ def time_round(
 
 
 def _row_tokens(model: GlobalModel, recipe: TrainingRecipe, rows: Sequence[dict[str, Any]]) -> int:
-    """Return the tokens of most rows (95%), with padding; ``max_length`` where rows are joined or cannot be encoded."""
+    """Return the 95th percentile of row lengths in tokens, with padding; ``max_length`` for packed rows or rows that
+    cannot be encoded."""
     from gym_fed.config.hub.round_training import round_training
     from gym_fed.core.registries import ALGORITHMS
     from gym_fed.data.chat_templates.choice import use_chat_template
@@ -166,7 +167,7 @@ def _least_rows(recipe: TrainingRecipe) -> int:
 def _pace(model: Any, most_tokens: int, device: str, stop: threading.Event) -> tuple[float, int]:
     """Return seconds per token of a forward pass and the number of tokens tried.
 
-    Lengths double, because short passes are inefficient.
+    Lengths are doubled, because short passes are inefficient.
     """
     from gym_fed.base.models import pick_device
 
@@ -259,7 +260,7 @@ class Costs:
     def base_in_words(self) -> str:
         """Describe the download of the base."""
         if not self.base_bytes:
-            return "no base, which is here"
+            return "no base (it is already here)"
         return f"the base's {readable_bytes(self.base_bytes)}"
 
     def download_time(self) -> str:

@@ -81,7 +81,7 @@ def encrypt(
     print_result(
         as_json,
         {"path": str(store.main_path), "encrypted": True, "files": files, "by": KEY_DERIVATION},
-        f"{store.main_path} is under the passphrase now ({KEY_DERIVATION})",
+        f"{store.main_path} is now encrypted with the passphrase ({KEY_DERIVATION})",
         note="Without the passphrase the key cannot be recovered: store it in a safe place.",
     )
 
@@ -124,7 +124,7 @@ def export(
     print_result(
         as_json,
         {"path": str(file), "public_key": key.public_key.hex()},
-        f"{file} holds the private key under its passphrase",
+        f"{file} holds the private key, encrypted with its passphrase",
     )
 
 
@@ -135,7 +135,7 @@ def import_key(
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Import a private key into a home that has none; it stays under its passphrase."""
+    """Import a private key into a home that has none; it keeps its passphrase."""
     from gym_client.identity.keystore import Keystore, passphrases
     from gym_fed.core.files import write_atomically
     from gym_fed.trust.identity.keys import SigningKey
@@ -152,7 +152,7 @@ def import_key(
     print_result(
         as_json,
         {"path": str(path), "public_key": key.public_key.hex()},
-        f"{path} is {key.public_key.hex()}; join as before, and the hub recognises you by it",
+        f"{path} is {key.public_key.hex()}; join as before, and hubs will recognise you by it",
     )
 
 
@@ -176,7 +176,7 @@ def rotate(
     _report(
         result["servers"],
         "rotated",
-        "gym-client key rotate, again later: it keeps its old key till then",
+        "run gym-client key rotate again later: it keeps its old key until then",
         as_json,
     )
 
@@ -224,7 +224,7 @@ def revoke(
     _report(
         results,
         "revoked",
-        "gym-client key revoke, again; or ask the coordinator for gym-server revoke",
+        "run gym-client key revoke again, or ask the coordinator for gym-server revoke",
         as_json,
     )
 
@@ -238,7 +238,7 @@ def transfer(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Transfer credits to another contributor; they arrive when the hub's hold period is over."""
+    """Transfer credits to another contributor; they arrive after the hub's hold period."""
 
     from gym_client.hub.known import enrolled_client
     from gym_client.hub.replies import parse_object
@@ -269,7 +269,7 @@ def transfer(
 
 
 def _report(servers: list[dict[str, Any]], done: str, remedy: str, as_json: bool) -> None:
-    """Print the result at each hub; the exit code is that of the first hub that refused."""
+    """Print the result for each hub; the exit code is that of the first hub that refused."""
     for line in servers:
         who = f"{line['contributor']} at {line['address']}"
         if not as_json:

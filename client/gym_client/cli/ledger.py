@@ -42,7 +42,7 @@ def rewards(
     folder = open_home(home, passphrase_file)
     if ledger is not None:
         if not verify:
-            raise GymError(ErrorCode.USAGE, "--ledger is only read with --verify", "add --verify")
+            raise GymError(ErrorCode.USAGE, "--ledger needs --verify", "add --verify")
         pin = _pin(folder, server)
         checked = verify_copy(folder, ledger, bytes.fromhex(pin.ledger_key), Tally(pin.contributor))
         print_result(as_json, {"contributor": pin.contributor, "verified": checked.to_dict()}, checked.text())
@@ -116,7 +116,7 @@ def head(
     if newest is None:
         raise GymError(
             ErrorCode.NOT_FOUND,
-            f"no head of {pin.server} was seen yet",
+            f"no head of {pin.server} has been seen yet",
             f"gym-client rewards --server {pin.address}",
         )
     tip = newest.head
@@ -136,7 +136,7 @@ def compare(
     insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare somebody else's head with those seen here; a fork is proved and refused."""
+    """Compare somebody else's head with those seen here; prove and refuse a fork."""
     from gym_client.hub.heads import Heads
     from gym_client.hub.known import enrolled_client
     from gym_fed.trust.ledger.heads import EntryProof, SignedHead
@@ -154,7 +154,7 @@ def compare(
         kept_at, reason = Heads(folder, key).keep_proof(document)
         raise GymError(
             ErrorCode.LEDGER_FORKED,
-            f"{file} proves that {pin.server} signed {reason}; it is in {kept_at} now",
+            f"{file} proves that {pin.server} signed {reason}; the proof is now in {kept_at}",
             "show it to the other contributors and to the coordinator; no work is done for this hub while it is there",
         )
     theirs = SignedHead.from_dict(document)
@@ -173,14 +173,14 @@ def compare(
     print_result(
         as_json,
         {"same": True, "server": pin.server, "size": theirs.size, "heads": before},
-        f"the same ledger: their {counted(theirs.size, 'entry')}, and {counted(before, 'head')} seen here",
+        f"same ledger: their {counted(theirs.size, 'entry')}, and {counted(before, 'head')} seen here",
     )
 
 
 @ledger_app.command()
 def restored(
     accept: Annotated[
-        bool, typer.Option("--accept", help="Continue with the hub; what it lost is void.")
+        bool, typer.Option("--accept", help="Continue with the hub; the lost records are void.")
     ] = False,
     server: Server = None,
     home: HomeFolder = None,
@@ -212,7 +212,7 @@ def restored(
     print_result(
         as_json,
         {"accepted": accepted},
-        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows all it signed",
+        f"accepted: {len(accepted)}" if accepted else "nothing to accept: the hub shows everything it signed",
     )
 
 

@@ -40,23 +40,23 @@ class _ClientCommands(CommandGroup):
     activities: ClassVar = {
         "Contribute": {
             "join": "train for a hub, round after round",
-            "ui": "do it all on a page in your browser",
+            "ui": "do everything on a page in your browser",
             "status": "your balance, and the verdicts on your updates",
             "rewards": "what you earned, round by round",
-            "pause": "let the agent of this home wait",
-            "resume": "let it continue",
+            "pause": "pause the agent of this home",
+            "resume": "resume the agent",
             "leave": "withdraw from a hub; what you earned stays yours",
         },
         "Check": {
             "privacy": "the epsilon that each of your data sets has spent",
-            "ledger": "check that the hub's record agrees with itself",
+            "ledger": "check that the hub's ledger is consistent",
             "audit": "check how updates were trained",
         },
         "Account": {
             "id": "your id, for a coordinator's allow-list",
             "key": "encrypt, rotate, revoke, export and import your key",
             "transfer": "send credits to another contributor",
-            "install-service": "join in the background of this machine",
+            "install-service": "run join in the background",
             "install-links": "let invites open by a click",
             "uninstall": "delete what gym-client wrote on this machine",
         },
@@ -312,7 +312,9 @@ def privacy(home: HomeFolder = None, as_json: AsJson = False) -> None:
     from gym_client.privacy.book import PrivacyBook
 
     rows = PrivacyBook(Home.open(home)).summary()
-    print_result(as_json, rows, privacy_table(rows) if rows else "no update was trained with privacy here")
+    print_result(
+        as_json, rows, privacy_table(rows) if rows else "no update has been trained with privacy here"
+    )
 
 
 @app.command("id")

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
 
 
 _MANY_PASSES = 5
-"""Passes over the rows per round from which they are displayed; a model memorizes few rows."""
+"""Minimum passes over the rows per round that are displayed; a model memorizes rows that it sees often."""
 _BF16_BYTES = 2
 _ID_CHARS = 12
 _LEAST_BITS = {"join_download_bytes": 26, "round_download_bytes": 20, "rounds": 6}
 """Lower bounds (in bits) for values that change every round: below 64 MiB, 1 MiB and 64 rounds, changes do not change
 the name of an offer."""
-_OF_REGION = ("the region's members train by their own hub's recipe; only what its rounds merge is sent",)
+_OF_REGION = ("the region's members train with their own hub's recipe; only what its rounds merge is sent",)
 _SPENT = ("epsilon_spent", "epsilon_after_next_round")
 """Spending of a hub's own privacy; its budget is fixed."""
 
@@ -85,19 +85,19 @@ class Offer:
     pay: dict[str, Any] | None = None
     """The terms of pay; None if the hub announces none."""
     seeding: tuple[str, ...] = ()
-    """What seeding does on this machine, in words; empty if the hub or the policy allows none."""
+    """What seeding does on this machine, in words; empty if the hub or the policy does not allow it."""
     mirrors: tuple[str, ...] = ()
     """What mirrors do, in words; empty if the hub names none or the policy uses none."""
     audit: dict[str, Any] | None = None
     """The terms of audits; None if the hub has none."""
     region: dict[str, Any] | None = None
-    """The root to which the hub's merged rounds go on; None if it is no region."""
+    """The root that receives the hub's merged rounds; None if it is not a region."""
     rounds: int | None = None
     """Remaining rounds; None if unknown."""
     continuous: dict[str, int] | None = None
-    """Numbers of continuous rounds; None for synchronous rounds."""
+    """Settings of continuous rounds; None for synchronous rounds."""
     rows: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the given rows by use; see ``RowCounts``."""
+    """Counts of the given rows by use; see ``RowCounts``."""
     rows_in_words: tuple[str, ...] = ()
     """The same in words, with a warning if much is lost."""
     costs: Costs | None = None
@@ -218,7 +218,7 @@ class Offer:
         if self.continuous is not None:
             oldest = counted(self.continuous.get("max_staleness", 0), "version")
             lines.append(
-                f"continuous rounds: none waits for you, and an update counts until it is {oldest} old"
+                f"continuous rounds: none waits for you, but an update counts until it is {oldest} old"
             )
         return [("", line) for line in lines]
 

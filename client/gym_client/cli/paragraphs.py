@@ -17,7 +17,7 @@ class Paragraphs:
         self._paragraphs: list[Text] = []
 
     def add(self, label: str, text: str) -> None:
-        """Add a paragraph; without a label, continue the last one."""
+        """Add a paragraph; an empty label continues the last one."""
         if label:
             self._paragraphs.append(Text.assemble((label, "bold"), text))
         else:

@@ -36,7 +36,9 @@ def pause(home: HomeFolder = None, as_json: AsJson = False) -> None:
 
     folder = open_home(home, None)
     set_paused(folder)
-    print_result(as_json, {"paused": True}, f"the agent of {folder.folder} waits until `gym-client resume`")
+    print_result(
+        as_json, {"paused": True}, f"the agent of {folder.folder} is paused until `gym-client resume`"
+    )
 
 
 def resume(home: HomeFolder = None, as_json: AsJson = False) -> None:
@@ -130,7 +132,7 @@ def _require_consent(home: Home) -> None:
     if pin is None or not pin.contributor or not has_agreed(home, pin.server):
         raise GymError(
             ErrorCode.USAGE,
-            f"{home.folder} has accepted no hub's terms yet, and a service cannot ask",
+            f"{home.folder} has accepted no hub's terms yet, and a service cannot prompt",
             "join once interactively, `gym-client join --server HOST --data FILE`, stop it, and repeat this command",
         )
 
@@ -146,7 +148,7 @@ def _require_unattended(home: Home, passphrase_file: Path | None) -> None:
     if passphrase_file is None and Keystore(home.folder).is_encrypted:
         raise GymError(
             ErrorCode.KEY_LOCKED,
-            "the key of this home has a passphrase, and a service cannot ask for it",
+            "the key of this home has a passphrase, but a service cannot prompt for it",
             "write it into a file of mode 0600 and pass --passphrase-file FILE; the service names the file",
         )
 
@@ -168,9 +170,9 @@ def uninstall(
     removal.require_left(abandon)
     what = f"{counted(len(removal.files), 'entry')} of {folder.folder}"
     if removal.files and not yes:
-        question = f"Delete {what}, with your private key? Nobody can make it again."
+        question = f"Delete {what}, with your private key? It cannot be recreated."
         if not confirm(question, f"{what} would be deleted"):
-            raise GymError(ErrorCode.USAGE, "nothing was deleted", "agree to it, or pass --yes")
+            raise GymError(ErrorCode.USAGE, "nothing was deleted", "confirm it, or pass --yes")
     remove(folder, removal)
     print_result(
         as_json,

@@ -65,7 +65,7 @@ MAX_TERM = 1000
 class TerminalConsent(Consent):
     """Displays the terms and prompts for consent.
 
-    ``--yes`` answers all prompts except for a restored hub, and is required without a terminal.
+    ``--yes`` accepts all prompts except for a restored hub, and is required without a terminal.
 
     Args:
         yes: Accept all prompts.
@@ -100,7 +100,7 @@ class TerminalConsent(Consent):
             return True
         return self._ask(
             f"The hub trains {name}. Read your local copy of it, if there is one, to work out the terms?",
-            f"the hub names the base model {name}, and reading a local copy needs your consent",
+            f"the hub names the base model {name}; reading a local copy needs your consent",
             "--base PATH, or --yes",
         )
 
@@ -136,7 +136,7 @@ class TerminalConsent(Consent):
         if self._as_json:
             self._write({"event": "terms-changed", **renewal.to_dict()})
         else:
-            err.print("The hub has changed what its rounds ask for:")
+            err.print("The hub has changed the terms of its rounds:")
             for line in renewal.changes:
                 err.print(plain(f"  {line}", MAX_TERM))
         if self._yes or self.accepts(renewal.name):
@@ -227,10 +227,10 @@ def traffic_line(account: dict[str, Any]) -> str:
     """Describe the traffic between this home and the hub, and that of the next round."""
     line = (
         f"{readable_bytes(account['bytes_down'])} down and {readable_bytes(account['bytes_up'])} up by this home; "
-        f"each further round brings about {readable_bytes(account['round_download_bytes'])} down"
+        f"each further round moves about {readable_bytes(account['round_download_bytes'])} down"
     )
     if sum(verdict["bytes"] for verdict in account["verdicts"]) > account["bytes_up"]:
-        line += "; what another machine moved is not counted"
+        line += "; transfers by other machines are not counted"
     seeded = account["seeding"]
     if seeded["received"] or seeded["served"]:
         line += (

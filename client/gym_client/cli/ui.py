@@ -30,7 +30,7 @@ def ui(
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Contribute from a page in your browser, on this machine only. Ctrl-C ends the page, not the contributing."""
+    """Contribute from a page in your browser, on this machine only. Ctrl-C ends the page; contributing continues."""
     with spinner("loading the page"):
         from gym_client.web.app import open_ui
 
@@ -53,4 +53,4 @@ def ui(
         webbrowser.open(server.url_for_browser())
     server.run()
     if any(job.status == "running" for job in jobs.list()):
-        err.print("still contributing; `gym-client pause` makes it wait")
+        err.print("still contributing; `gym-client pause` pauses it")

@@ -41,7 +41,7 @@ TASKS_OWN = (
 FIRST_SECONDS = 0.5
 LONGEST_SECONDS = 30.0
 MAX_INTERNAL = 3
-"""Number of the hub's internal errors in a row that are retried, since a defect may concern a single moment."""
+"""Maximum consecutive internal errors of the hub that are retried, since a defect may be transient."""
 LINE_SECONDS = 60.0
 """Interval between reports that a hub is still unreachable."""
 
@@ -77,7 +77,7 @@ class Backoff:
         return seconds
 
     def reset(self) -> None:
-        """Return to the shortest delay, after the hub answered."""
+        """Return to the shortest delay after the hub has answered."""
         self._next, self._internal = FIRST_SECONDS, 0
 
     def tolerates(self, error: GymError) -> bool:
@@ -97,7 +97,7 @@ def may_pass(error: GymError) -> bool:
 
 
 class Outage:
-    """Reports once that a hub is unreachable, once a minute while it stays so, and once that it is back.
+    """Reports when a hub becomes unreachable, once a minute while it stays so, and when it is back.
 
     Args:
         display: Displays the reports.
@@ -120,7 +120,7 @@ class Outage:
                     text = f"{text}; {error.hint}"
             elif now - self._said >= LINE_SECONDS:
                 self._said = now
-                text = f"still away after {readable_seconds(now - self._since)}: {error.message}"
+                text = f"still unreachable after {readable_seconds(now - self._since)}: {error.message}"
             else:
                 return
             fields = {"error": error.to_dict(), "seconds": round(now - self._since, 1)}
@@ -168,7 +168,9 @@ def retry_while_away(
             return result
         if stop.wait(backoff.next_seconds()):
             raise GymError(
-                ErrorCode.INTERRUPTED, "stopped while the server was away", "run the same command again"
+                ErrorCode.INTERRUPTED,
+                "stopped while the server was unreachable",
+                "run the same command again",
             )
         before_retry()
 

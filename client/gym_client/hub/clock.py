@@ -67,11 +67,11 @@ class Clocks:
             f"this machine's clock ({_shown(self.here)}) is {readable_seconds(abs(self.ahead))} {side} the hub's "
             f"({_shown(self.hub_machine)}); "
         )
-        return f"{text}{self._verdict(earliest)}. Work continues by the hub's time"
+        return f"{text}{self._verdict(earliest)}. Work continues with the hub's time"
 
     def _verdict(self, earliest: float) -> str:
-        ours = "this machine's is wrong, set it"
-        hubs = "the hub's is wrong, its coordinator should set it"
+        ours = "this machine's is wrong; set it"
+        hubs = "the hub's is wrong; its coordinator should set it"
         if self.here < earliest:
             return f"{ours}: it shows a time before this version of gym-fed was released"
         if self.hub_machine < earliest:
@@ -152,7 +152,7 @@ class HubTime:
 
 
 def _earliest() -> float:
-    """Return the release date of this version, the earliest time that a right clock can show."""
+    """Return the release date of this version, the earliest time that a correct clock can show."""
     from gym_fed.doctor.checks.clock import RELEASED
 
     return datetime(RELEASED.year, RELEASED.month, RELEASED.day, tzinfo=UTC).timestamp()
@@ -162,4 +162,4 @@ def _shown(seconds: float) -> str:
     try:
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M UTC}"
     except (ValueError, OverflowError, OSError):
-        return "a time beyond all calendars"
+        return "a time beyond the calendar"

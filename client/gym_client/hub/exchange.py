@@ -1,4 +1,4 @@
-"""What a client of a hub needs of other sources of public objects: contributors who seed, and mirrors."""
+"""Interfaces of other sources of public objects for a hub's client: seeding contributors and mirrors."""
 
 from __future__ import annotations
 

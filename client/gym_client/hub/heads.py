@@ -43,7 +43,7 @@ def no_statements() -> Sequence[str]:
 
 @dataclass
 class _Conflict(Exception):
-    """Raised if a stored head and the hub's answer cannot belong to one ledger.
+    """Raised if a stored head and the hub's answer cannot belong to the same ledger.
 
     Attributes:
         kept: The stored head.
@@ -116,8 +116,8 @@ class Heads:
                 why = error.message if isinstance(error, GymError) else str(error)
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
-                    f"{path} is no proof of two ledgers of {self.server}: {why}",
-                    "something changed it after it was checked: look at it, then move it away",
+                    f"{path} does not prove two ledgers of {self.server}: {why}",
+                    "it was changed after it was checked: inspect it, then move it away",
                 ) from error
             if prove is not None:
                 for head in document["heads"]:
@@ -157,8 +157,8 @@ class Heads:
                 if old.covers(head) and head.size not in self.kept():
                     raise GymError(
                         ErrorCode.HUB_RESTORED,
-                        f"the head of entry {head.size} is of what {self.server} lost when it was restored at entry "
-                        f"{old.statement.restored_at_entry}, which was accepted here",
+                        f"the head of entry {head.size} covers entries that {self.server} lost when it was "
+                        f"restored at entry {old.statement.restored_at_entry}, which this home accepted",
                         "a contributor that still holds it sees the same statement, and accepts it or not",
                     ) from None
             self._require_unexplained(conflict.kept, prove, statements)
@@ -207,7 +207,7 @@ class Heads:
             raise self._blamed(conflict) from None
         raise GymError(
             ErrorCode.STATE_CORRUPT,
-            f"{self.server} signed a head of size {kept.size} over other entries than those of its ledger; it is in "
+            f"{self.server} signed a head of size {kept.size} over entries other than those of its ledger; it is in "
             f"{self.path}",
             "show it to the other contributors and to the coordinator, with the ledger",
         )
@@ -216,7 +216,7 @@ class Heads:
         self._refuse_if(old, new, None)
         if new.size >= old.size:
             low, size, shown = old, new.size, new
-        elif is_newest:  # another thread may have seen a later one meanwhile, so ask the hub again
+        elif is_newest:  # another thread may have seen a later one, so ask the hub again
             low, size, shown = old, 0, new
         else:
             low, size, shown = new, old.size, old
@@ -275,13 +275,13 @@ class Heads:
                 proof = prove(int(document["entry"]), 0)
                 proof.verify(self._key)
             except (GymError, ValueError, KeyError, TypeError) as error:
-                log.warning("the statement of %s that it was restored is refused: %s", self.server, error)
+                log.warning("the restore statement of %s is refused: %s", self.server, error)
                 continue
             body = proof.entry.body
             if proof.entry.kind == RESTORED and SignedRestored.from_dict(body) == signed:
                 raise HubRestored(
                     signed,
-                    f"the hub {self.server} says that it was restored from a backup at entry "
+                    f"the hub {self.server} declares that it was restored from a backup at entry "
                     f"{signed.statement.restored_at_entry}; entry {kept.size} and others that it signed are gone",
                     "gym-client ledger restored shows what you lose, and accepts it with --accept",
                 )
@@ -325,8 +325,8 @@ class Heads:
         entry = f"entry {head.size}" if head is not None else "any head"
         return GymError(
             ErrorCode.STATE_CORRUPT,
-            f"the hub {self.server} cannot show {entry}, which it signed, in the ledger that it has now",
-            f"it was put back to an older state, or keeps something back. Ask its coordinator, who can sign that it "
+            f"the hub {self.server} cannot show {entry}, which it signed, in its current ledger",
+            f"it was reset to an older state, or withholds entries. Ask its coordinator, who can sign that it "
             f"was restored: gym-server restore --fork. What it signed is in {self.path}",
         )
 
@@ -340,14 +340,14 @@ class Heads:
         )
 
     def _require_own(self, head: SignedHead) -> None:
-        """Verify a stored head again before the hub is accused with it."""
+        """Verify a stored head again before using it as evidence against the hub."""
         try:
             head.verify(self._key)
         except GymError as error:
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"{self.path}: {error.message}: the file was changed after the head was checked",
-                "delete the line of that head; the hub's newest one is kept again",
+                "delete the line of that head; the hub's newest one is then stored again",
             ) from error
 
     def _append(self, head: SignedHead) -> None:

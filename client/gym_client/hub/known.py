@@ -1,4 +1,4 @@
-"""Clients of known hubs, for commands that query or report."""
+"""Clients of known hubs, for commands that query them."""
 
 from __future__ import annotations
 

@@ -13,10 +13,10 @@ from gym_fed.trust.ledger.entries import Entry, parsed
 from gym_fed.trust.ledger.heads import EntryProof, SignedHead
 from gym_fed.trust.ledger.restored import SignedRestored
 
-NOT_ITS_OWN = "the hub answers what it did not sign"
+NOT_ITS_OWN = "the hub sent something that it did not sign"
 
 MAX_DOCUMENT = 1 << 20
-"""Maximum characters; a message of the wire holds no more."""
+"""Maximum characters; a wire message cannot hold more."""
 
 
 def parse_object(
@@ -38,12 +38,12 @@ def parse_object(
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:  # RecursionError: thousands of nested lists
-        raise _refused(what, "is no JSON", refusal) from error
+        raise _refused(what, "is not JSON", refusal) from error
     if not isinstance(value, dict):
-        raise _refused(what, "is no JSON object", refusal)
+        raise _refused(what, "is not a JSON object", refusal)
     for key, kind in kinds.items():
         if not isinstance(value.get(key), kind) or (isinstance(value[key], bool) and kind is not bool):
-            raise _refused(what, f"has no {key!r} of the type it should have", refusal)
+            raise _refused(what, f"has no {key!r} of the right type", refusal)
     return value
 
 
@@ -62,7 +62,7 @@ def parse_verdicts(texts: Any) -> list[dict[str, Any]]:
     for verdict in verdicts:
         entries = verdict.get("entries", [])
         if not isinstance(entries, list) or not all(type(number) is int for number in entries):
-            raise _refused("a verdict", "has entries that are no numbers")
+            raise _refused("a verdict", "has entries that are not numbers")
     return verdicts
 
 

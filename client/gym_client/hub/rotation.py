@@ -63,7 +63,7 @@ def revoke(
         For each hub its ``address``, ``server``, ``contributor``, whether ``revoked``, and the ``error`` if not.
 
     Raises:
-        GymError: ``UNAUTHENTICATED`` if the home has no account to revoke a key of.
+        GymError: ``UNAUTHENTICATED`` if the home has no account whose key could be revoked.
     """
     store = Keystore(home.folder)
     if address is None:

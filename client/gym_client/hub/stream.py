@@ -17,7 +17,7 @@ from gym_fed.trust.wire.v1 import hub_pb2 as pb
 _BEATS_PER_LEASE = 3
 
 _STREAM_SECONDS = 3600.0
-"""Lifetime of a stream, so that every call ends."""
+"""Maximum lifetime of a stream, so that every call ends."""
 
 
 class WorkStream:
@@ -93,7 +93,7 @@ class WorkStream:
                         return True
         except GymError as error:
             if error.code is ErrorCode.DEADLINE_EXCEEDED and heard:
-                return True  # the stream has reached its deadline of an hour; open the next one
+                return True  # the stream has reached its one-hour deadline; open the next one
             raise
         return heard
 
@@ -121,7 +121,7 @@ class Lease:
         self._beating = threading.Lock()
 
     def note(self, phase: str, done: int, total: int) -> None:
-        """Set the progress that the next heartbeat reports."""
+        """Set the progress to report with the next heartbeat."""
         self.phase, self.done, self.total = phase, done, total
 
     @property

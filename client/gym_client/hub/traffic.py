@@ -21,12 +21,12 @@ _SECONDS_A_CALL = 10
 
 _SETTING = "down_bytes_per_second"
 _ENOUGH_BYTES = 1_000_000
-_UNKNOWN = "how long that takes is not known: nothing large was fetched here before"
+_UNKNOWN = "the duration is unknown: nothing large has been downloaded here before"
 
 
 @dataclass(frozen=True)
 class Bytes:
-    """Byte counts of soups, tensors and deltas, without message overhead."""
+    """Byte counts of soups, tensors and deltas, excluding message overhead."""
 
     down: int = 0
     up: int = 0
@@ -111,7 +111,9 @@ def _read(home: Home) -> dict[str, Any]:
             _total(totals, server)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise GymError(
-            ErrorCode.STATE_CORRUPT, f"{path} holds no totals: {error}", "delete it; only totals are lost"
+            ErrorCode.STATE_CORRUPT,
+            f"{path} does not contain totals: {error}",
+            "delete it; only totals are lost",
         ) from error
     return dict(totals)
 
@@ -164,7 +166,7 @@ class DownloadPace:
             if isinstance(remembered, int | float) and remembered > 0:
                 best = Bandwidth(float(remembered), "measured at the last download")
         if self._limit is not None and (best is None or self._limit < best.bytes_per_second):
-            return Bandwidth(float(self._limit), "the most that policy.yaml allows")
+            return Bandwidth(float(self._limit), "the maximum in policy.yaml")
         return best
 
     def duration(self, num_bytes: int) -> str:

@@ -24,7 +24,7 @@ CALL_BYTES = 64 * CHUNK_BYTES
 """Maximum bytes of one upload call, to keep its deadline short; the next call resumes after it."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done and in total."""
+"""Called with the completed and total bytes."""
 
 
 class ObjectCache:
@@ -89,7 +89,7 @@ def download(
             seeding.add(target, sha256, kind)
         return target
     part = target.with_name(f"{sha256}.part")
-    part.with_suffix(".seed").unlink(missing_ok=True)  # of a run that was killed
+    part.with_suffix(".seed").unlink(missing_ok=True)  # left by a killed run
     if part.exists() and part.stat().st_size > size_bytes:
         part.unlink()
     report = progress or (lambda done, total: None)
@@ -238,7 +238,7 @@ def upload(
         if not state.complete and state.offset <= offset:
             raise GymError(
                 ErrorCode.INTERNAL,
-                f"{client.address} took none of {counted(span, 'byte')} of object {sha256} at {offset}",
+                f"{client.address} accepted none of {counted(span, 'byte')} of object {sha256} at {offset}",
             )
     report(size, size)
 

@@ -108,7 +108,7 @@ class HubClient:
 
         Raises:
             GymError: ``INVITE_INVALID`` or ``PERMISSION_DENIED`` by the hub's policy; ``BUSY`` while it accepts no
-                more enrolments from this network; ``INTERRUPTED`` after ``should_stop``.
+                further enrolments from this network; ``INTERRUPTED`` after ``should_stop``.
         """
         bits, server = self.status().enrolment_work_bits, self._server()
         request = pb.EnrolRequest(
@@ -153,7 +153,7 @@ class HubClient:
             return bool(status == "left")
 
     def authenticate(self, may_have_left: bool = False) -> None:
-        """Open a new session; an account that was left gets a session for queries and transfers only.
+        """Open a new session; an account that has left gets a session for queries and transfers only.
 
         Args:
             may_have_left: Accept such a session too if this home does not know that the account was left.
@@ -171,7 +171,7 @@ class HubClient:
             except GymError as error:
                 if error.code is not ErrorCode.CLOCK_SKEWED:
                     raise
-                self._measure()  # the hub restarted with another time
+                self._measure()  # the hub restarted with a different time
                 reply = self.call("Authenticate", self._login(account, may_have_left))
             self._session, self._expires_at = reply.session, reply.expires_at_seconds
             self.node_id = reply.node_id
@@ -192,7 +192,7 @@ class HubClient:
 
     @property
     def clocks(self) -> Clocks | None:
-        """The clocks of both sides at the last ``Status``."""
+        """Readings of both clocks at the last ``Status``."""
         return self._time.clocks
 
     def sign(self, value: object) -> bytes:
@@ -277,7 +277,7 @@ class HubClient:
                 self._open_channel()
 
     def pause_seeding(self, reason: str, paused: bool) -> None:
-        """Serve nothing to other contributors while there is a reason to pause."""
+        """Stop serving other contributors while there is a reason to pause."""
         if self.seeding is not None:
             self.seeding.pause(reason, paused)
 
@@ -375,7 +375,7 @@ class HubClient:
                 ErrorCode.SERVER_KEY_CHANGED,
                 f"{self.address} signs its ledger as {server} (key {key.hex()}), "
                 f"not as {pinned.server} (key {pinned.ledger_key})",
-                "it is another hub at the same address; ask its coordinator",
+                "a different hub uses this address; ask its coordinator",
             )
 
     def _server(self) -> str:

@@ -11,7 +11,8 @@ from gym_fed.core.text import plain, whole_number
 from gym_fed.trust.wire.limits import DEFAULT_PORT
 
 _HOST = re.compile(r"[A-Za-z0-9._:%-]{1,255}")
-"""Names and IP addresses. Other letters look alike, and control characters change terminals."""
+"""Allowed characters of names and IP addresses. Non-ASCII letters can look alike, and control characters affect
+terminals."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Address:
             raise GymError(
                 ErrorCode.USAGE,
                 f"{plain(text, 300)!r} is not an address",
-                "give host or host:port; write a name with other letters as xn--",
+                "use host or host:port; write a non-ASCII name in its ASCII form (xn--...)",
             )
         if not 1 <= int(port) <= 65535:
-            raise GymError(ErrorCode.USAGE, f"{text!r}: port {port} is not from 1 to 65535")
+            raise GymError(ErrorCode.USAGE, f"{text!r}: port {port} is not in 1 to 65535")
         return cls(host, int(port))
 
     @property

@@ -121,7 +121,7 @@ def _is_shared(folder: Path) -> bool:
 
 
 def _machine() -> str:
-    """Return a digest that identifies this machine; empty if there is no identifier."""
+    """Return a digest that identifies this machine; empty if it has no identifier."""
     try:
         text = MACHINE_ID.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

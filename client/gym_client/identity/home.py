@@ -60,7 +60,7 @@ class Home:
         text = path.read_text(encoding="ascii", errors="replace").strip()
         if not re.fullmatch(r"[0-9a-f]{32}", text):
             raise GymError(
-                ErrorCode.STATE_CORRUPT, f"{path} holds {text!r}, not 32 hex digits", "delete the file"
+                ErrorCode.STATE_CORRUPT, f"{path} contains {text!r}, not 32 hex digits", "delete the file"
             )
         return text
 
@@ -190,7 +190,7 @@ class Home:
                 raise GymError(
                     ErrorCode.STATE_LOCKED,
                     f"another gym-client (process {owner}) uses {self.folder}",
-                    "stop it, or give this one a folder of its own with --home",
+                    "stop it, or use a different folder with --home",
                 ) from error
             os.ftruncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())

@@ -64,7 +64,7 @@ class Keystore:
             raise GymError(
                 ErrorCode.FILE_NOT_FOUND,
                 f"no private key for {public_key[:16]}... in {path.parent}",
-                "gym-client key import FILE, in a home of its own",
+                "use gym-client key import FILE in a separate home",
             )
         key = self._load(path)
         if key.public_key.hex() != public_key:

@@ -89,8 +89,8 @@ class ServerPin(StrictModel):
 def left_in_words(pin: ServerPin) -> str:
     """Describe what an account that has left keeps."""
     return (
-        f"{pin.left} has left {pin.name or pin.address}; what it contributed and earned stays there; join again at any "
-        "time"
+        f"{pin.left} has left {pin.name or pin.address}; its contributions and credits stay there; you can join "
+        "again at any time"
     )
 
 
@@ -130,10 +130,10 @@ def require_one_pin(home: Home, pin: ServerPin, server: str, ledger_key: str) ->
         own = pin_path(home, Address.parse(pin.address))
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
-            f"{pin.address} says that it is the hub {server}, which is known at {other.address} with another "
+            f"{pin.address} claims to be the hub {server}, which is known at {other.address} with a different "
             f"{key_kind}: pinned {other.fingerprint}, found {pin.fingerprint}",
-            "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and got "
-            f"another TLS key, delete {path} and join again; if not, delete {own}",
+            "one of them copies the other: ask the coordinator for the fingerprint. If the hub has moved and has "
+            f"a different TLS key, delete {path} and join again; if not, delete {own}",
         )
 
 
@@ -151,7 +151,7 @@ def parse_fingerprint(text: str) -> str:
     fingerprint = text.strip().lower()
     fingerprint = fingerprint if fingerprint.startswith("sha256:") else f"sha256:{fingerprint}"
     if not _FINGERPRINT.fullmatch(fingerprint):
-        raise GymError(ErrorCode.USAGE, f"{text!r} is not a fingerprint", "it is sha256: and 64 hex digits")
+        raise GymError(ErrorCode.USAGE, f"{text!r} is not a fingerprint", "write sha256: and 64 hex digits")
     return fingerprint
 
 

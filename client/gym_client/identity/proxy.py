@@ -86,7 +86,7 @@ def connect(address: Address, seconds: float) -> socket.socket:
         status = _ask(stream, proxy, address)
     except OSError as error:
         stream.close()
-        text = f"{proxy} broke off the tunnel to {address}: {error.strerror or error}"
+        text = f"{proxy} closed the tunnel to {address}: {error.strerror or error}"
         raise GymError(ErrorCode.UNAVAILABLE, text, hint) from error
     words = status.split(" ", 2)
     if len(words) < 2 or not words[0].startswith("HTTP/") or words[1] != "200":
@@ -107,7 +107,7 @@ def _ask(stream: socket.socket, proxy: Proxy, address: Address) -> str:
     except UnicodeEncodeError as error:
         raise GymError(
             ErrorCode.USAGE,
-            f"a proxy cannot be given the host name {address.host!r}",
+            f"the host name {address.host!r} cannot be sent to a proxy",
             "write it in its ASCII form (xn--...)",
         ) from error
     stream.sendall(request)
@@ -136,7 +136,7 @@ def _covers(entry: str, host: str) -> bool:
 def _parse(text: str, variable: str, host: str) -> Proxy:
     refusal = GymError(
         ErrorCode.USAGE,
-        f"{variable} names no HTTP proxy: a hub is reached through http://HOST:PORT alone",
+        f"{variable} does not name an HTTP proxy: only http://HOST:PORT is supported",
         f"correct {variable}, set grpc_proxy for gym-client, or add {host} to no_proxy",
     )
     try:

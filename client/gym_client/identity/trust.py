@@ -41,17 +41,17 @@ def fetch_certificate(address: Address) -> bytes:
     except ssl.SSLError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
-            f"{address} answers, but not in TLS: {error.reason or error}",
+            f"{address} answers, but not with TLS: {error.reason or error}",
             "check the port; a server that runs with plain text needs --insecure, on loopback only",
         ) from error
     except OSError as error:
         raise GymError(
             ErrorCode.UNAVAILABLE,
             f"cannot reach {address}: {error.strerror or error}",
-            "check the address and that the server runs",
+            "check the address, and that the server is running",
         ) from error
     if der is None:
-        raise GymError(ErrorCode.UNAVAILABLE, f"{address} shows no certificate", "is it a gym-server?")
+        raise GymError(ErrorCode.UNAVAILABLE, f"{address} presents no certificate", "is it a gym-server?")
     return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
 
 
@@ -153,7 +153,7 @@ def check_fingerprint(home: Home, address: Address, found: str, pinned: str | No
         raise GymError(
             ErrorCode.SERVER_KEY_CHANGED,
             f"the key of {address} changed: pinned {pinned}, found {found}",
-            "somebody may be in between. If the coordinator confirms the new fingerprint, delete "
+            "somebody may be intercepting the connection. If the coordinator confirms the new fingerprint, delete "
             f"{pin_path(home, address)} and join again",
         )
 
@@ -162,7 +162,7 @@ def _plain(home: Home, address: Address, pin: ServerPin | None) -> ServerPin:
     if not address.is_loopback:
         raise GymError(
             ErrorCode.USAGE,
-            f"--insecure is for loopback only, and {address} is not",
+            f"--insecure is for loopback only, but {address} is not loopback",
             "omit --insecure; the server speaks TLS by default",
         )
     fresh = ServerPin(address=str(address), fingerprint="", certificate_pem="")

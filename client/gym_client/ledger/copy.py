@@ -21,7 +21,7 @@ from gym_fed.trust.ledger.export import first_line, lines, verify_file
 from gym_fed.trust.ledger.heads import SignedHead
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
-_HINT = "do not use it; ask its owner, and the hub's coordinator"
+_HINT = "do not use it; ask its owner and the hub's coordinator"
 
 Progress = Callable[[int, int], None]
 """Called with the number of entries so far and in total."""
@@ -115,7 +115,7 @@ def _entries(client: HubClient, first: int, last: int, progress: Progress) -> It
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
             f"the hub signed {counted(last, 'entry')} but sends {expected - 1}",
-            "it keeps back what it signed; show your heads to the other contributors",
+            "it withholds entries that it signed; show your heads to the other contributors",
         )
 
 
@@ -147,12 +147,12 @@ def check_variant(
 
 
 class LedgerVariant:
-    """Visitor of ledger entries that collects the records of one variant.
+    """Ledger visitor that collects the records of one variant.
 
     Args:
         server: Id of the hub.
         signed: The variant.
-        history: A history that its caller fills, for many variants in one pass; None for an own one.
+        history: A history that the caller fills, for many variants in one pass; None to keep a separate one.
     """
 
     def __init__(self, server: str, signed: SignedVariant, history: History | None = None) -> None:
@@ -184,7 +184,7 @@ class LedgerVariant:
         if not self._at:
             raise GymError(
                 ErrorCode.SIGNATURE_INVALID,
-                f"the hub's ledger does not record {description}, as it is signed",
+                f"the hub's ledger does not record {description} as signed",
                 _HINT,
             )
         if not self._was_owners:

@@ -131,12 +131,12 @@ def check_receipt(receipt: dict[str, Any], key: bytes) -> EntryProof:
     if "update" in receipt and not _SHA256.fullmatch(str(receipt["update"])):  # it becomes part of file names
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"a receipt names the update {plain(receipt['update'], 80)!r}, which is no digest",
+            f"a receipt names the update {plain(receipt['update'], 80)!r}, which is not a digest",
         )
     if "update" in receipt and not _is_of(proof, receipt):
         raise GymError(
             ErrorCode.SIGNATURE_INVALID,
-            f"the receipt of update {str(receipt['update'])[:12]} says {receipt.get('verdict')!r}, "
+            f"the receipt of update {str(receipt['update'])[:12]} says {receipt.get('verdict')!r}, but "
             f"its ledger entry {json.dumps(body, sort_keys=True)[:200]}",
         )
     return proof

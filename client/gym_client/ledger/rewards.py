@@ -31,14 +31,14 @@ _TRIES = 3
 
 
 class Tally:
-    """Visitor of ledger entries that sums up a contributor's account.
+    """Ledger visitor that computes a contributor's account.
 
     Args:
         contributor: The contributor's id.
 
     Attributes:
         credits: Earned credits by round.
-        royalties: Credits earned by the use of versions, by usage id.
+        royalties: Credits earned from the use of versions, by usage id.
         verdicts: Last verdict on every update.
         seals: Seals of all verdicts at admission in private rounds.
         pending: Reserved amounts by pending transfer.
@@ -57,7 +57,7 @@ class Tally:
 
     @property
     def balance(self) -> int:
-        """Credits that were neither sent nor reserved."""
+        """Credits that are neither sent nor reserved."""
         earned = sum(self.credits.values()) + sum(self.royalties.values())
         return earned + self.moved - sum(self.pending.values())
 
@@ -88,19 +88,19 @@ class Tally:
         contradictions = []
         if balance != self.balance:
             contradictions.append(
-                f"the hub reports a balance of {balance}, its ledger adds up to {self.balance}"
+                f"the hub reports a balance of {balance}, but its ledger adds up to {self.balance}"
             )
         for reported in verdicts:
             update, server_round = str(reported["update"]), int(reported["server_round"])
             says = self.verdicts.get(update) or self._opened(reported)
             if says != reported["verdict"]:
                 contradictions.append(
-                    f"update {update[:12]}: the hub reports {reported['verdict']}, its ledger says {says}"
+                    f"update {update[:12]}: the hub reports {reported['verdict']}, but its ledger says {says}"
                 )
             elif reported["verdict"] in _PAID and reported["credit"] != self.credits.get(server_round, 0):
                 contradictions.append(
-                    f"round {server_round}: the hub reports {counted(reported['credit'], 'credit')}, its ledger says "
-                    f"{self.credits.get(server_round, 0)}"
+                    f"round {server_round}: the hub reports {counted(reported['credit'], 'credit')}, but its ledger "
+                    f"says {self.credits.get(server_round, 0)}"
                 )
         return contradictions
 
@@ -228,7 +228,7 @@ def verify_copy(home: Home, path: Path, key: bytes, tally: Tally) -> Verificatio
             raise GymError(
                 ErrorCode.STATE_CORRUPT,
                 f"the ledger in {path} ends at entry {checked.entries}, but a stored receipt is for entry {sequence}",
-                "it is an older copy, or the hub kept back what it signed; fetch the ledger again",
+                "it is an older copy, or the hub withheld entries that it signed; fetch the ledger again",
             )
         if hashes[sequence] != entry_hash:
             raise GymError(

@@ -1,4 +1,4 @@
-"""The process that follows a hub for `gym-server mirror`, which starts it and ends it through standard input."""
+"""The process that follows a hub for `gym-server mirror`, which starts it and stops it through standard input."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Follow a hub: verify its ledger under signed heads, and fetch the public objects that its versions name.
 
-A hub that shows two ledgers, an older one or another key is followed no more. What was verified before stays; the
-contradicting heads are kept in the home's ``proofs/``.
+A hub that shows two ledgers, an older one or a different key is no longer followed. Verified data stays; the
+contradicting heads are stored in the home's ``proofs/``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gym_fed.trust.mirrors.folder import MirrorContent, MirrorFolder
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 FOLLOW_SECONDS = 5.0
-"""Time between two looks at the hub."""
+"""Polling interval of the hub."""
 _RECENT = 64
 """Soups that add up are kept for this many versions; members who missed more fetch the sum."""
 HALTS = frozenset(
@@ -43,7 +43,7 @@ HALTS = frozenset(
         ErrorCode.SIGNATURE_INVALID,
     }
 )
-"""Errors after which the hub is followed no more."""
+"""Errors after which the hub is no longer followed."""
 
 
 class Follower:
@@ -70,7 +70,7 @@ class Follower:
         """Follow the hub until ``stop``.
 
         Raises:
-            GymError: An error of ``HALTS``, after it is written into the folder's content; ``INTERRUPTED``.
+            GymError: An error in ``HALTS``, after it is recorded in the folder's content; ``INTERRUPTED``.
         """
         while not self._stop.is_set():
             try:
@@ -82,7 +82,7 @@ class Follower:
             self._stop.wait(FOLLOW_SECONDS)
 
     def take(self) -> MirrorContent:
-        """Bring the folder up to the hub's newest head, and return what may be served."""
+        """Update the folder to the hub's newest head, and return what may be served."""
         status = self._retrying(self._client.status)
         key = bytes.fromhex(self._client.pin.ledger_key)
         copy = LedgerCopy(self._client.home, key)
@@ -187,7 +187,7 @@ class Follower:
 
 
 class _PublicFacts:
-    """Visitor of a verified ledger that collects the objects of its versions."""
+    """Ledger visitor that collects the objects of its versions."""
 
     def __init__(self) -> None:
         self.entries = 0

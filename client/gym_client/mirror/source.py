@@ -1,7 +1,7 @@
-"""Download public objects and the ledger from the mirrors that a hub names; the hub serves what they do not.
+"""Download public objects and the ledger from the mirrors that a hub names; the hub serves the rest.
 
 A mirror is not trusted: its key is the one that the hub signed, every byte is verified, and time and size are bounded.
-One that fails is not asked again for some minutes, and its words are never taken for the hub's.
+One that fails is not asked again for some minutes, and its messages are never attributed to the hub.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _AVOID_SECONDS = 600.0
 _REFUSED_SECONDS = 15.0
 """The same if it refused before the first byte: it may not know this account yet."""
 _MAX_TRIED = 2
-"""Mirrors that may fail to deliver an object before it is taken from the hub."""
+"""Maximum number of mirrors that fail to deliver an object before it is fetched from the hub."""
 _LOGIN_SECONDS = 10.0
 _SESSION_SECONDS = 1800.0
 """Time for which a session is used; a mirror keeps it longer."""
@@ -64,7 +64,7 @@ _ENTRIES_SECONDS = 60.0
 
 @dataclass
 class _Mirror:
-    """A mirror, and what is known of it."""
+    """The state of a mirror."""
 
     config: MirrorConfig
     avoid_until: float = 0.0
@@ -120,16 +120,17 @@ class Mirrors:
             part: File to write; it does not exist after a failure.
             sha256: Digest of the object.
             size_bytes: Its size.
-            report: Called with bytes done and in total.
+            report: Called with completed and total bytes.
             should_stop: Checked between chunks.
 
         Raises:
-            GymError: ``INTERRUPTED`` after ``should_stop``, or ``DISK_FULL``. A mirror's failures only lead to the hub.
+            GymError: ``INTERRUPTED`` after ``should_stop``, or ``DISK_FULL``. After a mirror's failure, the hub serves
+                the object.
         """
         if size_bytes < _LEAST_BYTES:
             return False
         left = time_limit(self._client, size_bytes, self._grace_seconds)
-        beside = part.with_suffix(".seed")  # unverified bytes never become a part that the hub continues
+        beside = part.with_suffix(".seed")  # never resume unverified bytes from the hub
         for mirror in self._candidates():
             begun, done = self._clock(), 0
 
@@ -213,8 +214,8 @@ class Mirrors:
         """Return where a mirror is; its key must be the one that the hub signed.
 
         Raises:
-            GymError: ``UNAVAILABLE``, ``SERVER_KEY_CHANGED``, or ``POLICY_REFUSED`` for an address to which a hub may
-                not send this machine.
+            GymError: ``UNAVAILABLE``, ``SERVER_KEY_CHANGED``, or ``POLICY_REFUSED`` for an address that a hub may not
+                direct this machine to.
         """
         host, _, port = mirror.config.address.rpartition(":")
         try:
@@ -265,14 +266,14 @@ class Mirrors:
 
 
 def _require_chain(entries: Sequence[Entry], first: int, last: int, last_hash: str) -> None:
-    """Raise unless entries are those that the hub signed: their chain of hashes ends at the hash under its head."""
+    """Raise unless the hub signed the entries: their hash chain must end at the hash under its head."""
     if len(entries) != last - first + 1:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends {counted(len(entries), 'entry')}")
     before: Entry | None = None
     for sequence, entry in enumerate(entries, first):
         entry.check_hash()
         if entry.sequence != sequence or (before is not None and entry.previous_hash != before.hash):
-            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends another entry {sequence}")
+            raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror sends a different entry {sequence}")
         before = entry
     if before is None or before.hash != last_hash:
         raise GymError(ErrorCode.SIGNATURE_INVALID, f"the mirror's entry {last} is not the hub's")

@@ -1,1 +1,1 @@
-"""What an agent shows its own contributor's monitoring: metrics on this machine, and spans of its tasks."""
+"""Observability of an agent for its contributor: metrics on this machine, and spans of its tasks."""

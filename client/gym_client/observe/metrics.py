@@ -38,7 +38,7 @@ ROWS = (
     MetricRow("gym_client_train_loss", "Loss of the last training step, nats"),
     MetricRow("gym_client_balance_credits", "Balance at the hub"),
 )
-"""Every family of an agent."""
+"""All metric families of an agent."""
 
 PHASES = ("fetch", "base", "train", "distill", "encode", "upload", "ledger")
 VERDICTS = ("admitted", "refused", "merged", "duplicate", "rejected", "aborted", "received", "failed")
@@ -64,7 +64,7 @@ _WRITE_SECONDS = 5.0
 class MeteredDisplay(Display):
     """Forwards events and counts them. Thread-safe.
 
-    The hub's words never become labels: verdicts and phases that are not listed here count as ``other``.
+    Text from the hub never becomes a label: verdicts and phases that are not listed here count as ``other``.
 
     Args:
         inner: The display that events are forwarded to.
@@ -178,7 +178,7 @@ def _listed(word: object, known: tuple[str, ...]) -> str:
 
 class _Quiet(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing for a request."""
+        """Do not log requests."""
 
 
 class _Threaded(ThreadingMixIn, WSGIServer):
@@ -187,9 +187,9 @@ class _Threaded(ThreadingMixIn, WSGIServer):
 
 @contextmanager
 def served(metrics: Callable[[], bytes], port: int) -> Iterator[None]:
-    """Serve ``/metrics`` on 127.0.0.1 during the block.
+    """Serve ``/metrics`` on 127.0.0.1 inside the block.
 
-    A page in this machine's browser cannot read them: a request for another host name is refused.
+    Pages in this machine's browser cannot read it: requests for other host names are refused.
 
     Raises:
         GymError: ``ADDRESS_IN_USE``.

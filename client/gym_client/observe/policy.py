@@ -17,7 +17,7 @@ class ObservePolicy(StrictModel):
     """Port on 127.0.0.1 where Prometheus reads ``/metrics``."""
     otlp_endpoint: OtlpEndpoint | None = None
     """Receiver of OTLP over gRPC that gets the spans of tasks. Calls then carry their ids, so that the hub's spans of
-    the same round are below them. Needs the extra ``observe``."""
+    the same round become their children. Needs the extra ``observe``."""
 
     @field_validator("textfile")
     @classmethod

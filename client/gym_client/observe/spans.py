@@ -1,4 +1,4 @@
-"""Spans of the agent's tasks, from its events: one for each task, and below it one for each phase."""
+"""Spans of the agent's tasks, from its events: one per task, with a child span per phase."""
 
 from __future__ import annotations
 

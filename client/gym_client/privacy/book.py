@@ -85,7 +85,7 @@ class PrivacyBook:
                 raise GymError(
                     ErrorCode.STATE_CORRUPT,
                     f"{self.path}, line {number}: {error}",
-                    "restore the file: without the line more would be spent than the book says",
+                    "restore the file: without that line, more would be spent than the book records",
                 ) from error
         return charges
 

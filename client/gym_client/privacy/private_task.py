@@ -47,7 +47,7 @@ class PrivateTask:
     def charged(self, trained: Trained, result: TrainResult) -> Trained:
         """Charge the update and return it in the form that may be signed."""
         if result.privacy is None:
-            raise GymError(ErrorCode.INTERNAL, "the task requires privacy, and training had none")
+            raise GymError(ErrorCode.INTERNAL, "the task requires privacy, but training had none")
         self._book.charge(
             charge_for(
                 result.privacy,
@@ -70,7 +70,7 @@ def kept_here() -> GymError:
     Messages may contain rows, their number or the budget, and even an error code could reveal a row's length.
     """
     return GymError(
-        ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, for the task is private"
+        ErrorCode.POLICY_REFUSED, "the reason stays with the contributor, because the task is private"
     )
 
 

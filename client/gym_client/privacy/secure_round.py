@@ -81,7 +81,7 @@ class SecureRound:
         if spec.secure_aggregation is None:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the hub requests a secret of a round that does not aggregate securely",
+                "the hub requests a secret of a round without secure aggregation",
                 "report it to the coordinator",
             )
         self._spec = spec
@@ -97,9 +97,9 @@ class SecureRound:
         if begun is not None and begun.advert.task != self._task:
             raise GymError(
                 ErrorCode.TASKS_DIFFER,
-                f"round {spec.server_round}: the hub now gives another task than the one that this machine signed when "
-                "the round began; nothing is revealed under it",
-                "the hub cheats, or is defective; ask its coordinator before you continue",
+                f"round {spec.server_round}: the hub now sends a different task from the one that this machine signed "
+                "when the round began; nothing is revealed under it",
+                "the hub is cheating or defective; ask its coordinator before you continue",
             )
 
     def advertise(self) -> SignedAdvert:
@@ -114,7 +114,7 @@ class SecureRound:
         if self._spec.server_round <= self._begun.last:
             raise self._refused(
                 f"round {self._begun.last} of this hub was begun on this machine before, and its secrets are gone; "
-                "votes that are masked a second time give away where the two sums differ"
+                "masking votes a second time would reveal where the two sums differ"
             )
         _drop_earlier(self._rounds, self._spec)
         mask_private, cipher_private, seed = new_secret(), new_secret(), new_secret()
@@ -153,12 +153,12 @@ class SecureRound:
         state, participants = self._load(), parse(Participants, text)
         if state.participants is not None and state.shares is not None:
             if state.participants != participants:
-                raise self._refused("the hub gives another list of who began than before")
+                raise self._refused("the hub's list of participants has changed since the round began")
             return state.shares
         spec = self._spec
         check_participants(participants.adverts, spec.server, spec.server_round, self._threshold, self._task)
         if state.advert not in participants.adverts:
-            raise self._refused("the hub's list of who began lacks this contributor's own keys")
+            raise self._refused("the hub's list of participants lacks this contributor's own keys")
         count = len(participants.adverts)
         seeds = split_secret(bytes.fromhex(state.seed), self._threshold, count)
         mask_keys = split_secret(bytes.fromhex(state.mask_private), self._threshold, count)
@@ -187,7 +187,7 @@ class SecureRound:
         adverts = self._adverts(state)
         if state.received is not None:
             if set(state.received) != {*masking.sealed}:
-                raise self._refused("the hub gives another list of who masks than before")
+                raise self._refused("the hub's list of masking participants has changed")
             return
         strangers = {*masking.sealed} - (adverts.keys() - {self._me})
         if strangers:
@@ -235,8 +235,8 @@ class SecureRound:
                 digest.update(signs(delta, name, base).tobytes())
             if state.votes not in (None, digest.hexdigest()):
                 raise self._refused(
-                    f"this machine has masked other votes in this round already ({uses} changed since); a second "
-                    "vector under the same masks would give away where the two differ"
+                    f"this machine has already masked different votes in this round ({uses} changed since); a second "
+                    "vector under the same masks would reveal where the two differ"
                 )
             self._keep(state.model_copy(update={"votes": digest.hexdigest()}))
             bits = bits_for(len(state.received) + 1)
@@ -257,7 +257,7 @@ class SecureRound:
         """
         state, reported = self._load(), parse(Survivors, text)
         if state.received is None or state.own is None or state.votes is None:
-            raise self._refused("the hub requests to unmask a round in which this contributor masked nothing")
+            raise self._refused("the hub asks to unmask a round in which this contributor masked nothing")
         members, survivors = {*state.received, self._me}, sorted(set(reported.survivors))
         if state.survivors not in (None, survivors):
             raise self._refused(
@@ -303,7 +303,7 @@ class SecureRound:
             return SecureState.model_validate_json(self._path.read_bytes())
         except FileNotFoundError as error:
             raise self._refused(
-                "this machine has no keys of the round (it came late, or its folder is new)"
+                "this machine has no keys for the round (it joined late, or its folder is new)"
             ) from error
         except ValidationError as error:
             raise GymError(
@@ -316,7 +316,7 @@ class SecureRound:
 
     def _participants(self, state: SecureState) -> Participants:
         if state.participants is None:
-            raise self._refused("the hub passes on shares before it has said who began")
+            raise self._refused("the hub sends shares before it has named the participants")
         check_tasks(
             state.participants.adverts, self._task
         )  # checked before every stage that reveals anything
@@ -354,7 +354,7 @@ def _pair_of_shares(plain: bytes, sender: str) -> tuple[str, str]:
         seed, mask_key = json.loads(plain)
         return bytes.fromhex(seed).hex(), bytes.fromhex(mask_key).hex()
     except (ValueError, TypeError) as error:
-        raise GymError(ErrorCode.UPDATE_REFUSED, f"{sender} sealed what are no two shares") from error
+        raise GymError(ErrorCode.UPDATE_REFUSED, f"{sender} did not seal two valid shares") from error
 
 
 def stage_of(task: pb.Task) -> str | None:

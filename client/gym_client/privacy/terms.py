@@ -41,7 +41,7 @@ class SecureTerms:
         Raises:
             GymError: ``POLICY_REFUSED`` if the hub does not state its threshold.
         """
-        promised = parse_object(text, "a promise of privacy", ErrorCode.POLICY_REFUSED) if text else None
+        promised = parse_object(text, "a privacy promise", ErrorCode.POLICY_REFUSED) if text else None
         terms = promised.get("secure_aggregation") if isinstance(promised, dict) else None
         if not terms:
             return None
@@ -49,7 +49,7 @@ class SecureTerms:
         if not isinstance(threshold, int) or not 2 <= threshold <= MAX_CONTRIBUTORS // 2:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                "the server says that it aggregates securely, and not with which threshold",
+                "the server claims secure aggregation, but does not state its threshold",
                 "update gym-fed, or report it to the coordinator",
             )
         return cls(threshold)
@@ -94,7 +94,7 @@ class Promises:
             GymError: ``POLICY_REFUSED`` if it is not a valid promise.
         """
         try:
-            document = parse_object(text or "{}", "a promise of privacy", ErrorCode.POLICY_REFUSED)
+            document = parse_object(text or "{}", "a privacy promise", ErrorCode.POLICY_REFUSED)
             central = document.get("central") or None
             if central is not None:
                 budget, delta = float(central["epsilon"]), float(central["target_delta"])
@@ -105,7 +105,7 @@ class Promises:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise GymError(
                 ErrorCode.POLICY_REFUSED,
-                f"the server's promise of privacy cannot be read: {error!r}",
+                f"the server's privacy promise cannot be read: {error!r}",
                 "update gym-fed, or report it to the coordinator",
             ) from error
 
@@ -158,7 +158,7 @@ class PrivacyTerms:
             return [f"no noise anywhere (epsilon is infinite); the hub sees {sees}"]
         lines = []
         if self.epsilon_per_round is None:
-            lines.append("examples: nothing bounds what an update reveals about one (epsilon is infinite)")
+            lines.append("examples: no bound on what an update reveals about one (epsilon is infinite)")
         else:
             lines.append(
                 f"examples: epsilon {self.epsilon_per_round:.2f} a round, {self.epsilon_after_all:.2f} after all "
@@ -174,7 +174,7 @@ class PrivacyTerms:
         else:
             lines.append(
                 f"hub: promises epsilon {float(self.central['epsilon']):g} (delta "
-                f"{float(self.central['target_delta']):g}) for all you send, by noise on what it publishes"
+                f"{float(self.central['target_delta']):g}) for all you send, by adding noise to what it publishes"
             )
         lines.append(f"hub sees: {sees}")
         return lines
@@ -232,9 +232,7 @@ def check_promises(policy: Policy, promises: Promises) -> None:
         GymError: ``POLICY_REFUSED`` with the limit.
     """
     if policy.max_hub_epsilon is not None and promises.hub_epsilon > policy.max_hub_epsilon:
-        promise = (
-            "no central privacy at all" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
-        )
+        promise = "no central privacy" if promises.central is None else f"epsilon {promises.hub_epsilon:g}"
         raise GymError(
             ErrorCode.POLICY_REFUSED,
             f"the server promises {promise}; max_hub_epsilon of this machine is {policy.max_hub_epsilon:g}",
@@ -250,7 +248,7 @@ def check_promises(policy: Policy, promises: Promises) -> None:
     if policy.require_secure_aggregation and not promises.secure_aggregation:
         raise GymError(
             ErrorCode.POLICY_REFUSED,
-            "the server sees every update by itself, and this machine's policy has require_secure_aggregation",
+            "the server sees every update individually, and this machine's policy has require_secure_aggregation",
             "remove require_secure_aggregation from policy.yaml to allow it",
         )
 
@@ -268,11 +266,11 @@ def require_as_promised(policy: Policy, promised: Promises, now: Promises) -> No
     ):
         if later > before:
             raise _changed(
-                f"the server now promises {name} {later:g} for all you send, and {before:g} was shown before joining"
+                f"the server now promises {name} {later:g} for all you send, but {before:g} was shown before joining"
             )
     if promised.secure_aggregation and not now.secure_aggregation:
         raise _changed(
-            "the server now sees every update by itself, and secure aggregation was shown before joining"
+            "the server now sees every update individually, but secure aggregation was shown before joining"
         )
 
 
@@ -286,7 +284,7 @@ def require_sums(promised: Promises, asked: SecureTask | None) -> None:
     if threshold < promised.threshold:
         gets = "the update itself" if asked is None else f"a sum of {counted(threshold, 'update')} or more"
         raise _changed(
-            f"the task gives the hub {gets}, and a sum of {promised.threshold} or more was shown before joining"
+            f"the task gives the hub {gets}, but a sum of {promised.threshold} or more was shown before joining"
         )
 
 
@@ -307,8 +305,8 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     ):
         if announced_value != task_value:
             raise _changed(
-                f"the task's recipe.{name} is {task_value!r}, and {announced_value!r} was announced: it decides "
-                "which rows are left"
+                f"the task's recipe.{name} is {task_value!r}, but {announced_value!r} was announced: it decides "
+                "which rows remain"
             )
     for name, was, value, worse in (
         (
@@ -328,7 +326,7 @@ def require_as_announced(announced: TrainingRecipe | None, asked: TrainingRecipe
     ):
         if worse:
             raise _changed(
-                f"the task's recipe.{name} is {value:g}, and {was:g} was announced: an example would pay more"
+                f"the task's recipe.{name} is {value:g}, but {was:g} was announced: examples would be less protected"
             )
 
 
@@ -336,7 +334,7 @@ def _changed(change: str) -> GymError:
     return GymError(
         ErrorCode.POLICY_REFUSED,
         change,
-        "the hub changed its terms after you joined; look at them again with gym-client join",
+        "the hub changed its terms after you joined; review them with gym-client join",
     )
 
 
@@ -359,7 +357,7 @@ def require_within_budget(policy: Policy, book: PrivacyBook, data: str, plan: Pl
             ErrorCode.POLICY_REFUSED,
             f"this data has spent epsilon {spent:.3f} and would have spent {after:.3f} after the round, over this "
             f"machine's max_epsilon of {policy.max_epsilon:g}",
-            "raise max_epsilon in policy.yaml to allow it, or give other data",
+            "raise max_epsilon in policy.yaml to allow it, or use other data",
         )
 
 

@@ -27,14 +27,14 @@ from gym_fed.trust.wire.service import SeederStub
 from gym_fed.trust.wire.v1 import hub_pb2 as pb
 
 GRACE_SECONDS = 10.0
-"""Time for which a seeder may send nothing, and for which all of a download may be late at the least rate."""
+"""Maximum silence of a seeder, and maximum delay of a whole download behind the minimum rate."""
 _LEAST_PORT = 1_024
 _MAX_CERTIFICATE_CHARS = 4_096
 _POLL_SECONDS = 0.1
 
 
 def require_seeder(seeder: pb.SeederInfo, hub_host: str) -> None:
-    """Check where a hub sends this machine to: never to itself or into its own network.
+    """Check the address that a hub names: never this machine or its own network.
 
     Args:
         seeder: The hub's answer.
@@ -125,7 +125,7 @@ def fetch_bounded(
     part: Path,
     limits: FetchLimits,
 ) -> None:
-    """Download an object from a machine that is not trusted, and verify it.
+    """Download an object from an untrusted machine, and verify it.
 
     Args:
         target: The machine.
@@ -150,7 +150,7 @@ def fetch_bounded(
         if digest.hexdigest() != sha256:
             raise GymError(
                 ErrorCode.HASH_MISMATCH,
-                f"{target} sent {counted(call.done, 'byte')} with another sha256 than {sha256[:12]}",
+                f"{target} sent {counted(call.done, 'byte')} whose sha256 is not {sha256[:12]}",
             )
     except BaseException:
         part.unlink(missing_ok=True)
@@ -158,7 +158,7 @@ def fetch_bounded(
 
 
 def begin_channel(target: FetchTarget) -> grpc.Channel:
-    """Open a direct channel on which only the target's certificate is trusted."""
+    """Open a direct channel that trusts only the target's certificate."""
     pem = target.certificate_pem.encode()
     options: list[tuple[str, Any]] = [
         *CHANNEL_OPTIONS,
@@ -200,7 +200,7 @@ class _BoundedCall:
                     data = chunk.data
                     self.done += len(data)
                     if self.done > size_bytes or not (self._has_begun or chunk.size_bytes == size_bytes):
-                        text = f"{self._where} sends another size than {size_bytes}"
+                        text = f"{self._where} sends a size other than {size_bytes}"
                         raise GymError(ErrorCode.TOO_LARGE, text)
                     self._has_begun = True
                     yield data
@@ -223,7 +223,7 @@ class _BoundedCall:
             self._waited += time.monotonic() - began
 
     def _ended(self, reason: str) -> GymError:
-        """Return the error of a call that the seeder ended; what it says is never trusted."""
+        """Return the error of a call that the seeder ended; its message is never trusted."""
         code = ErrorCode.UNAVAILABLE if self._has_begun else ErrorCode.BUSY
         return GymError(code, f"{self._where}: {plain(reason, 200)}")
 
@@ -233,7 +233,7 @@ class _BoundedCall:
         allowed = self._grace + self.done / LEAST_BYTES_PER_SECOND
         if waiting > self._grace or self._waited + waiting > allowed:
             if not self._is_connected:
-                raise GymError(ErrorCode.BUSY, f"{self._where} is not reached")
+                raise GymError(ErrorCode.BUSY, f"{self._where} cannot be reached")
             raise GymError(ErrorCode.DEADLINE_EXCEEDED, f"{self._where} is too slow")
         if time.monotonic() - self._started > self._most_seconds:
             raise GymError(ErrorCode.BUSY, f"{self._where} needs longer than the hub would")
@@ -245,7 +245,8 @@ class _BoundedCall:
 def time_limit(client: HubClient, size_bytes: int, grace_seconds: float = GRACE_SECONDS) -> float:
     """Return the time limit of all downloads of an object from others: eight times that of the hub, if it is known.
 
-    Another machine is not expected to send more than 256 KiB/s, and less than its least rate only on a slow line.
+    Another machine is not expected to send more than 256 KiB/s, and less than the minimum rate only on a slow
+    connection.
     """
     pace = DownloadPace(client.home, client.rates.down.bytes_per_second).bandwidth()
     hubs = LEAST_BYTES_PER_SECOND if pace is None else pace.bytes_per_second

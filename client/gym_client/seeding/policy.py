@@ -1,4 +1,4 @@
-"""The contributor's own settings of seeding, a section of ``policy.yaml``."""
+"""The contributor's own seeding settings, a section of ``policy.yaml``."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class SeedingPolicy(StrictModel):
     """
 
     listen: str | None = None
-    """Address on which this machine serves others, as ``0.0.0.0:9445``; absent: it serves nothing."""
+    """Address on which this machine serves others, such as ``0.0.0.0:9445``; absent: it serves nothing."""
 
     port: int | None = Field(default=None, ge=1024, le=65535)
     """Port at which others reach ``listen``, if a router forwards another one."""
 
     max_bytes_per_second: int = Field(default=1 << 20, ge=LEAST_BYTES_PER_SECOND)
-    """Maximum upload rate to all others together; ``max_upload_bytes_per_second`` holds for it too."""
+    """Maximum upload rate to all others together; ``max_upload_bytes_per_second`` also applies."""
 
     max_bytes_per_day: int = Field(default=10 << 30, ge=0)
-    """Maximum bytes served in a day (UTC)."""
+    """Maximum bytes served per day (UTC)."""
 
     max_downloads: int = Field(default=2, ge=1, le=64)
-    """Maximum downloads served at once. Few are better: whoever has an object soon serves it too."""
+    """Maximum downloads served at once. Few are better: a contributor that gets an object sooner serves it sooner."""
 
     max_disk_bytes: int = Field(default=1 << 30, ge=0)
-    """Maximum bytes of soups that are kept to be served."""
+    """Maximum bytes of soups kept for serving."""
 
     serves: list[Kind] = Field(default_factory=lambda: list(get_args(Kind)))
     """Kinds of objects that are served: files of the base, and soups with their sums."""
@@ -54,7 +54,7 @@ class SeedingPolicy(StrictModel):
         return text
 
     def slots(self, max_upload_bytes_per_second: int | None = None) -> int:
-        """Return how many downloads are served at once, so that none is too slow for its downloader; 0 for none.
+        """Return how many downloads to serve at once so that none is too slow for its downloader; 0 for none.
 
         Args:
             max_upload_bytes_per_second: The policy's limit of all uploads.

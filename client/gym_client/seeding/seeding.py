@@ -40,9 +40,9 @@ _SEEDER_ERRORS = {
 }
 """Errors after which the next seeder is tried: from ``fetch_from``, a refused address, or a malformed certificate."""
 _MAX_FAILED = 4
-"""Maximum number of failed seeders of an object, after which it is fetched from the hub."""
+"""Maximum number of failed seeders before an object is fetched from the hub."""
 _MAX_WAIT_SECONDS = 3600.0
-"""Maximum time for which this machine follows a hub's advice to wait."""
+"""Maximum time that this machine waits on a hub's advice."""
 _MAX_PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 _ANNOUNCE_SECONDS = 10.0
@@ -102,7 +102,7 @@ class Seeding:
     def start(self) -> None:
         """Serve and announce the stored objects, if the policy allows it; later calls do nothing.
 
-        Call it after the contributor has accepted what ``in_words`` says.
+        Call it after the contributor has accepted the text of ``in_words``.
         """
         if self._begun:
             return
@@ -223,7 +223,7 @@ class Seeding:
             sha256: Digest of the object.
             size_bytes: Its size.
             kind: Its kind; this machine need not serve that kind.
-            report: Called with bytes done and in total.
+            report: Called with completed and total bytes.
             should_stop: Checked between chunks and while waiting.
 
         Raises:
@@ -292,7 +292,7 @@ class Seeding:
             request = pb.FindSeederRequest(failed=failed.broken, busy=failed.busy)
             self._client.call("FindSeeder", request, _END_SECONDS)
         except GymError as error:
-            log.info("the hub does not know that a search has ended: %s", error)
+            log.info("the hub was not informed that a search has ended: %s", error)
 
     def _found(
         self,
@@ -369,7 +369,7 @@ class Seeding:
                 self._show(reply.why_not if slots else TOO_SLOW)
 
     def _show(self, why_not: str) -> None:
-        """Report once why this machine is not listed, and that it is listed again."""
+        """Report once why this machine is not listed, and once that it is listed again."""
         if why_not != self._why_not:
             text = f"this machine is not listed: {why_not}" if why_not else "this machine is listed again"
             self._display.report("seeding", text)

@@ -39,7 +39,7 @@ _STOP_SECONDS = 2.0
 _IDLE_SECONDS = 10
 """Time after which a connection without a download is closed: strangers may open them too."""
 _SPARE_THREADS = 2
-"""Threads that verify tickets while every download waits for its rate."""
+"""Threads that verify tickets while all downloads wait for their rate limits."""
 
 
 class SeederServer:
@@ -49,7 +49,7 @@ class SeederServer:
         policy: Address and limits.
         slots: Returns how many downloads may be served at once.
         store: The objects.
-        totals: Counts the bytes, and knows the limit of a day.
+        totals: Counts the bytes and enforces the daily limit.
         upload_rate: The policy's rate limit of all uploads.
         ticket: Verifies a ticket for the seeder with a fingerprint: ``ticket(text, fingerprint)``.
         now: The hub's time, Unix seconds.
@@ -161,9 +161,9 @@ class SeederServer:
             file.close()
 
     def _admit(self, ticket: SeedTicket) -> tuple[Seed, BinaryIO, str]:
-        """Return the object of a ticket, its open file, and the day of whose limit its bytes are reserved.
+        """Return the object of a ticket, its open file, and the day whose limit its bytes count against.
 
-        The ticket is used up by this. The object may be deleted from now on.
+        This uses up the ticket. The object may be deleted afterwards.
 
         Raises:
             GymError: ``PERMISSION_DENIED`` for a used ticket, ``NOT_FOUND``, ``BUSY`` beyond the policy's limits.

@@ -1,4 +1,4 @@
-"""The objects that this machine may serve, and the bytes that it has served.
+"""The objects that this machine may serve, and counts of served bytes.
 
 An object is added once it is downloaded as a public one and its sha256 is verified. Nothing else is served: there is no
 listing, and no path comes from outside.
@@ -36,7 +36,7 @@ class Seed:
 
 
 class SeedStore:
-    """Links to the objects, in a folder that is emptied at the start. Thread-safe.
+    """Links to the objects, in a folder that is emptied at startup. Thread-safe.
 
     Args:
         folder: The folder, on the disk of the objects.
@@ -131,7 +131,7 @@ def seeds_folder(home: Home) -> Path:
 
 
 def _link(path: Path, target: Path, may_copy: bool) -> None:
-    """Make a link, so that the object stays when its file is deleted or moved, or a copy on another disk."""
+    """Link the object, so that it survives when its file is deleted or moved; copy it from another disk."""
     try:
         os.link(path, target)
     except OSError:
@@ -142,7 +142,7 @@ def _link(path: Path, target: Path, may_copy: bool) -> None:
 
 @dataclass
 class SeedingBytes:
-    """Bytes exchanged with other contributors: in all, and those served on one day (UTC)."""
+    """Bytes exchanged with other contributors: in total, and served on one day (UTC)."""
 
     received: int = 0
     served: int = 0
@@ -179,7 +179,7 @@ class SeedingTotals:
             return self._bytes.served_on_day + num_bytes <= self.max_bytes_per_day
 
     def reserve(self, num_bytes: int) -> str:
-        """Take bytes of today's limit for a download; return the day, empty if too few are left."""
+        """Reserve bytes of today's limit for a download; return the day, empty if too few are left."""
         with self._lock:
             self._begin_day()
             if self._bytes.served_on_day + num_bytes > self.max_bytes_per_day:
@@ -188,13 +188,13 @@ class SeedingTotals:
             return self._bytes.day
 
     def serve(self, num_bytes: int) -> None:
-        """Count bytes that were served, of those reserved."""
+        """Count reserved bytes that were served."""
         with self._lock:
             self._bytes.served += num_bytes
             self._count(num_bytes)
 
     def release(self, num_bytes: int, day: str) -> None:
-        """Return bytes reserved on a day that were not served; those of another day than today count no longer."""
+        """Return bytes reserved on a day that were not served; those of earlier days no longer count."""
         with self._lock:
             self._begin_day()
             if self._bytes.day == day:
@@ -229,5 +229,5 @@ class SeedingTotals:
             found = None
         counts = () if found is None else (found.received, found.served, found.served_on_day)
         if found is None or not all(type(count) is int and count >= 0 for count in counts):
-            raise GymError(ErrorCode.STATE_CORRUPT, f"{self._path} holds no totals", remedy)
+            raise GymError(ErrorCode.STATE_CORRUPT, f"{self._path} does not contain totals", remedy)
         return found

@@ -48,7 +48,7 @@ def open_ui(
         GymError: ``USAGE`` for an address that other machines can reach; ``ADDRESS_IN_USE``.
     """
     if not is_loopback(f"//{listen}"):
-        raise GymError(ErrorCode.USAGE, f"{listen} is not on this machine alone", "use 127.0.0.1:PORT")
+        raise GymError(ErrorCode.USAGE, f"{listen} is not a loopback address", "use 127.0.0.1:PORT")
     jobs = Jobs(home.folder / _JOBS, home.folder)
     options = [f"--home={home.folder}"]
     if passphrase_file is not None:

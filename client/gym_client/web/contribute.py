@@ -38,7 +38,7 @@ _REPORT_SECONDS = 60.0
 _JOIN = ["gym-client", "join"]
 _HUB_JOBS = 50
 _reports = threading.BoundedSemaphore(4)
-"""Limit for concurrent reports of hubs, each of which is a process."""
+"""Maximum concurrent hub reports, each of which is a process."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def routes(place: Workplace) -> APIRouter:
     def begin(words: list[str], invite: str) -> dict[str, Any]:
         if any(job.status == "running" for job in _join_jobs(jobs)):
             raise GymError(
-                ErrorCode.STATE_LOCKED, "this machine is joining or contributing already", "stop it first"
+                ErrorCode.STATE_LOCKED, "this machine is already joining or contributing", "stop it first"
             )
         env = {"GYM_INVITE": find_invite(invite)} if invite else {}
         return jobs.start(words, title="Join a hub", env=env).facts()
@@ -136,7 +136,7 @@ def routes(place: Workplace) -> APIRouter:
         """Start `gym-client join`; without any option, as it was joined last."""
         words = [*_JOIN, *place.options, "--json"]
         if given != JoinRequest():
-            words.append("--no-wait")  # somebody waits for the terms
+            words.append("--no-wait")  # a user is waiting for the terms
         if given.server is not None:
             words.append(f"--server={given.server}")
         if given.data:
@@ -154,7 +154,7 @@ def routes(place: Workplace) -> APIRouter:
         """Accept the question at which a job ended and start the job that continues."""
         job = jobs.get(given.job)
         if job.command[:2] != _JOIN:
-            raise GymError(ErrorCode.USAGE, f"job {job.id} joins no hub")
+            raise GymError(ErrorCode.USAGE, f"job {job.id} does not join a hub")
         words = [word for word in job.command if word != "--accept-restore"]
         if given.fingerprint is not None:
             words = [word for word in words if not word.startswith("--fingerprint=")]
@@ -261,7 +261,7 @@ def _data(place: Workplace, name: str) -> str:
         raise GymError(
             ErrorCode.PERMISSION_DENIED,
             f"{plain(name, 200)!r} is not below {folder}",
-            "start gym webui in the folder that holds it",
+            "start gym webui in the folder that contains it",
         )
     if not exists:
         raise GymError(ErrorCode.FILE_NOT_FOUND, f"no file {plain(name, 200)} in {folder}")

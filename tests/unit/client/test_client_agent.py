@@ -284,7 +284,7 @@ def test_leaving_beside_the_agent_ends_it_with_a_sentence(scene: Scene, working:
         scene.display.report = leave_once_it_waits  # type: ignore[method-assign]
     assert scene.agent(leave).run() == AgentResult([], finished=False, balance=3)
     (sentence,) = scene.display.texts("left")
-    assert sentence.startswith(f"{contributor} has left tiny; what it contributed and earned stays there")
+    assert sentence.startswith(f"{contributor} has left tiny; its contributions and credits stay there")
     kept = ServerPin.load(scene.home, scene.client.address)
     assert kept is not None
     assert (kept.contributor, kept.left) == ("", contributor)

@@ -337,7 +337,7 @@ def test_a_backward_pass_ends_at_the_policys_time_and_other_threads_go_on(
 @pytest.mark.parametrize(
     ("changes", "phase", "named"),
     [
-        ({"codec": {"codec": "ternary", "distill_steps": 6}}, "distill", "during distillation of scales"),
+        ({"codec": {"codec": "ternary", "distill_steps": 6}}, "distill", "during distilling the scales"),
         ({}, "encode", "during encoding"),
         (
             {"recipe": {**RECIPE, "finetuning": "lora"}, "codec": {"factors": "int8"}},

@@ -222,7 +222,7 @@ def test_an_older_update_under_a_true_record_is_caught(
 
     other = [{"text": row["text"].upper()} for row in ROWS]
     cheat = contribution(model, tmp_path, rows=other, falsify=falsify)
-    assert audit(model, cheat, tmp_path, 2)[1] == "the delta is not the state at the end of the training"
+    assert audit(model, cheat, tmp_path, 2)[1] == "the delta does not match the final state of the training"
 
 
 def test_made_up_moments_that_would_explain_any_step_are_caught(model: GlobalModel, tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_a_state_that_was_not_committed_to_is_refused(honest: Evidence, answer_p
     [
         (
             lambda document, tensors: document.update(leaves=document["leaves"][:-1]),
-            "does not have the steps",
+            "does not contain the drawn steps",
         ),
         (
             lambda document, tensors: document["task"].update(server_round=2),

@@ -250,7 +250,7 @@ def config_of(tiny_base: Path, **changes: object) -> bytes:
         ({"vocab_size": 900_000_000}, "values"),
         ({"num_hidden_layers": 1_000_000_000, "layer_types": None}, "num_hidden_layers"),
         ({"text_config": [{"num_local_experts": 5_000}]}, "num_local_experts"),
-        ({"model_type": "no-such-type"}, "no model"),
+        ({"model_type": "no-such-type"}, "not describe a model"),
     ],
 )
 def test_a_config_that_leads_to_code_or_fills_the_memory_is_never_loaded(
@@ -325,7 +325,7 @@ def test_a_folder_with_other_weights_is_refused_by_the_name_of_the_tensor(
     assert not consent.offered, "a folder that was named is not passed over"
     hub.base = hub.base[:1]  # a hub that knows no tensors still has its files
     assert (
-        f"{other / 'model.safetensors'} is missing, or another file"
+        f"{other / 'model.safetensors'} is missing, or differs from the hub's"
         in refused(hub, home, None, str(other)).message
     )
 
@@ -447,4 +447,4 @@ def test_a_listing_of_endless_names_is_not_taken_into_memory(hub: BaseHub, home:
     hub.base = [pb.BasePart(tensors=[pb.BaseTensor(name=f"{at}{long}", digest=b"")]) for at in range(200)]
     error = refused(hub, home)
     assert error.code is ErrorCode.TOO_LARGE
-    assert "lists more of its base" in error.message
+    assert "lists more for its base" in error.message

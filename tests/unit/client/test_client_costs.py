@@ -119,5 +119,5 @@ def test_the_terms_show_time_base_and_total_and_a_yes_by_name_does_not_depend_on
     here = replace(plain, rounds=None).with_costs(RoundTime(None, "why"), 0, None)
     lines = "\n".join(text for _, text in here.lines())
     assert "not timed: why" in lines
-    assert "no base, which is here" in lines
+    assert "no base (it is already here)" in lines
     assert here.to_dict()["costs"]["total_seconds"] is None

@@ -160,7 +160,7 @@ def test_a_head_over_other_entries_with_the_same_last_one_is_a_lie(
         signed = [head for head in signed if head.size != 3]
     text = [first_line(KEY.public_key), *lines(entries, signed)]
     path.write_text("".join(line + "\n" for line in text))
-    wanted = "two different heads of size 3" if later else "signed a head of size 3 over other entries"
+    wanted = "two different heads of size 3" if later else "signed a head of size 3 over entries other than"
     with pytest.raises(GymError, match=wanted):
         verify_copy(heads._home, path, KEY.public_key, Tally("c" + "0" * 32))
 
@@ -475,6 +475,6 @@ def test_a_signed_receipt_whose_update_is_no_digest_is_refused_since_files_are_n
         hub.ledger.sign_head(tx)
     proof = json.loads(json.dumps(hub.ledger.proof(sequence, 0).to_dict()))
     receipt = {"update": update, "verdict": "admitted", "proof": proof}
-    with pytest.raises(GymError, match="is no digest") as error:
+    with pytest.raises(GymError, match="is not a digest") as error:
         check_receipt(receipt, KEY.public_key)
     assert error.value.code is ErrorCode.SIGNATURE_INVALID

@@ -246,7 +246,7 @@ def test_where_the_hub_sums_masked_votes_the_terms_are_those_of_votes_shares_and
         offer.check(Policy(max_update_bytes=size - 1))
     assert caught.value.code is ErrorCode.POLICY_REFUSED
     assert SecureTerms.parse("") is SecureTerms.parse('{"central": {}}') is None
-    with pytest.raises(GymError, match="not with which threshold"):
+    with pytest.raises(GymError, match="does not state its threshold"):
         SecureTerms.parse('{"secure_aggregation": true}')
 
 

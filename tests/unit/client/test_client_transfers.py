@@ -202,7 +202,7 @@ def test_an_upload_of_which_the_hub_takes_nothing_ends(tmp_path: Path, offset: i
     path = tmp_path / "delta"
     path.write_bytes(bytes(100))
     hub: Any = Stuck(offset, after)
-    with pytest.raises(GymError, match=f"took none of {100 - offset} bytes .* at {offset}") as caught:
+    with pytest.raises(GymError, match=f"accepted none of {100 - offset} bytes .* at {offset}") as caught:
         upload(hub, "a" * 64, path)
     assert caught.value.code is ErrorCode.INTERNAL
     assert hub.calls == 2
@@ -255,7 +255,7 @@ def test_bandwidth_is_measured_remembered_and_never_above_the_limit(tmp_path: Pa
     home, clock = Home.open(tmp_path / "home"), Clock()
     pace = DownloadPace(home, clock=clock)
     assert pace.bandwidth() is None
-    assert "not known" in pace.duration(10**9)
+    assert "unknown" in pace.duration(10**9)
     pace.note(0)
     clock.now += 2
     pace.note(4_000_000)
@@ -264,4 +264,4 @@ def test_bandwidth_is_measured_remembered_and_never_above_the_limit(tmp_path: Pa
     again = DownloadPace(home)
     assert again.duration(60_000_000) == "about 30 s at 2.0 MB/s (measured at the last download)"
     limited = DownloadPace(home, limit=1_000_000)
-    assert limited.duration(60_000_000) == "about 60 s at 1.0 MB/s (the most that policy.yaml allows)"
+    assert limited.duration(60_000_000) == "about 60 s at 1.0 MB/s (the maximum in policy.yaml)"

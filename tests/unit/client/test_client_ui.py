@@ -64,7 +64,7 @@ def enrol(home: Home, address: str = "hub.example.org:9443") -> None:
 def test_only_this_machine_with_the_token_of_the_url_may_use_the_page(
     home: Home, server: WebServer, page: TestClient
 ) -> None:
-    with pytest.raises(GymError, match="not on this machine") as caught:
+    with pytest.raises(GymError, match="not a loopback address") as caught:
         open_ui(home, "0.0.0.0:0")
     assert caught.value.code is ErrorCode.USAGE
     stranger = TestClient(server.app, base_url=server.address)

@@ -96,7 +96,7 @@ def test_an_outage_is_reported_once_then_once_a_minute_and_once_when_it_is_over(
     assert names == ["away", "away", "away", "away", "back"]
     assert "cannot reach hub:9443" in display.texts("away")[0]
     assert "retrying (Ctrl-C stops); check the address" in display.texts("away")[0]
-    assert display.texts("away")[1] == f"still away after {LINE_SECONDS:.0f} s: {AWAY.message}"
+    assert display.texts("away")[1] == f"still unreachable after {LINE_SECONDS:.0f} s: {AWAY.message}"
     assert display.texts("back") == ["the server is back after 3 min"]
     outage.away(AWAY)
     assert "retrying" in display.texts("away")[-1]  # the next outage begins anew
@@ -158,7 +158,7 @@ def test_somebody_else_at_the_port_is_not_waited_for(tmp_path: Path) -> None:
 
         threading.Thread(target=answer, daemon=True).start()
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(GymError, match="not in TLS"):
+        with pytest.raises(GymError, match="not with TLS"):
             join(Home.open(tmp_path / "home"), JoinOptions(server=address), Yes(), Recorder())
 
 

@@ -284,7 +284,7 @@ def test_a_head_of_what_was_lost_accuses_nobody_later(scene: Scene) -> None:
     for _ in range(3):
         scene.pay(9 + _, ann.pin.contributor, 1)
     ann.status()
-    with pytest.raises(GymError, match="which was accepted here") as later:
+    with pytest.raises(GymError, match="which this home accepted") as later:
         heads.see(lost, scene.hub.fed.ledger.proof)
     assert later.value.code is ErrorCode.HUB_RESTORED
     assert not list(ann.home.proofs.glob("*.json"))

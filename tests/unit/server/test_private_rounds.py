@@ -158,7 +158,7 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
     check_promises(Policy(max_hub_epsilon=4.0), promised)
     assert "epsilon 4" in refusal(lambda: check_promises(Policy(max_hub_epsilon=3.9), promised))
     assert "no central privacy" in refusal(lambda: check_promises(Policy(max_hub_epsilon=100.0), Promises()))
-    assert "by itself" in refusal(lambda: check_promises(Policy(require_secure_aggregation=True), promised))
+    assert "individually" in refusal(lambda: check_promises(Policy(require_secure_aggregation=True), promised))
     rounds.home.policy_path.write_text("require_secure_aggregation: true\n")
     assert "secure_aggregation" in rounds.refused(ErrorCode.POLICY_REFUSED, rounds.task())
     for shown in ('{"mechanism": "none"}', '{"epsilon": NaN, "target_delta": 1e-5}', '{"epsilon": 1.0}'):
@@ -181,8 +181,8 @@ def test_limits_of_the_policy_are_held_against_recipes_tasks_and_promises(rounds
         ({"privacy": {"noise_multiplier": 1.0, "target_delta": 1e-4}}, "target_delta"),
         ({"max_steps": 5}, "max_steps"),
         ({"gradient_accumulation_steps": 2}, "batch"),
-        ({"max_length": 9}, "decides which rows are left"),
-        ({"algorithm": "pretrain"}, "decides which rows are left"),
+        ({"max_length": 9}, "decides which rows remain"),
+        ({"algorithm": "pretrain"}, "decides which rows remain"),
     ],
 )
 def test_a_task_weaker_than_announced_is_refused(change: dict[str, Any], named: str) -> None:
@@ -202,7 +202,7 @@ SUMS = {"threshold": 3}
         ({"central": {"epsilon": 5.0, "target_delta": 1e-5}}, "epsilon 5"),
         ({"central": {"epsilon": 4.0, "target_delta": 1e-4}}, "target_delta 0.0001"),
         ({}, "epsilon inf"),
-        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": None}, "by itself"),
+        ({"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": None}, "individually"),
         (
             {"central": {"epsilon": 4.0, "target_delta": 1e-5}, "secure_aggregation": SUMS},
             "the update itself",

@@ -141,7 +141,7 @@ def test_receipts_are_recorded_once_and_both_ledgers_are_compared(
         "an export that ends before the receipt proves nothing"
     )
     other = [replace(entry, hash="0" * 64) for entry in root.fed.ledger.entries()]
-    with pytest.raises(GymError, match="another entry"):
+    with pytest.raises(GymError, match="a different entry"):
         links.compare(root.fed.server, other)
 
 
